@@ -93,7 +93,6 @@ def _step(idx: int, step: TraceStep, executed: Mapping[str, Any] | None) -> dict
 def _branch(verdict: Mapping[str, Any]) -> dict[str, Any]:
     low, high = verdict["interval"]
     answer = verdict["answer"]
-    tone = {"better": "good", "worse": "bad"}.get(verdict["decision"], "warn")
     calls = "\n".join(f"{call.name} {_cut(call.arguments)}" for call in calls_of(answer))
     return {
         "source": verdict["source"],
@@ -102,7 +101,7 @@ def _branch(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "recorded_scores": ", ".join(f"{score:.2f}" for score in verdict["recorded_scores"]),
         "interval": f"{low:+.2f} to {high:+.2f}",
         "decision": verdict["decision"],
-        "tone": tone,
+        "tone": {"better": "good", "worse": "bad"}.get(verdict["decision"], "warn"),
         "left": 100 * (1 + max(-1.0, low)) / 2,
         "width": 100 * (min(1.0, high) - max(-1.0, low)) / 2,
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import string, usage_of
+from composer_replication.traces.json_values import string
 
 Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
@@ -59,8 +59,6 @@ class TraceStep:
     calls: list[ToolCall] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     model: str = ""
-    timestamp: str = ""
-    usage: dict[str, int] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
     sealed: list[str] = field(default_factory=list)
 
@@ -188,8 +186,6 @@ class TraceBuilder:
         key: str | None = None,
         parent: int | None = None,
         model: Any = "",
-        usage: Any = None,
-        stamp: Any = "",
     ) -> int:
         """Add a message, an answer or results; the place of its step.
 
@@ -200,8 +196,6 @@ class TraceBuilder:
             key: an answer with this id is continued; "": the one before it, unless something came between. None: a new one.
             parent: place of the step before it; by default the last one.
             model: as the record has it.
-            usage: likewise.
-            stamp: likewise.
 
         Raises:
             Dropped: nothing but results that answer no call, or a call that has a result.
@@ -223,10 +217,9 @@ class TraceBuilder:
         place = self._place(source, key, parent) if place is None else place
         step = self.trace.steps[place]
         step.flags.update(flags)
-        step.timestamp = step.timestamp or string(stamp)
         if source == "agent":
             self._open = place  # also after results of its own, of tools that the model's server runs
-            step.model, step.usage = step.model or string(model), usage_of(usage) or step.usage
+            step.model = step.model or string(model)
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place
 

@@ -92,7 +92,6 @@ def trace_of(row: dict[str, Any]) -> Trace:
 def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
     row: dict[str, Any] = {"step_id": idx + 1, "source": step.source, "message": step.text}
     extra: dict[str, Any] = {
-        "time": step.timestamp,
         "parent": step.parent + 1 if step.parent != idx - 1 else None,
         "flags": sorted(step.flags),
         "sealed": step.sealed,
@@ -103,7 +102,6 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
             "model_name": step.model,
             "reasoning_content": step.reasoning,
             "tool_calls": [_call_row(call) for call in step.calls],
-            "metrics": step.usage,
             "observation": {"results": results} if results else None,
         }
         row |= {key: value for key, value in fields.items() if value}
@@ -179,8 +177,6 @@ def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool
         *flags,
         parent=parent - 1 if parent is not None and 0 <= parent <= builder.last + 1 else None,
         model=row.get("model_name"),
-        usage=row.get("metrics"),
-        stamp=row.get("timestamp") or extra.get("time"),
     )
 
 

@@ -60,9 +60,7 @@ class ConversationJoiner:
         self._builders: list[TraceBuilder] = []
         self._tips: dict[bytes, TraceBuilder] = {}
 
-    def add(
-        self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any = "", usage: Any = None
-    ) -> Trace:
+    def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
         chain = list(_digests(messages))
         known = next((n for n in range(len(chain), 0, -1) if chain[n - 1] in self._tips), 0)
@@ -78,7 +76,7 @@ class ConversationJoiner:
             _add(builder, message)
         builder.close()
         for answer in answers:
-            _add(builder, answer, model=model, usage=usage)
+            _add(builder, answer, model=model)
         builder.trace.model = builder.trace.model or string(model)
         whole = [*messages, *answers]
         if whole and (known < len(messages) or answers):
@@ -98,7 +96,7 @@ def _chat_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
         raise Dropped("a row without messages")
     tools = at(request, "tools") or at(row, "kwargs", "tools")
     model = string(at(body, "model")) or at(request, "model")
-    trace = joined.add(messages, answers, tools, model, at(body, "usage"))
+    trace = joined.add(messages, answers, tools, model)
     if task := string(row.get("instance_id")):  # of SWE-bench, beside the messages
         trace.state = RepositoryState(task_id=task)
         trace.passed = flag(row.get("resolved"))
@@ -115,7 +113,7 @@ def _responses_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     if instructions := string(at(request, "instructions")):
         messages = [{"role": "system", "content": instructions}, *messages]
     model = string(at(body, "model")) or at(request, "model")
-    joined.add(messages, items(at(body, "output")), at(request, "tools"), model, at(body, "usage"))
+    joined.add(messages, items(at(body, "output")), at(request, "tools"), model)
 
 
 def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:

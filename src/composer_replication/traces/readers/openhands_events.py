@@ -56,27 +56,22 @@ class _Events:
 
     def take(self, event: dict[str, Any]) -> str | None:
         kind, builder = event.get("kind"), self.builder
-        known = {"stamp": event.get("timestamp")}
         if kind == "SystemPromptEvent":
-            builder.add(
-                "system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])], **known
-            )
+            builder.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
             builder.trace.tools = function_tools(event.get("tools"))
         elif kind == "MessageEvent":
             message = event["llm_message"]
             is_answer = event.get("source") == "agent"
             extended = text_of(event.get("extended_content"))
             parts = [*parts_of({**message, "role": "assistant" if is_answer else "user"}), extended]
-            builder.add(
-                "agent" if is_answer else "user", parts, key=event.get("llm_response_id") or None, **known
-            )
+            builder.add("agent" if is_answer else "user", parts, key=event.get("llm_response_id") or None)
         elif kind == "ActionEvent":
-            builder.add("agent", self._action(event), key=event.get("llm_response_id") or None, **known)
+            builder.add("agent", self._action(event), key=event.get("llm_response_id") or None)
         elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
             self._observation(event)
         elif kind == "Condensation":
             steps = builder.trace.steps
-            place = builder.add("user", [text_of(event.get("summary"))], "compacted", **known)
+            place = builder.add("user", [text_of(event.get("summary"))], "compacted")
             steps[place].parent = 0 if place and steps[0].source == "system" else -1
         elif kind == "ConversationStateUpdateEvent":
             return "kept: state of the conversation"

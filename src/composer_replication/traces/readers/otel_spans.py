@@ -16,7 +16,6 @@ from composer_replication.traces.readers.messages import exit_code_in
 from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceBuilder
 
 _CHAT = ("chat", "text_completion", "generate_content")
-_USAGE = "gen_ai.usage."
 
 
 def matches_otel(head: Sequence[Any]) -> str:
@@ -82,8 +81,7 @@ class _Reader:
             messages = [{"role": "system", "content": text}, *messages]
         tools = parsed(own.get("gen_ai.tool.definitions"))
         model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model")
-        usage = {key.removeprefix(_USAGE): value for key, value in own.items() if key.startswith(_USAGE)}
-        self._joiner.add(messages, answers, tools, model, usage)
+        self._joiner.add(messages, answers, tools, model)
 
     def _tool(self, own: dict[str, Any], span: dict[str, Any]) -> None:
         call_id, content = string(own.get("gen_ai.tool.call.id")), own.get("gen_ai.tool.call.result")

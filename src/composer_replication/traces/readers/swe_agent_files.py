@@ -121,8 +121,7 @@ def _trajectory_step(builder: TraceBuilder, step: dict[str, Any]) -> None:
 def _mini_message(builder: TraceBuilder, message: dict[str, Any]) -> str | None:
     extra, role = message.get("extra") or {}, message.get("role")
     code, text = integer(at(extra, "returncode")), text_of(message.get("content"))
-    response = at(extra, "response")
-    known = {"model": at(response, "model"), "usage": at(response, "usage")}
+    known = {"model": at(extra, "response", "model")}
     if role == "exit":
         if not builder.waits():
             return "dropped: the end of the run"

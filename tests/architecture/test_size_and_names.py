@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 90959,
+    "src": 90858,
     "src/composer_replication/cli": 7837,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1291,
@@ -25,11 +25,11 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9891,
     "src/composer_replication/tasks": 25698,
-    "src/composer_replication/traces": 3332,
+    "src/composer_replication/traces": 3231,
     "src/composer_replication/trainer": 11996,
     "src/composer_replication/cli/explanations": 1589,
     "benchmarks": 7763,
-    "tests": 76453,
+    "tests": 76449,
 }
 BANNED = {
     "utils",

@@ -19,7 +19,10 @@ _TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("Bash", "Glob", "exec_command", "shell", "terminal", "execute_bash"), "bash"),
     **dict.fromkeys(("Read", "view"), "read_file"),
     **dict.fromkeys(("Write", "create"), "write_file"),
-    **{"Edit": "str_replace", "Grep": "search", "LS": "list_files", "finish": "submit"},
+    "Edit": "str_replace",
+    "Grep": "search",
+    "LS": "list_files",
+    "finish": "submit",
 }
 _ARGUMENTS = {
     "cmd": "command", "file_path": "path", "old_string": "old_str", "new_string": "new_str", "file_text": "content",

@@ -174,8 +174,7 @@ class TraceBuilder:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.answered: TraceStep | None = None
-        self._open: int | None = None
-        self._answers: dict[str, int] = {}
+        self._answers: dict[str, int] = {}  # by their ids; "" is the one that items without an id continue
         self._step_of_call: dict[str, TraceStep] = {}
 
     def add(
@@ -218,7 +217,7 @@ class TraceBuilder:
         step = self.trace.steps[place]
         step.flags.update(flags)
         if source == "agent":
-            self._open = place  # also after results of its own, of tools that the model's server runs
+            self._answers[""] = place  # also after results of its own, of tools that the model's server runs
             step.model = step.model or string(model)
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place
@@ -243,14 +242,13 @@ class TraceBuilder:
 
     def close(self) -> None:
         """What comes next is another answer."""
-        self._open = None
+        self._answers.pop("", None)
 
     def _place(self, source: Source, key: str | None, parent: int | None) -> int:
-        known = self._open if key == "" else self._answers.get(key or "")
-        if source == "agent" and known is not None:
-            return known
+        if source == "agent" and key in self._answers:
+            return self._answers[key]
         self.trace.steps.append(TraceStep(source, parent=self.last if parent is None else parent))
-        self._open = self.last if source == "agent" else None
+        self.close()
         if source == "system":
             self.trace.prompt_origin = "recorded"
         elif source == "agent" and key:
@@ -266,7 +264,7 @@ class TraceBuilder:
         """Put a result to its call; without an id it answers the first call of the last step that has none."""
         last = self.trace.steps[-1] if self.trace.steps else None
         step = self._step_of_call.get(result.call_id)
-        self._open = None
+        self.close()
         if not result.call_id and last is not None:
             answered = {each.call_id for each in last.results}
             result.call_id = next((c.call_id for c in last.calls if c.call_id not in answered), "")

@@ -349,12 +349,7 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """
     import json
 
-    from composer_replication.traces.pair_rules import (
-        balanced,
-        executed_pairs,
-        objection_pairs,
-        sibling_pairs,
-    )
+    from composer_replication.traces import pair_rules
 
     traces = _all_traces(args.folders)
     by_id = {trace.trace_id: trace for trace in traces}
@@ -364,8 +359,9 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         if (folder / VERDICTS_NAME).is_file()
         for line in (folder / VERDICTS_NAME).read_text().splitlines()
     ]
-    found = [*executed_pairs(by_id, verdicts), *sibling_pairs(traces), *objection_pairs(traces)]
-    rows, dropped = balanced(found, _heldout_rows(args))
+    found = [*pair_rules.executed_pairs(by_id, verdicts), *pair_rules.sibling_pairs(traces)]
+    found += pair_rules.objection_pairs(traces)
+    rows, dropped = pair_rules.balanced(found, _heldout_rows(args))
     return _written(args, rows, dropped, "pair")
 
 

@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 90854,
+    "src": 90840,
     "src/composer_replication/cli": 7834,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1291,
@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9891,
     "src/composer_replication/tasks": 25698,
-    "src/composer_replication/traces": 3231,
+    "src/composer_replication/traces": 3217,
     "src/composer_replication/trainer": 11996,
     "src/composer_replication/cli/explanations": 1589,
     "benchmarks": 7763,

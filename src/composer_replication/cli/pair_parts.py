@@ -8,17 +8,17 @@ from typing import Any
 from composer_replication.config import RunConfig
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import PreferencePair
-from composer_replication.traces.pair_files import PairRow, pair_places, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pair_files import PairRow, read_pair_rows, tokenised_pairs
 
 
-def pair_rows(config: RunConfig, recipe_folder: Path) -> tuple[PairRow, ...]:
-    """The rows of ``replay.pairs``; none where it is not set, or the channel is off.
+def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
+    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off.
 
     Raises:
         InputError: the file cannot be used (CR0881).
     """
     path = _path(config, recipe_folder)
-    return () if path is None else read_pair_rows(path)
+    return {} if path is None else read_pair_rows(path)
 
 
 def open_pairs(
@@ -35,8 +35,9 @@ def open_pairs(
         return None
     from composer_replication.trainer.record_limits import refuse_unfit_pairs
 
-    pairs = tokenised_pairs(read_pair_rows(path), tokenizer, where=str(path))
-    refuse_unfit_pairs(pairs, model, name=pair_places(path).__getitem__)
+    rows = read_pair_rows(path)
+    pairs = tokenised_pairs(rows, tokenizer)
+    refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)
     return pairs
 
 

@@ -225,7 +225,7 @@ async def _replay(
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import NothingToDoError
     from composer_replication.run_folder import rewrite_jsonl
-    from composer_replication.traces.replay import branching_row, replay_steps
+    from composer_replication.traces.replay import replay_steps
 
     with progress_bar(quiet=args.quiet) as report:
         branchings, is_spent = await replay_steps(
@@ -235,7 +235,7 @@ async def _replay(
             reasons = {name: each.left_out or dict(each.counts) for name, each in room.teachers.items()}
             fix = "check address, model and key of each, and whether its server runs."
             raise NothingToDoError("CR0944", f"no teacher answered: {reasons}.", where="--teacher", fix=fix)
-        rewrite_jsonl(args.folder / REPLAY_NAME, [branching_row(each) for each in branchings])
+        rewrite_jsonl(args.folder / REPLAY_NAME, [each.row() for each in branchings])
         result: dict[str, object] = {"dry_run": False, **cost}
         if args.tasks is not None:
             executed, was_spent = await _execute(args, room, branchings, report)
@@ -349,12 +349,7 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """
     import json
 
-    from composer_replication.traces.pair_rules import (
-        balanced,
-        executed_pairs,
-        objection_pairs,
-        sibling_pairs,
-    )
+    from composer_replication.traces import pair_rules
 
     traces = _all_traces(args.folders)
     by_id = {trace.trace_id: trace for trace in traces}
@@ -364,8 +359,9 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         if (folder / VERDICTS_NAME).is_file()
         for line in (folder / VERDICTS_NAME).read_text().splitlines()
     ]
-    found = [*executed_pairs(by_id, verdicts), *sibling_pairs(traces), *objection_pairs(traces)]
-    rows, dropped = balanced(found, _heldout_rows(args))
+    found = [*pair_rules.executed_pairs(by_id, verdicts), *pair_rules.sibling_pairs(traces)]
+    found += pair_rules.objection_pairs(traces)
+    rows, dropped = pair_rules.balanced(found, _heldout_rows(args))
     return _written(args, rows, dropped, "pair")
 
 

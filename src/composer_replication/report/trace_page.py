@@ -16,6 +16,7 @@ import jinja2
 from composer_replication.errors import InputError
 from composer_replication.report.templates import report_resource, visible
 from composer_replication.run_folder import write_atomic
+from composer_replication.traces.prompts import calls_of
 from composer_replication.traces.trace_records import Trace, TraceStep
 
 MAX_SESSIONS = 100
@@ -92,16 +93,15 @@ def _step(idx: int, step: TraceStep, executed: Mapping[str, Any] | None) -> dict
 def _branch(verdict: Mapping[str, Any]) -> dict[str, Any]:
     low, high = verdict["interval"]
     answer = verdict["answer"]
-    tone = {"better": "good", "worse": "bad"}.get(verdict["decision"], "warn")
-    calls = "\n".join(f"{call['name']} {_cut(call['arguments'])}" for call in answer["calls"])
+    calls = "\n".join(f"{call.name} {_cut(call.arguments)}" for call in calls_of(answer))
     return {
         "source": verdict["source"],
-        "text": _cut("\n".join(part for part in (answer["text"], calls) if part)),
+        "text": _cut("\n".join(part for part in (answer["content"], calls) if part)),
         "scores": ", ".join(f"{score:.2f}" for score in verdict["scores"]),
         "recorded_scores": ", ".join(f"{score:.2f}" for score in verdict["recorded_scores"]),
         "interval": f"{low:+.2f} to {high:+.2f}",
         "decision": verdict["decision"],
-        "tone": tone,
+        "tone": {"better": "good", "worse": "bad"}.get(verdict["decision"], "warn"),
         "left": 100 * (1 + max(-1.0, low)) / 2,
         "width": 100 * (min(1.0, high) - max(-1.0, low)) / 2,
     }

@@ -1,7 +1,7 @@
 """Answers of teachers in SQLite, by the content of the request, and the budget that they are paid from.
 
-What a request may cost at most is reserved before it is sent, in one transaction with the check against the budget; a
-reservation whose end nobody saw (a process that was killed) counts as spent. So what was spent never passes the budget.
+What a request may cost at most is set aside before it is sent, by one statement with the check against the budget. It counts as
+spent until it is settled or freed, also when nobody saw its end (a process that was killed): spending never passes the budget.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS charges (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, dollars REAL NOT NULL, tokens INTEGER NOT NULL, state TEXT NOT NULL
 );
+CREATE VIEW IF NOT EXISTS spent AS
+    SELECT COALESCE(SUM(dollars), 0.0) AS dollars, COALESCE(SUM(tokens), 0) AS tokens FROM charges;
+"""
+_RESERVE = """
+INSERT INTO charges (key, dollars, tokens, state)
+SELECT :key, :dollars, :tokens, 'reserved' FROM spent
+WHERE spent.dollars + :dollars <= :max_dollars AND spent.tokens + :tokens <= :max_tokens
 """
 
 
@@ -36,12 +43,11 @@ class AnswerStore:
     """
 
     def __init__(self, path: Path, *, max_dollars: float, max_tokens: int) -> None:
-        self._limits = (max_dollars, max_tokens)
+        self._limits = {"max_dollars": max_dollars, "max_tokens": max_tokens}
         self._database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.executescript(_TABLES)
-        self._database.execute("UPDATE charges SET state = 'lost' WHERE state = 'reserved'")
 
     def answer(self, key: str) -> Any:
         """The stored answer, None where there is none."""
@@ -49,44 +55,26 @@ class AnswerStore:
         return None if row is None else json.loads(row[0])
 
     def spent(self) -> tuple[float, int]:
-        """Dollars and tokens, what is reserved included."""
-        query = "SELECT COALESCE(SUM(dollars), 0.0), COALESCE(SUM(tokens), 0) FROM charges"
-        dollars, tokens = self._database.execute(query).fetchone()
+        """Dollars and tokens, what is set aside included."""
+        dollars, tokens = self._database.execute("SELECT dollars, tokens FROM spent").fetchone()
         return float(dollars), int(tokens)
 
     def reserve(self, key: str, dollars: float, tokens: int) -> int | None:
         """Set aside what a request may cost at most; None where the budget does not have it any more."""
-        self._database.execute("BEGIN IMMEDIATE")
-        spent = self.spent()
-        if spent[0] + dollars > self._limits[0] or spent[1] + tokens > self._limits[1]:
-            self._database.execute("ROLLBACK")
-            return None
-        made = self._database.execute(
-            "INSERT INTO charges (key, dollars, tokens, state) VALUES (?, ?, ?, 'reserved')",
-            (key, dollars, tokens),
-        )
-        self._database.execute("COMMIT")
-        return made.lastrowid
+        values = {"key": key, "dollars": dollars, "tokens": tokens, **self._limits}
+        made = self._database.execute(_RESERVE, values)
+        return made.lastrowid if made.rowcount else None
 
     def settle(self, charge: int, key: str, body: Any, *, dollars: float, tokens: int) -> None:
-        """Keep an answer, and what it did cost in the place of what was set aside."""
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.execute(
-            "INSERT OR IGNORE INTO answers VALUES (?, ?)",
-            (key, json.dumps(body, ensure_ascii=False)),
-        )
-        self._database.execute(
-            "UPDATE charges SET dollars = ?, tokens = ?, state = 'paid' WHERE id = ?",
-            (dollars, tokens, charge),
-        )
-        self._database.execute("COMMIT")
+        """Keep an answer, and then what it did cost in the place of what was set aside."""
+        text = json.dumps(body, ensure_ascii=False)
+        self._database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, text))
+        change = "UPDATE charges SET dollars = ?, tokens = ?, state = 'paid' WHERE id = ?"
+        self._database.execute(change, (dollars, tokens, charge))
 
-    def give_up(self, charge: int, *, is_billed: bool) -> None:
-        """A request without an answer: what was set aside is free again, or lost where the server may have counted it."""
-        if is_billed:
-            self._database.execute("UPDATE charges SET state = 'lost' WHERE id = ?", (charge,))
-        else:
-            self._database.execute("DELETE FROM charges WHERE id = ?", (charge,))
+    def free(self, charge: int) -> None:
+        """A request that the server did not work on costs nothing."""
+        self._database.execute("DELETE FROM charges WHERE id = ?", (charge,))
 
     def close(self) -> None:
         self._database.close()

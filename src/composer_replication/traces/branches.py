@@ -6,35 +6,31 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import Score, ToolCall, ToolResult
 from composer_replication.tasks.pass_intervals import wilson
-from composer_replication.traces.prompts import assistant_message, prompt_of, tools_of
+from composer_replication.traces.prompts import (
+    Message,
+    assistant_message,
+    calls_of,
+    prompt_of,
+    recorded_answer,
+    tools_of,
+)
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.replay import Branching, answer_row
-from composer_replication.traces.teachers import Classroom, TeacherAnswer
+from composer_replication.traces.replay import Branching
+from composer_replication.traces.teachers import Classroom
 from composer_replication.traces.trace_records import Trace
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 
 Decision = Literal["better", "worse", "not decided"]
 _VARYING = re.compile(
     r"0x[0-9a-f]{6,}|\b\d+\.\d+ ?s(?:ec(?:onds)?)?\b|/[\w./-]*/attempt-\w+/tree|\buser-\d+|\bpid \d+|\d{2}:\d{2}:\d{2}"
 )
 """Addresses, durations, folders of one attempt, placeholders: they differ between two runs of the same command."""
-
-
-class Attempts(Protocol):
-    """An attempt that can be brought back to where it was; ``FeatureDeletionEnv`` is one."""
-
-    def reset(self, task_id: str) -> str: ...
-    def call(self, call: ToolCall) -> ToolResult: ...
-    def grade(self) -> Score | None: ...
-    def snapshot(self) -> Any: ...
-    def restore(self, state: Any) -> None: ...
-    def close(self) -> None: ...
-    @property
-    def is_done(self) -> bool: ...
 
 
 def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
@@ -54,7 +50,7 @@ def decide(interval: tuple[float, float]) -> Decision:
     return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "not decided"
 
 
-def reproduced(trace: Trace, idx: int, environment: Attempts) -> tuple[int, int]:
+def reproduced(trace: Trace, idx: int, environment: FeatureDeletionEnv) -> tuple[int, int]:
     """Do the calls before step ``idx`` again; how many there were, and how many gave the recorded result."""
     num_calls = num_same = 0
     for place in trace.path_to(idx):
@@ -74,7 +70,7 @@ def reproduced(trace: Trace, idx: int, environment: Attempts) -> tuple[int, int]
 class Execution:
     """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``."""
 
-    open_attempt: Callable[[], Attempts]
+    open_attempt: Callable[[], FeatureDeletionEnv]
     room: Classroom
     goes_on: str
     num_tries: int = 3
@@ -105,7 +101,7 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
             return row | {"problem": "recorded results are not reproduced"}
         state = environment.snapshot()
         scores: list[list[float]] = []
-        for answer in (branching.recorded, *(answer for _, answer in others)):
+        for answer in (recorded_answer(trace, branching.idx), *(answer for _, answer in others)):
             scores.append([])
             for number in range(how.num_tries):
                 environment.restore(state)
@@ -116,29 +112,23 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
         environment.close()
     for (source, answer), own in zip(others, scores[1:], strict=True):
         interval = difference(own, scores[0])
-        verdict = {
-            "source": source,
-            "answer": answer_row(answer),
-            "scores": own,
-            "recorded_scores": scores[0],
-        }
+        verdict = {"source": source, "answer": answer, "scores": own, "recorded_scores": scores[0]}
         row["verdicts"].append(verdict | {"interval": interval, "decision": decide(interval)})
     return row
 
 
 async def _play(
-    branching: Branching, answer: TeacherAnswer, environment: Attempts, how: Execution, number: int
+    branching: Branching, answer: Message, environment: FeatureDeletionEnv, how: Execution, number: int
 ) -> float:
     """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
     trace, idx = branching.trace, branching.idx
     messages = prompt_of(trace, idx)
-    current: TeacherAnswer | None = answer
+    current: Message | None = answer
     for turn in range(how.horizon + 1):
         if current is None:
             break
-        ids = (call.call_id or f"call-{idx}-{turn}-{n}" for n, call in enumerate(current.calls))
-        calls = [replace(call, call_id=call_id) for call, call_id in zip(current.calls, ids, strict=True)]
-        messages.append(assistant_message(current.text, calls))
+        calls = [replace(call, call_id=f"call-{idx}-{turn}-{n}") for n, call in enumerate(calls_of(current))]
+        messages.append(assistant_message(current["content"], calls))
         for call in calls:
             text = environment.call(call).text
             messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})

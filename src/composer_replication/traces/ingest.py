@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import tempfile
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
@@ -30,7 +31,6 @@ from composer_replication.traces.trace_records import Ledger, Trace
 TRACES_NAME = "traces.jsonl"
 REPORT_NAME = "ingest.json"
 SECRETS_NAME = "redactions.local.json"
-_NO_ANSWER = "traces without an answer of a model"
 Report = Callable[[int, int, str], None]
 
 
@@ -63,17 +63,24 @@ class TraceUnit:
     paths: tuple[Path, ...]
 
 
+class TraceSum(NamedTuple):
+    """What tells duplicates of a trace, and what it counts."""
+
+    chain: tuple[int, ...]
+    sketch: Any
+    counts: tuple[int, int, int, int]
+
+
 @dataclass(slots=True)
 class UnitSums:
-    """What became of one unit: a part file with a line a trace, and of each trace what tells duplicates and what it counts."""
+    """What became of one unit: a part file with a line a trace, and a sum of each."""
 
     part: Path
     ledger: Ledger = field(default_factory=Ledger)
     redactions: Counter[str] = field(default_factory=Counter)
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
-    chains: list[tuple[int, ...]] = field(default_factory=list)
-    sketches: list[Any] = field(default_factory=list)
-    counts: list[tuple[int, int, int, int]] = field(default_factory=list)
+    traces: list[TraceSum] = field(default_factory=list)
+    num_without_answer: int = 0
 
 
 def detect(path: Path, only: str = "") -> tuple[str, str]:
@@ -124,8 +131,7 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
                 left_out["another format than --format says" if only else "unknown format"] += 1
                 continue
             # one call or one event a file: the files of a folder are one conversation
-            is_event = kind == "openhands" and file.name.startswith("event-")
-            is_joined = file.suffix == ".json" and (is_event or kind in ("openai-chat", "otel-genai"))
+            is_joined = file.suffix == ".json" and kind in ("openai-chat", "openhands")
             groups.setdefault((kind, version, file.parent if is_joined else file), []).append(file)
     return [TraceUnit(kind, version, tuple(files)) for (kind, version, _), files in groups.items()], left_out
 
@@ -188,25 +194,18 @@ def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
     try:
         with part.open("wb") as file:
             for trace in FORMATS[unit.kind].read(records, sums.ledger, unit.paths[0].stem):
-                trace.version = trace.version or unit.version
-                _add_trace(trace, sums, file)
+                if not any(trace.agent_steps()):
+                    sums.num_without_answer += 1
+                    continue
+                trace.version, chain, redactor = trace.version or unit.version, step_chain(trace), Redactor()
+                redactor.trace(trace)
+                file.write(json_bytes(atif.trace_row(trace)) + b"\n")
+                sums.redactions += redactor.counts
+                sums.secrets |= {trace.trace_id: redactor.values} if redactor.values else {}
+                sums.traces.append(TraceSum(chain, minhash(trace), trace.counts))
     finally:
         gc.enable()
     return sums
-
-
-def _add_trace(trace: Trace, sums: UnitSums, file: IO[bytes]) -> None:
-    if not any(step.source == "agent" for step in trace.steps):
-        sums.ledger.counts[_NO_ANSWER] += 1
-        return
-    sums.chains.append(step_chain(trace))
-    redactor = Redactor()
-    redactor.trace(trace)
-    file.write(json_bytes(atif.trace_row(trace)) + b"\n")
-    sums.redactions += redactor.counts
-    sums.secrets |= {trace.trace_id: redactor.values} if redactor.values else {}
-    sums.sketches.append(minhash(trace))
-    sums.counts.append(trace.counts)
 
 
 def _read_all(
@@ -224,26 +223,21 @@ def _read_all(
 
 
 def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> dict[str, Any]:
-    chains = [chain for each in sums for chain in each.chains]
-    twice = duplicates(chains, [sketch for each in sums for sketch in each.sketches])
-    place, kept = 0, []
+    traces = [trace for each in sums for trace in each.traces]
+    twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
+    kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
+    places = itertools.count()
     temporary = out / f"{TRACES_NAME}.new"
     with temporary.open("wb") as file:
         for each in sums:
             with each.part.open("rb") as part:
-                for counts, line in zip(each.counts, part, strict=True):
-                    if place not in twice:
-                        file.write(line)
-                        kept.append(counts)
-                    place += 1
+                file.writelines(line for line in part if next(places) not in twice)
     temporary.replace(out / TRACES_NAME)
-    _write_secret(
-        out / SECRETS_NAME, {name: values for each in sums for name, values in each.secrets.items()}
-    )
+    secrets = {name: values for each in sums for name, values in each.secrets.items()}
+    _write_secret(out / SECRETS_NAME, secrets)
     became = sum((each.ledger.counts for each in sums), Counter())
     redactions = sum((each.redactions for each in sums), Counter())
     num_records = sum(each.ledger.num_records for each in sums)
-    without = became.pop(_NO_ANSWER, 0)
     names = ("steps", "calls", "results", "failed_results")
     missing = "not looked for: pip install 'composer-replication[traces]'"
     return {
@@ -253,7 +247,7 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
         "records": num_records,
         "became": dict(became.most_common()),
         "is_balanced": num_records == sum(became.values()),
-        "traces_without_answer": without,
+        "traces_without_answer": sum(each.num_without_answer for each in sums),
         "duplicates": dict(Counter(twice.values())),
         "near_duplicates": "looked for" if has_minhash() else missing,
         "redactions": {rule.name: redactions[rule.name] for rule in RULES},

@@ -1,14 +1,12 @@
-"""Records of files: lines of JSON, one document, packed or not; what is damaged is counted and the rest goes on."""
+"""Records of files, which are lines of JSON or one document: what is damaged is counted and the rest goes on."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from composer_replication.traces.json_values import json_value
 from composer_replication.traces.trace_records import Ledger
@@ -17,7 +15,8 @@ MAX_LINE_BYTES = 64 * 1024**2
 MAX_DOCUMENT_BYTES = 256 * 1024**2
 HEAD_BYTES = 1024**2
 """Of what a format is known by."""
-_SUFFIXES = (".jsonl", ".json", ".traj", ".ndjson")
+_LINES = (".jsonl", ".ndjson")
+_SUFFIXES = (*_LINES, ".json", ".traj")
 _FIRST_KEY = re.compile(r'\{"(?:parentUuid|timestamp|type|messageId|uuid)"')
 """Where another record may begin inside a damaged line."""
 _DAMAGED = (ValueError, RecursionError)
@@ -28,7 +27,7 @@ def trace_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     found = (each for each in path.rglob("*") if each.is_file() and not each.is_symlink())
-    return sorted(each for each in found if _bare_name(each).endswith(_SUFFIXES))
+    return sorted(each for each in found if each.suffix in _SUFFIXES)
 
 
 def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
@@ -36,10 +35,10 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
 
     A line of two objects gives both; a document that is a list gives itself, whole.
     """
-    if not _is_lines(path):
+    if path.suffix not in _LINES:
         yield from _document(path, ledger)
         return
-    with _open(path) as file:
+    with path.open("rb") as file:
         while line := file.readline(MAX_LINE_BYTES):
             if not line.endswith(b"\n") and len(line) >= MAX_LINE_BYTES:
                 while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
@@ -52,32 +51,13 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
 def first_records(path: Path) -> list[Any]:
     """Some of the first objects, for the detection of the format: none where nothing can be read."""
     try:
-        if not _is_lines(path):
+        if path.suffix not in _LINES:
             return list(_document(path, Ledger()))
-        with _open(path) as file:
+        with path.open("rb") as file:
             lines = file.read(HEAD_BYTES).split(b"\n")[:20]
-    except (OSError, EOFError, ValueError):
+    except OSError:
         return []
     return [each for line in lines if line.strip() for each in _objects(line, Ledger())]
-
-
-def _is_lines(path: Path) -> bool:
-    """Whether its records are lines: by the name, unless the first line is no whole object."""
-    if not _bare_name(path).endswith((".jsonl", ".ndjson")):
-        return False
-    with _open(path) as file:
-        return file.readline(HEAD_BYTES).strip() not in (b"{", b"[")  # a document, as some programs write
-
-
-def _open(path: Path) -> IO[bytes]:
-    """The file's bytes, unpacked."""
-    if path.name.endswith(".gz"):
-        return gzip.open(path)  # type: ignore[return-value]  # reads as any file of bytes does
-    if path.name.endswith(".zst"):
-        import zstandard
-
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), closefd=True))
-    return path.open("rb")
 
 
 def _objects(line: bytes, ledger: Ledger) -> Iterator[Any]:
@@ -112,20 +92,16 @@ def _cut_together(text: str, ledger: Ledger) -> Iterator[Any]:
 
 
 def _document(path: Path, ledger: Ledger) -> Iterator[Any]:
+    if path.stat().st_size > MAX_DOCUMENT_BYTES:
+        ledger.dropped("a document above 256 MiB")
+        return
     try:
-        with _open(path) as file:
-            data = file.read(MAX_DOCUMENT_BYTES + 1)
-        found = None if len(data) > MAX_DOCUMENT_BYTES else json_value(data)
-    except (*_DAMAGED, OSError, EOFError):
+        found = json_value(path.read_bytes())
+    except (*_DAMAGED, OSError):
         ledger.dropped("damaged JSON")
         return
     if isinstance(found, dict | list):
         ledger.num_records += 1
         yield found
     else:
-        is_long = len(data) > MAX_DOCUMENT_BYTES
-        ledger.dropped("a document above 256 MiB" if is_long else "a document that is no object")
-
-
-def _bare_name(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".zst")
+        ledger.dropped("a document that is no object")

@@ -93,23 +93,3 @@ def json_bytes(value: Any) -> bytes:
 def _plain_bytes(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
-
-
-_USAGE = {
-    "prompt_tokens": ("prompt_tokens", "input_tokens"),
-    "completion_tokens": ("completion_tokens", "output_tokens"),
-    "cached_tokens": ("cached_input_tokens", "cache_read_input_tokens", "cached_tokens"),
-}
-
-
-def usage_of(usage: Any) -> dict[str, int]:
-    """Token counts under ATIF's names, from the names of the providers; cached tokens are part of the prompt."""
-    if not isinstance(usage, dict):
-        return {}
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    usage = {**details, **usage} if isinstance(details, dict) else usage
-    found = {
-        ours: [usage[name] for name in names if type(usage.get(name)) is int]
-        for ours, names in _USAGE.items()
-    }
-    return {ours: values[0] for ours, values in found.items() if values}

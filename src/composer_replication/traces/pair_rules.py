@@ -11,9 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from composer_replication.traces.pair_files import parquet_library
-from composer_replication.traces.prompts import assistant_message, prompt_of, tools_of
-from composer_replication.traces.replay import action, answer_of, recorded_answer
-from composer_replication.traces.teachers import TeacherAnswer
+from composer_replication.traces.prompts import (
+    Message,
+    action,
+    calls_of,
+    prompt_of,
+    recorded_answer,
+    tools_of,
+)
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
 WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
@@ -35,7 +40,7 @@ def executed_pairs(
     for row in (row for row in verdicts if row["trace_id"] in traces):
         trace = traces[row["trace_id"]]
         for verdict in row["verdicts"]:
-            sides = (answer_of(verdict["answer"]), recorded_answer(trace, row["step"]))
+            sides = (verdict["answer"], recorded_answer(trace, row["step"]))
             if verdict["decision"] == "not decided":
                 continue
             margin = abs(fmean(verdict["scores"]) - fmean(verdict["recorded_scores"]))
@@ -100,7 +105,7 @@ def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> tuple[list[dict[s
         names = {"trace_id": trace.trace_id, "format": trace.format, "model": trace.model}
         rows.append(
             {
-                "messages": [*prompt_of(trace, last), _message(recorded_answer(trace, last))],
+                "messages": [*prompt_of(trace, last), recorded_answer(trace, last)],
                 "tools": json.dumps(tools_of(trace)),
                 "provenance": json.dumps({**names, "task_id": trace.state.task_id}),
                 "task_id": trace.state.task_id,
@@ -140,18 +145,18 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _pair(
     trace: Trace,
     idx: int,
-    sides: tuple[TeacherAnswer, TeacherAnswer],
+    sides: tuple[Message, Message],
     *,
     source: str,
     margin: float,
     **evidence: Any,
 ) -> dict[str, Any]:
-    is_text = not (sides[0].calls or sides[1].calls)
+    is_text = not any("tool_calls" in side for side in sides)
     last = max(n for n, _ in trace.agent_steps())
     return {
         "prompt": prompt_of(trace, idx),
-        "chosen": [_message(sides[0])],
-        "rejected": [_message(sides[1])],
+        "chosen": [sides[0]],
+        "rejected": [sides[1]],
         "tools": json.dumps(tools_of(trace)),
         "weight": WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin),
         "source": source,
@@ -161,7 +166,7 @@ def _pair(
         "trace_id": trace.trace_id,
         "step": idx,
         "task_id": trace.state.task_id,
-        "is_last": idx == last or any(call.name in _ENDS for call in sides[0].calls),
+        "is_last": idx == last or any(call.name in _ENDS for call in calls_of(sides[0])),
     }
 
 
@@ -192,10 +197,6 @@ def _without(rows: list[dict[str, Any]], heldout: HeldoutRows, dropped: Counter[
     found = heldout(rows)
     dropped["a held-out task, or its code in the text"] += len(found)
     return [row for place, row in enumerate(rows) if place not in found]
-
-
-def _message(answer: TeacherAnswer) -> dict[str, Any]:
-    return assistant_message(answer.text, list(answer.calls))
 
 
 def _parting(first: Trace, second: Trace) -> int | None:

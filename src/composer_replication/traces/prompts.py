@@ -1,17 +1,20 @@
-"""The prompt of a recorded step as a chat, and which steps are worth asking about."""
+"""Recorded prompts and answers as messages of a chat, and which steps are worth asking about."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.traces.json_values import parsed
+from composer_replication.traces.json_values import arguments_text, parsed
 from composer_replication.traces.tool_names import EDITS, our_call
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace, TraceStep
 
+Message = dict[str, Any]
+"""Of a chat, as chat templates take it: arguments of calls are objects where they can be."""
 REBUILT_PROMPT = """\
 You are a coding agent. You work in the root of a repository, through tools. The conversation so far was recorded; go on with \
 the next answer."""
@@ -28,9 +31,9 @@ def our_calls(trace: Trace, step: TraceStep) -> list[ToolCall]:
     return [our_call(call, trace.state.folder) or call for call in step.calls]
 
 
-def assistant_message(text: str, calls: list[ToolCall]) -> dict[str, Any]:
-    """An answer as a chat has it; arguments are an object where they are one, as chat templates want them."""
-    message: dict[str, Any] = {"role": "assistant", "content": text}
+def assistant_message(text: str, calls: list[ToolCall]) -> Message:
+    """An answer."""
+    message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
             {
@@ -43,7 +46,24 @@ def assistant_message(text: str, calls: list[ToolCall]) -> dict[str, Any]:
     return message
 
 
-def prompt_of(trace: Trace, idx: int) -> list[dict[str, Any]]:
+def recorded_answer(trace: Trace, idx: int) -> Message:
+    """What was answered at a step, with our tools."""
+    return assistant_message(trace.steps[idx].text, our_calls(trace, trace.steps[idx]))
+
+
+def calls_of(message: Message) -> list[ToolCall]:
+    """The calls of an answer."""
+    functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+    return [ToolCall(own["name"], arguments_text(own["arguments"]), call_id) for call_id, own in functions]
+
+
+def action(message: Message) -> str:
+    """What an answer does: its calls, however their arguments are spelled; its text where it calls nothing."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return json.dumps(functions, sort_keys=True) if functions else str(message["content"]).strip()
+
+
+def prompt_of(trace: Trace, idx: int) -> list[Message]:
     """The chat before step ``idx``; one that was not recorded begins with our own words."""
     path = [trace.steps[place] for place in trace.path_to(idx)]
     messages = [] if trace.prompt_origin == "recorded" else [{"role": "system", "content": REBUILT_PROMPT}]
@@ -92,7 +112,7 @@ def chosen_steps(
     return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]
 
 
-def _results(step: TraceStep, calls: list[ToolCall], *, is_whole: bool) -> list[dict[str, Any]]:
+def _results(step: TraceStep, calls: list[ToolCall], *, is_whole: bool) -> list[Message]:
     known = {result.call_id: result.text for result in step.results}
     messages = []
     for number, call in enumerate(calls):

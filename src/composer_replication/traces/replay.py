@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import parsed
-from composer_replication.traces.prompts import our_calls, prompt_of, tools_of
-from composer_replication.traces.teachers import BudgetSpent, Classroom, TeacherAnswer
+from composer_replication.traces.prompts import Message, action, prompt_of, recorded_answer, tools_of
+from composer_replication.traces.teachers import BudgetSpent, Classroom
 from composer_replication.traces.trace_records import Trace
 
 Chosen = tuple[Trace, int, list[str]]
@@ -21,37 +18,33 @@ _NUM_STEPS_AT_A_TIME = 32
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """A step, what was recorded there, and what the teachers would have done; None of one that gave no answer."""
+    """A step, and what the teachers would have done there; None of one that gave no answer."""
 
     trace: Trace
     idx: int
     reasons: tuple[str, ...]
-    answers: tuple[tuple[str, TeacherAnswer | None], ...]
+    answers: tuple[tuple[str, Message | None], ...]
 
     @property
-    def recorded(self) -> TeacherAnswer:
-        return recorded_answer(self.trace, self.idx)
-
-    @property
-    def others(self) -> list[tuple[str, TeacherAnswer]]:
+    def others(self) -> list[tuple[str, Message]]:
         """Answers that do something else than what was recorded, each once, with the first teacher that gave it."""
-        found: dict[str, tuple[str, TeacherAnswer]] = {}
+        found: dict[str, tuple[str, Message]] = {}
         for name, answer in self.answers:
             if answer is not None:
                 found.setdefault(action(answer), (name, answer))
-        found.pop(action(self.recorded), None)
+        found.pop(action(recorded_answer(self.trace, self.idx)), None)
         return list(found.values())
 
-
-def recorded_answer(trace: Trace, idx: int) -> TeacherAnswer:
-    """What was answered at a step, with our tools."""
-    return TeacherAnswer(trace.steps[idx].text, tuple(our_calls(trace, trace.steps[idx])))
-
-
-def action(answer: TeacherAnswer) -> str:
-    """What an answer does: its calls, however their arguments are spelled; its text where it calls nothing."""
-    calls = [[call.name, parsed(call.arguments or "{}")] for call in answer.calls]
-    return json.dumps(calls, sort_keys=True) if calls else answer.text.strip()
+    def row(self) -> dict[str, Any]:
+        """A line of ``replay.jsonl``."""
+        return {
+            "trace_id": self.trace.trace_id,
+            "step": self.idx,
+            "reasons": list(self.reasons),
+            "prompt_origin": self.trace.prompt_origin,
+            "recorded": recorded_answer(self.trace, self.idx),
+            "answers": [{"teacher": name, "answer": answer} for name, answer in self.answers],
+        }
 
 
 def replay_cost(chosen: Sequence[Chosen], room: Classroom) -> dict[str, Any]:
@@ -77,7 +70,7 @@ async def replay_steps(
     at_a_time = asyncio.Semaphore(_NUM_STEPS_AT_A_TIME)
     num_done, is_spent = 0, False
 
-    async def asked(name: str, request: Mapping[str, Any]) -> tuple[str, TeacherAnswer | None]:
+    async def asked(name: str, request: Mapping[str, Any]) -> tuple[str, Message | None]:
         nonlocal is_spent
         try:
             return name, await room.ask(name, request)
@@ -101,28 +94,3 @@ async def replay_steps(
             return found
 
     return list(await asyncio.gather(*(branching(*each) for each in chosen))), is_spent
-
-
-def branching_row(branching: Branching) -> dict[str, Any]:
-    """A line of ``replay.jsonl``."""
-    answers = [(name, None if answer is None else answer_row(answer)) for name, answer in branching.answers]
-    return {
-        "trace_id": branching.trace.trace_id,
-        "step": branching.idx,
-        "reasons": list(branching.reasons),
-        "prompt_origin": branching.trace.prompt_origin,
-        "recorded": answer_row(branching.recorded),
-        "answers": [{"teacher": name, "answer": answer} for name, answer in answers],
-    }
-
-
-def answer_row(answer: TeacherAnswer) -> dict[str, Any]:
-    """An answer as it stands in files."""
-    calls = [{"name": call.name, "arguments": call.arguments} for call in answer.calls]
-    return {"text": answer.text, "calls": calls}
-
-
-def answer_of(row: Mapping[str, Any]) -> TeacherAnswer:
-    """The answer that ``answer_row`` wrote."""
-    calls = (ToolCall(each["name"], each["arguments"], f"call-{n}") for n, each in enumerate(row["calls"]))
-    return TeacherAnswer(row["text"], tuple(calls))

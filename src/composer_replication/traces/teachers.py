@@ -10,21 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_replication.errors import UsageError
-from composer_replication.model_endpoint import (
-    Endpoint,
-    failure_reason,
-    open_endpoint,
-    openai_package,
-)
+from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import ToolCall
 from composer_replication.traces.answer_store import AnswerStore, request_key
 from composer_replication.traces.json_values import arguments_text, at, items
+from composer_replication.traces.prompts import Message, assistant_message
 from composer_replication.traces.readers.messages import parts_of
 
-_PASSING = {408, 409, 425, 429}
-_ONE_REQUEST = {400, 413, 422}
+_PASSING = {"http-408", "http-409", "http-425", "http-429"}
+_ONE_REQUEST = {"http-400", "http-413", "http-422"}
 """Refusals that speak of the request and not of the server: a prompt that is too long, for example."""
-_BILLED = {"200", "cut-off", "timed-out"}
+_BILLED = {"not-an-answer", "cut-off", "timed-out"}
 """Ends without a usable answer after which the server may have done its work."""
 MAX_FAILURES = 3
 """Requests in a row without an answer, after which a teacher is left out."""
@@ -52,13 +48,9 @@ class Teacher:
     num_failures: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
-
-@dataclass(frozen=True, slots=True)
-class TeacherAnswer:
-    """What a teacher would have done."""
-
-    text: str
-    calls: tuple[ToolCall, ...]
+    def dollars(self, num_in: int, num_out: int) -> float:
+        """What so many tokens of a prompt and of an answer cost."""
+        return (num_in * self.dollars_in + num_out * self.dollars_out) / 1e6
 
 
 def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[float, float]]) -> Teacher:
@@ -105,12 +97,12 @@ class Classroom:
     ) -> None:
         self.teachers = {teacher.name: teacher for teacher in teachers}
         self.store, self.max_tokens = store, max_tokens
-        self._seconds = answer_seconds, pause_seconds
+        self._answer_seconds, self._pause_seconds = answer_seconds, pause_seconds
         self._limits = {name: asyncio.Semaphore(max_concurrent) for name in self.teachers}
         self._num_reserved = 0
 
     def request(
-        self, messages: Sequence[Any], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
+        self, messages: Sequence[Message], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
     ) -> dict[str, Any]:
         """The body of a request; ``sample`` tells further answers to the same prompt apart."""
         body: dict[str, Any] = {"messages": [_with_text(message) for message in messages]}
@@ -122,9 +114,9 @@ class Classroom:
     def most(self, teacher: Teacher, request: Mapping[str, Any]) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
         num_prompt = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
-        return _dollars(teacher, num_prompt, self.max_tokens), num_prompt + self.max_tokens
+        return teacher.dollars(num_prompt, self.max_tokens), num_prompt + self.max_tokens
 
-    async def ask(self, name: str, request: Mapping[str, Any]) -> TeacherAnswer | None:
+    async def ask(self, name: str, request: Mapping[str, Any]) -> Message | None:
         """A stored answer, else one of the server; None where the teacher is left out or did not answer this.
 
         Raises:
@@ -137,63 +129,63 @@ class Classroom:
             if known is not None:
                 teacher.counts["cached"] += 1
                 return read_answer(known)  # None: it was cut off, and would be again
-            return None if teacher.left_out else await self._ask_server(teacher, key, request)
+            found = None if teacher.left_out else await self._bought(teacher, key, request)
+        if found is None:
+            return None
+        answer = read_answer(found)
+        teacher.counts["answered" if answer else "cut-off at --answer-tokens"] += 1
+        return answer
 
-    async def _ask_server(
-        self, teacher: Teacher, key: str, request: Mapping[str, Any]
-    ) -> TeacherAnswer | None:
+    async def _bought(self, teacher: Teacher, key: str, request: Mapping[str, Any]) -> Any:
+        """The body of an answer, which is stored; None where there is none."""
         most = self.most(teacher, request)
         for number in range(MAX_TRIES):
             charge = await self._reserved(key, *most)
-            status, data, asked_seconds = await self._posted(teacher, key, request)
+            body, reason, asked_seconds = await self._posted(teacher, key, request)
             self._num_reserved -= 1
-            if status == "200" and (found := _whole(data)) is not None:
-                dollars, tokens = _cost(teacher, found, most)
-                self.store.settle(charge, key, found, dollars=dollars, tokens=tokens)
-                answer = read_answer(found)
-                teacher.counts["answered" if answer else "cut-off at --answer-tokens"] += 1
+            if body is not None:
+                dollars, tokens = _cost(teacher, body, most)
+                self.store.settle(charge, key, body, dollars=dollars, tokens=tokens)
                 teacher.num_failures = 0
-                return answer
-            self.store.give_up(charge, is_billed=status in _BILLED)
-            code = int(status) if status.isdigit() else 0
-            teacher.counts["not-an-answer" if code == 200 else f"http-{code}" if code else status] += 1
-            if 300 <= code < 500 and code not in _PASSING:
-                if code not in _ONE_REQUEST:
-                    teacher.left_out = f"it refuses every request (HTTP {code})"
+                return body
+            if reason not in _BILLED:
+                self.store.free(charge)
+            teacher.counts[reason] += 1
+            if reason.startswith(("http-3", "http-4")) and reason not in _PASSING:
+                if reason not in _ONE_REQUEST:
+                    teacher.left_out = f"it refuses every request ({reason})"
                 return None
             if number + 1 < MAX_TRIES:
-                pause = min(self._seconds[1] * 2**number, MAX_PAUSE_SECONDS)
+                pause = min(self._pause_seconds * 2**number, MAX_PAUSE_SECONDS)
                 await asyncio.sleep(max(pause, asked_seconds))
         teacher.num_failures += 1
         if teacher.num_failures >= MAX_FAILURES and not teacher.left_out:
             teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
         return None
 
-    async def _posted(
-        self, teacher: Teacher, key: str, request: Mapping[str, Any]
-    ) -> tuple[str, bytes, float]:
-        """One try: HTTP status or a reason, the body, and the seconds that the server asks for."""
+    async def _posted(self, teacher: Teacher, key: str, request: Mapping[str, Any]) -> tuple[Any, str, float]:
+        """One try: the body of an answer, or None, the reason and the seconds that the server asks to wait."""
         openai = openai_package()
         try:
             # The key is for the server that was named, and for no other one that it points to.
             async with (
-                asyncio.timeout(self._seconds[0]),
+                asyncio.timeout(self._answer_seconds),
                 openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
                 openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
             ):
                 answer = await client.chat.completions.with_raw_response.create(
                     model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
                 )
-                return str(answer.status_code), answer.http_response.content, 0.0
+                return _whole(answer.http_response.content), "not-an-answer", 0.0
         except TimeoutError:
-            return "timed-out", b"", 0.0
+            return None, "timed-out", 0.0
         except openai.APIStatusError as error:
             asked = error.response.headers.get("retry-after", "")
-            return str(error.status_code), b"", float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
+            return None, failure_reason(error), float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
         except openai.OpenAIError as error:
             has_begun = "Connect" not in type(error.__cause__).__name__
             reason = failure_reason(error)
-            return "cut-off" if reason == "unreachable" and has_begun else reason, b"", 0.0
+            return None, "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
 
     async def _reserved(self, key: str, dollars: float, tokens: int) -> int:
         """A reservation; what others of this process have reserved may become free again, and is waited for."""
@@ -205,18 +197,15 @@ class Classroom:
         return charge
 
 
-def read_answer(body: Any) -> TeacherAnswer | None:
-    """The first choice of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
+def read_answer(body: Any) -> Message | None:
+    """The message of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
     choice = items(at(body, "choices"))[0]
     if at(choice, "finish_reason") == "length":
         return None
     parts = list(parts_of({**choice["message"], "role": "assistant"}))
     text = "\n".join(part for part in parts if isinstance(part, str))
-    return TeacherAnswer(text, tuple(part for part in parts if isinstance(part, ToolCall)))
-
-
-def _dollars(teacher: Teacher, num_in: int, num_out: int) -> float:
-    return (num_in * teacher.dollars_in + num_out * teacher.dollars_out) / 1e6
+    calls = [replace(part, call_id="") for part in parts if isinstance(part, ToolCall)]
+    return assistant_message(text, calls)
 
 
 def _cost(teacher: Teacher, body: Any, most: tuple[float, int]) -> tuple[float, int]:
@@ -224,7 +213,7 @@ def _cost(teacher: Teacher, body: Any, most: tuple[float, int]) -> tuple[float, 
     num_in, num_out = at(body, "usage", "prompt_tokens"), at(body, "usage", "completion_tokens")
     if not all(type(count) is int and count >= 0 for count in (num_in, num_out)):
         return most
-    return _dollars(teacher, num_in, num_out), num_in + num_out
+    return teacher.dollars(num_in, num_out), num_in + num_out
 
 
 def _whole(body: bytes) -> dict[str, Any] | None:
@@ -238,15 +227,11 @@ def _whole(body: bytes) -> dict[str, Any] | None:
     return found if has_content or choice.get("finish_reason") == "length" else None
 
 
-def _with_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text(message: Message) -> Message:
     """The message with its calls' arguments as text, which servers want."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    functions = [
-        {**c["function"], "arguments": arguments_text(c["function"]["arguments"])}
-        for c in message["tool_calls"]
-    ]
-    calls = [
-        {**c, "function": function} for c, function in zip(message["tool_calls"], functions, strict=True)
-    ]
-    return {**message, "tool_calls": calls}
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    texts = [{**function, "arguments": arguments_text(function["arguments"])} for function in functions]
+    calls = zip(message["tool_calls"], texts, strict=True)
+    return {**message, "tool_calls": [{**call, "function": text} for call, text in calls]}

@@ -6,28 +6,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import arguments_text, parsed
+from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.traces.json_values import arguments_text, integer, items, parsed
 
-_EDIT = {"file_path": "path", "old_string": "old_str", "new_string": "new_str"}
-_WRITE = {"file_path": "path", "path": "path", "content": "content", "file_text": "content"}
-_OWN_EDIT = {"path": "path", "old_str": "old_str", "new_str": "new_str"}
-_READ = {"file_path": "path", "path": "path", "first_line": "first_line", "last_line": "last_line"}
-_TABLE: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    **dict.fromkeys(
-        ("Bash", "bash", "exec_command", "shell", "terminal", "execute_bash"),
-        ("bash", {"command": "command", "cmd": "command"}),
-    ),
-    "Glob": ("bash", {"pattern": "command"}),
-    **dict.fromkeys(("Read", "read_file", "view"), ("read_file", _READ)),
-    **dict.fromkeys(("Write", "write_file", "create"), ("write_file", _WRITE)),
-    "Edit": ("str_replace", _EDIT),
-    "str_replace": ("str_replace", _OWN_EDIT),
-    "Grep": ("search", {"pattern": "pattern", "path": "path"}),
-    "LS": ("list_files", {"path": "path"}),
-    **dict.fromkeys(("finish", "submit"), ("submit", {})),
+_OURS: Mapping[str, set[str]] = {
+    tool.name: set(function_schema(tool)["function"]["parameters"]["properties"]) for tool in TOOLS
 }
+"""Our tools, and what they take."""
+_TOOLS: Mapping[str, str] = {
+    **{name: name for name in _OURS},
+    **dict.fromkeys(("Bash", "Glob", "exec_command", "shell", "terminal", "execute_bash"), "bash"),
+    **dict.fromkeys(("Read", "view"), "read_file"),
+    **dict.fromkeys(("Write", "create"), "write_file"),
+    "Edit": "str_replace",
+    "Grep": "search",
+    "LS": "list_files",
+    "finish": "submit",
+}
+_ARGUMENTS = {
+    "cmd": "command", "file_path": "path", "old_string": "old_str", "new_string": "new_str", "file_text": "content",
+}  # fmt: skip
 _EDITORS = {"str_replace_editor", "file_editor"}
-"""The editor of OpenHands and SWE-agent, which is several tools in one."""
+"""The editor of OpenHands and SWE-agent, which is several tools in one: its argument ``command`` says which."""
 EDITS = frozenset({"write_file", "str_replace"})
 
 
@@ -39,34 +40,32 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
     given = parsed(call.arguments or "{}")
     if not isinstance(given, dict):
         return None
-    if call.name in ("list_files", "search", "run_tests"):
-        return call
     foreign = str(given.get("command")) if call.name in _EDITORS else call.name
-    known = _TABLE.get(foreign)
-    if known is None or (call.name in _EDITORS and foreign not in ("view", "create", "str_replace")):
+    name = _TOOLS.get(foreign, "")
+    if not name or (call.name in _EDITORS and foreign not in ("view", "create", "str_replace")):
         return None
-    name, names = known
-    ours = {names[key]: _inside(value, names[key], folder) for key, value in given.items() if key in names}
-    lines = given.get("view_range")
-    if isinstance(ours.get("command"), list):  # of Codex: the words of a command, most often a shell's
-        words = [str(word) for word in ours["command"]]
-        ours["command"] = (
-            words[2] if words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3 else " ".join(words)
-        )
-    elif call.name == "Glob":
+    renamed = {_ARGUMENTS.get(key, key): value for key, value in given.items()}
+    ours = {key: _inside(value, key, folder) for key, value in renamed.items() if key in _OURS[name]}
+    first, limit, lines = (
+        integer(given.get("offset")),
+        integer(given.get("limit")),
+        items(given.get("view_range")),
+    )
+    if foreign == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
-    elif isinstance(given.get("offset"), int):
-        ours["first_line"] = given["offset"]
-        ours |= (
-            {"last_line": given["offset"] + given["limit"] - 1} if isinstance(given.get("limit"), int) else {}
-        )
-    elif foreign == "view" and isinstance(lines, list) and len(lines) == 2:
+    elif words := [str(word) for word in items(ours.get("command"))]:  # of Codex, most often a shell's
+        is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
+        ours["command"] = words[2] if is_shell else " ".join(words)
+    elif foreign == "Read" and first is not None:
+        ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
+    elif foreign == "view" and len(lines) == 2:
         ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
     return ToolCall(name, arguments_text(ours), call.call_id)
 
 
 def _inside(value: Any, name: str, folder: str) -> Any:
-    if isinstance(value, str) and folder and name in ("path", "command"):
-        value = value.replace(f"cd {folder} && ", "") if name == "command" else value
-        return value.replace(f"{folder}/", "") if name == "command" else value.removeprefix(f"{folder}/")
-    return value
+    if not (isinstance(value, str) and folder):
+        return value
+    if name == "command":
+        return value.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
+    return value.removeprefix(f"{folder}/") if name == "path" else value

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import string, usage_of
+from composer_replication.traces.json_values import string
 
 Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
@@ -59,8 +59,6 @@ class TraceStep:
     calls: list[ToolCall] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     model: str = ""
-    timestamp: str = ""
-    usage: dict[str, int] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
     sealed: list[str] = field(default_factory=list)
 
@@ -176,8 +174,7 @@ class TraceBuilder:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.answered: TraceStep | None = None
-        self._open: int | None = None
-        self._answers: dict[str, int] = {}
+        self._answers: dict[str, int] = {}  # by their ids; "" is the one that items without an id continue
         self._step_of_call: dict[str, TraceStep] = {}
 
     def add(
@@ -188,8 +185,6 @@ class TraceBuilder:
         key: str | None = None,
         parent: int | None = None,
         model: Any = "",
-        usage: Any = None,
-        stamp: Any = "",
     ) -> int:
         """Add a message, an answer or results; the place of its step.
 
@@ -200,8 +195,6 @@ class TraceBuilder:
             key: an answer with this id is continued; "": the one before it, unless something came between. None: a new one.
             parent: place of the step before it; by default the last one.
             model: as the record has it.
-            usage: likewise.
-            stamp: likewise.
 
         Raises:
             Dropped: nothing but results that answer no call, or a call that has a result.
@@ -223,10 +216,9 @@ class TraceBuilder:
         place = self._place(source, key, parent) if place is None else place
         step = self.trace.steps[place]
         step.flags.update(flags)
-        step.timestamp = step.timestamp or string(stamp)
         if source == "agent":
-            self._open = place  # also after results of its own, of tools that the model's server runs
-            step.model, step.usage = step.model or string(model), usage_of(usage) or step.usage
+            self._answers[""] = place  # also after results of its own, of tools that the model's server runs
+            step.model = step.model or string(model)
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place
 
@@ -250,14 +242,13 @@ class TraceBuilder:
 
     def close(self) -> None:
         """What comes next is another answer."""
-        self._open = None
+        self._answers.pop("", None)
 
     def _place(self, source: Source, key: str | None, parent: int | None) -> int:
-        known = self._open if key == "" else self._answers.get(key or "")
-        if source == "agent" and known is not None:
-            return known
+        if source == "agent" and key in self._answers:
+            return self._answers[key]
         self.trace.steps.append(TraceStep(source, parent=self.last if parent is None else parent))
-        self._open = self.last if source == "agent" else None
+        self.close()
         if source == "system":
             self.trace.prompt_origin = "recorded"
         elif source == "agent" and key:
@@ -273,7 +264,7 @@ class TraceBuilder:
         """Put a result to its call; without an id it answers the first call of the last step that has none."""
         last = self.trace.steps[-1] if self.trace.steps else None
         step = self._step_of_call.get(result.call_id)
-        self._open = None
+        self.close()
         if not result.call_id and last is not None:
             answered = {each.call_id for each in last.results}
             result.call_id = next((c.call_id for c in last.calls if c.call_id not in answered), "")

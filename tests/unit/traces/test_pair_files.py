@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from composer_replication.errors import InputError
-from composer_replication.traces.pair_files import pair_places, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pair_files import read_pair_rows, tokenised_pairs
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
@@ -51,21 +51,19 @@ def by_hand(text: str) -> tuple[int, ...]:
     return tuple(tokenizer.get_vocab()[symbols.get(character, character)] for character in text)
 
 
-def test_three_shapes_become_ids(tmp_path: Path) -> None:
+def test_both_shapes_become_ids(tmp_path: Path) -> None:
     text = {"prompt": "f(x):\n", "chosen": " x", "rejected": " y", "weight": 0.5, "source": "executed"}
-    ids = {"prompt_ids": [5, 6], "chosen_ids": [7], "rejected_ids": [8, 9]}
-    rows = read_pair_rows(written(tmp_path, text, "", ids, CHAT))
-    first, second, third = tokenised_pairs(rows, byte_tokenizer(), where="pairs.jsonl")
+    rows = read_pair_rows(written(tmp_path, text, "", CHAT))
+    first, second = tokenised_pairs(rows, byte_tokenizer())
     assert (first.prompt_ids, first.chosen_ids, first.rejected_ids) == tuple(
         map(by_hand, ("f(x):\n", " x", " y"))
     )
     assert (first.weight, first.source) == (0.5, "executed")
-    assert (second.prompt_ids, second.chosen_ids, second.rejected_ids) == ((5, 6), (7,), (8, 9))
     assert (second.weight, second.source) == (1.0, "")
     # "<eos>" is the token with the id 1; the line break that the template puts after it is none of the model's.
-    assert third.prompt_ids == (*by_hand("<|user|>hi"), 1, *by_hand("\n<|assistant|>"))
-    assert third.chosen_ids == (*by_hand("yes"), 1)
-    assert third.rejected_ids == (*by_hand("no"), 1)
+    assert second.prompt_ids == (*by_hand("<|user|>hi"), 1, *by_hand("\n<|assistant|>"))
+    assert second.chosen_ids == (*by_hand("yes"), 1)
+    assert second.rejected_ids == (*by_hand("no"), 1)
 
 
 TEXT = {"prompt": "a", "chosen": "b", "rejected": "c"}
@@ -77,11 +75,9 @@ TEXT = {"prompt": "a", "chosen": "b", "rejected": "c"}
         ("{", "a line is not JSON"),
         ("[1]", "a line is not a JSON object"),
         ({"prompt": "a", "chosen": "b"}, "rejected is missing"),
-        ({"prompt_ids": [1], "chosen": "b", "rejected": "c"}, "chosen_ids is missing"),
+        ({"prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}, "prompt is missing"),
         (TEXT | {"chosen": ["b"]}, "are neither three texts"),
         (TEXT | {"prompt": 3}, "are neither three texts"),
-        ({"prompt_ids": [1], "chosen_ids": [True], "rejected_ids": [2]}, "are neither three texts"),
-        ({"prompt_ids": [1], "chosen_ids": [-1], "rejected_ids": [2]}, "are neither three texts"),
         (CHAT | {"chosen": [{"content": "b"}]}, "are neither three texts"),
         (TEXT | {"prompt": ""}, "prompt is empty"),
         (CHAT | {"rejected": []}, "rejected is empty"),
@@ -111,8 +107,7 @@ def test_separators_inside_a_text_do_not_end_a_line(tmp_path: Path) -> None:
     row = TEXT | {"chosen": "b\u2028c\u2029d\x85e"}
     path = tmp_path / "pairs.jsonl"
     path.write_text("\n".join(["", *[json.dumps(row, ensure_ascii=False)] * 2]), encoding="utf-8")
-    assert read_pair_rows(path) == (row, row)
-    assert pair_places(path) == (f"{path}:2", f"{path}:3")
+    assert read_pair_rows(path) == {f"{path}:2": row, f"{path}:3": row}
 
 
 def test_pairs_that_all_weigh_nothing_are_refused(tmp_path: Path) -> None:
@@ -126,8 +121,8 @@ def test_pairs_that_all_weigh_nothing_are_refused(tmp_path: Path) -> None:
 def test_messages_without_a_chat_template_are_refused_by_their_own_code(tmp_path: Path) -> None:
     rows = read_pair_rows(written(tmp_path, TEXT, CHAT))
     with pytest.raises(InputError, match="no chat template") as caught:
-        tokenised_pairs(rows, byte_tokenizer(None), where="pairs.jsonl")
-    assert (caught.value.code, caught.value.where) == ("CR0703", "pairs.jsonl, pair 2")
+        tokenised_pairs(rows, byte_tokenizer(None))
+    assert (caught.value.code, caught.value.where) == ("CR0703", list(rows)[1])
     assert "as texts" in caught.value.fix
 
 
@@ -138,12 +133,12 @@ def test_messages_without_a_chat_template_are_refused_by_their_own_code(tmp_path
 def test_a_template_that_does_not_fit_is_said(tmp_path: Path, template: str, words: str) -> None:
     rows = read_pair_rows(written(tmp_path, TEXT, CHAT))
     with pytest.raises(InputError, match=words) as caught:
-        tokenised_pairs(rows, byte_tokenizer(template), where="pairs.jsonl")
-    assert (caught.value.code, caught.value.where) == ("CR0881", "pairs.jsonl, pair 2")
+        tokenised_pairs(rows, byte_tokenizer(template))
+    assert (caught.value.code, caught.value.where) == ("CR0881", list(rows)[1])
 
 
 def test_pairs_that_read_alike_as_tokens_are_refused(tmp_path: Path) -> None:
     chat = CHAT | {"chosen": [{"role": "assistant", "content": "no", "name": "somebody"}]}
     rows = read_pair_rows(written(tmp_path, chat))
     with pytest.raises(InputError, match="the same once they are tokenised"):
-        tokenised_pairs(rows, byte_tokenizer(), where="pairs.jsonl")
+        tokenised_pairs(rows, byte_tokenizer())

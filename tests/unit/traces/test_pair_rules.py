@@ -58,7 +58,8 @@ def test_newcombes_example() -> None:
 
 
 def verdict(decision: str, scores: list[float], recorded: list[float]) -> dict[str, object]:
-    answer = {"text": "", "calls": [{"name": "bash", "arguments": '{"command": "better"}'}]}
+    function = {"name": "bash", "arguments": {"command": "better"}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
     row = {"source": "t", "answer": answer, "scores": scores, "recorded_scores": recorded}
     return {**row, "interval": [0, 0], "decision": decision}
 

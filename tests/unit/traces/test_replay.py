@@ -121,7 +121,7 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
         dead = "dead=http://127.0.0.1:9/v1#dead"
         classroom = room(tmp_path, locked.spec("locked"), dead, good.spec("good"))
         found, _ = replayed(classroom, [session("a"), session("b")])
-        assert classroom.teachers["locked"].left_out == "it refuses every request (HTTP 401)"
+        assert classroom.teachers["locked"].left_out == "it refuses every request (http-401)"
         assert "3 requests in a row" in classroom.teachers["dead"].left_out
         assert not classroom.teachers["good"].left_out
         assert [dict(each.answers)["good"] is not None for each in found] == [True] * 6
@@ -186,7 +186,7 @@ def test_a_reservation_that_nobody_settled_counts_as_spent(tmp_path: Path) -> No
     assert again.reserve("k", 0.5, 10) is None
     charge = again.reserve("k", 0.25, 10)
     assert charge is not None
-    again.give_up(charge, is_billed=False)
+    again.free(charge)
     assert again.spent() == (0.75, 10)
 
 

@@ -54,14 +54,15 @@ def test_a_recorded_turn_is_named_too(make_trainer: Callable[..., Any]) -> None:
 
 
 def test_a_file_of_pairs_is_named_with_its_line(tmp_path: Path) -> None:
-    rows = [{"prompt_ids": [5], "chosen_ids": [6], "rejected_ids": [last]} for last in (7, 258)]
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c" * length} for length in (1, 256)]
     (tmp_path / "pairs.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     table = {"model": {"name": "tiny-random"}, "tasks": {"store": "x"}, "trainer": {"beta_replay": 0.5}}
     config = parse_config({**table, "replay": {"pairs": "pairs.jsonl"}}, where="here")
     with pytest.raises(InputError) as caught:
         open_pairs(config, tmp_path, tiny_tokenizer(), tiny_model())
-    assert (caught.value.code, caught.value.where) == ("CR0887", f"{tmp_path / 'pairs.jsonl'}:3")
-    pairs = open_pairs(config, tmp_path, tiny_tokenizer(), tiny_model(vocab_size=259))
+    assert (caught.value.code, caught.value.where) == ("CR0889", f"{tmp_path / 'pairs.jsonl'}:3")
+    (tmp_path / "pairs.jsonl").write_text("\n\n".join([json.dumps(rows[0])] * 2))
+    pairs = open_pairs(config, tmp_path, tiny_tokenizer(), tiny_model())
     assert pairs is not None and len(pairs) == 2
 
 

@@ -48,8 +48,7 @@ def matches_atif(head: Sequence[Any]) -> str:
     """The version that the document names."""
     first = head[0] if head else None
     version = string(at(first, "schema_version"))
-    is_ours = isinstance(at(first, "steps"), list) and (at(first, "agent") is not None or version)
-    return version.removeprefix("ATIF-v") if is_ours else ""
+    return version.removeprefix("ATIF-v") if isinstance(at(first, "steps"), list) else ""
 
 
 def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -92,7 +91,6 @@ def trace_of(row: dict[str, Any]) -> Trace:
 def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
     row: dict[str, Any] = {"step_id": idx + 1, "source": step.source, "message": step.text}
     extra: dict[str, Any] = {
-        "time": step.timestamp,
         "parent": step.parent + 1 if step.parent != idx - 1 else None,
         "flags": sorted(step.flags),
         "sealed": step.sealed,
@@ -103,7 +101,6 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
             "model_name": step.model,
             "reasoning_content": step.reasoning,
             "tool_calls": [_call_row(call) for call in step.calls],
-            "metrics": step.usage,
             "observation": {"results": results} if results else None,
         }
         row |= {key: value for key, value in fields.items() if value}
@@ -141,10 +138,9 @@ def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | 
     builder = TraceBuilder(trace)
     ledger.put_inner(partial(_add_step, builder, has_raw_calls=bool(episode)), items(at(document, "steps")))
     trace.model = string(at(document, "agent", "model_name")) or trace.model
-    origin = (
-        at(ours, "prompt_origin") if ours else trace.prompt_origin if trace.tools or episode else "rebuilt"
-    )
-    trace.prompt_origin = "recorded" if origin == "recorded" or episode else "rebuilt"
+    has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
+    is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
+    trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
     own_parent = items(at(ours, "parent"))
     trace.parent = (string(own_parent[0]), string(own_parent[1])) if len(own_parent) == 2 else parent
     trace.passed = flag(at(ours, "passed"))
@@ -163,24 +159,19 @@ def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool
     source, extra = row.get("source"), row.get("extra") or {}
     if source not in ("system", "user", "agent"):
         raise Dropped("a step without a source")
-    parts: list[Part] = [text_of(row.get("message"))]
-    if source == "agent":
-        parts += _answer_parts(row, extra)
-    if has_raw_calls and any(isinstance(part, ToolCall) for part in parts):
-        parts[0] = _RAW_CALL.split(str(parts[0]))[0].rstrip()
+    text, parts = text_of(row.get("message")), list(_answer_parts(row, extra)) if source == "agent" else []
     if has_raw_calls:
-        parts[0] = _END_TOKENS.sub("", str(parts[0]))
+        is_call = any(isinstance(part, ToolCall) for part in parts)
+        text = _END_TOKENS.sub("", _RAW_CALL.split(text)[0].rstrip() if is_call else text)
     flags = [each for each in items(extra.get("flags")) if each in FLAGS]
     flags += ["copied"] if row.get("is_copied_context") is True else []
     parent = integer(extra.get("parent"))
     builder.add(
         source,
-        [part for part in parts if part],
+        filter(None, [text, *parts]),
         *flags,
         parent=parent - 1 if parent is not None and 0 <= parent <= builder.last + 1 else None,
         model=row.get("model_name"),
-        usage=row.get("metrics"),
-        stamp=row.get("timestamp") or extra.get("time"),
     )
 
 

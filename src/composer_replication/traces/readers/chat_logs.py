@@ -21,12 +21,10 @@ from composer_replication.traces.trace_records import (
 
 
 def matches_chat(head: Sequence[Any]) -> str:
-    """The version where it is a log of chat completions: rows with messages, pairs of request and response, or batches."""
+    """The version where it is a log of chat completions: rows with messages, or pairs of request and response."""
     first = head[0] if head else None
     if not isinstance(first, dict) or "info" in first or "trajectory_format" in first:
         return ""
-    if "preferred_output" in first:
-        return "preference"
     if not _are_messages(at(_request(first), "messages")):
         return ""
     return "completions" if first.get("response") is not None else "rows"
@@ -62,9 +60,7 @@ class ConversationJoiner:
         self._builders: list[TraceBuilder] = []
         self._tips: dict[bytes, TraceBuilder] = {}
 
-    def add(
-        self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any = "", usage: Any = None
-    ) -> Trace:
+    def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
         chain = list(_digests(messages))
         known = next((n for n in range(len(chain), 0, -1) if chain[n - 1] in self._tips), 0)
@@ -80,7 +76,7 @@ class ConversationJoiner:
             _add(builder, message)
         builder.close()
         for answer in answers:
-            _add(builder, answer, model=model, usage=usage)
+            _add(builder, answer, model=model)
         builder.trace.model = builder.trace.model or string(model)
         whole = [*messages, *answers]
         if whole and (known < len(messages) or answers):
@@ -96,13 +92,11 @@ def _chat_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     request, body = _request(row), _body(row.get("response"))
     messages = items(at(request, "messages"))
     answers = [at(choice, "message") for choice in items(at(body, "choices"))[:1]]
-    if "preferred_output" in row:
-        messages, answers = items(at(row, "input", "messages")), items(row["preferred_output"])
     if not _are_messages(messages):
         raise Dropped("a row without messages")
     tools = at(request, "tools") or at(row, "kwargs", "tools")
     model = string(at(body, "model")) or at(request, "model")
-    trace = joined.add(messages, answers, tools, model, at(body, "usage"))
+    trace = joined.add(messages, answers, tools, model)
     if task := string(row.get("instance_id")):  # of SWE-bench, beside the messages
         trace.state = RepositoryState(task_id=task)
         trace.passed = flag(row.get("resolved"))
@@ -119,7 +113,7 @@ def _responses_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     if instructions := string(at(request, "instructions")):
         messages = [{"role": "system", "content": instructions}, *messages]
     model = string(at(body, "model")) or at(request, "model")
-    joined.add(messages, items(at(body, "output")), at(request, "tools"), model, at(body, "usage"))
+    joined.add(messages, items(at(body, "output")), at(request, "tools"), model)
 
 
 def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:

@@ -104,8 +104,6 @@ class _Session:
             key=answer_id,
             parent=parent,
             model=message.get("model"),
-            usage=message.get("usage"),
-            stamp=record.get("timestamp"),
         )
         is_denied = any(isinstance(part, StepResult) and part.text.startswith(_DENIED) for part in parts)
         if builder.answered is not None and (is_denied or record.get("toolDenialKind")):

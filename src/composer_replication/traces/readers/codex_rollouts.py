@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from composer_replication.traces.json_values import at, integer, items, string, text_of, usage_of
+from composer_replication.traces.json_values import at, integer, items, string, text_of
 from composer_replication.traces.readers.messages import add_message, is_item
 from composer_replication.traces.trace_records import Dropped, Ledger, RepositoryState, Trace, TraceBuilder
 
@@ -52,11 +52,8 @@ class _Rollout:
             self._model = string(at(payload, "model")) or self._model
             return "kept: context of a turn"
         if kind == "token_usage_record" or event == "token_count":
-            usage = at(payload, "usage") if event is None else at(payload, "info", "last_token_usage")
             self.builder.close()
-            step = self.builder.last_answer()
-            step.usage = usage_of(usage) or step.usage
-            return "kept: token counts"
+            raise Dropped("token counts")
         if event == "turn_aborted":
             self.builder.last_answer().flags.add("interrupted")
             return "kept: interruption"
@@ -88,16 +85,11 @@ class _Rollout:
         return "kept: metadata of the session"
 
     def _item(self, item: dict[str, Any], record: dict[str, Any]) -> None:
-        stamp = record.get("timestamp") or record.get("created_at")
         is_copied = (integer(record.get("ordinal")) or 0) < self._first_own
         flags = ("copied",) if is_copied else ()
         # without "type" a message would begin an answer of its own
         add_message(
-            self.builder,
-            {"type": "message", **item},
-            *flags,
-            model=self._model or record.get("model"),
-            stamp=stamp,
+            self.builder, {"type": "message", **item}, *flags, model=self._model or record.get("model")
         )
 
     def _compacted(self, payload: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ from composer_replication.traces.json_values import arguments_text, at, flag, it
 from composer_replication.traces.trace_records import Dropped, Part, Source, StepResult, Thought, TraceBuilder
 
 ROLES: dict[str, Source] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "agent", "model": "agent",
-    "tool": "user", "function": "user",
+    "system": "system", "developer": "system", "user": "user", "assistant": "agent",
+    "tool": "user",
 }  # fmt: skip
 _CALLS = {
     "tool_use", "server_tool_use", "tool_call", "function", "function_call", "custom_tool_call", "local_shell_call",
@@ -62,7 +62,7 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
         yield from _block(message)
         return
     content = message.get("content", message.get("parts"))
-    if role in ("tool", "function") and "parts" not in message:
+    if role == "tool" and "parts" not in message:
         yield StepResult(string(message.get("tool_call_id")), text_of(content), flag(message.get("is_error")))
         return
     if thought := text_of(message.get("reasoning_content") or message.get("reasoning")):
@@ -75,7 +75,7 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
             yield from _block(block)
         elif text := text_of(block):
             yield text
-    for call in [*items(message.get("tool_calls")), message.get("function_call")]:
+    for call in items(message.get("tool_calls")):
         if name := string(at(call, "function", "name") or at(call, "name")):
             calls += 1
             arguments = at(call, "function", "arguments") if "function" in call else call.get("arguments")
@@ -89,8 +89,8 @@ def function_tools(tools: Any) -> list[dict[str, Any]]:
     found = []
     for tool in items(tools):
         own = at(tool, "function") or tool
-        if name := string(at(own, "name") or at(own, "title") or at(own, "kind")):
-            schemas = (at(own, key) for key in ("parameters", "input_schema", "parameters_json_schema"))
+        if name := string(at(own, "name") or at(own, "title")):
+            schemas = (at(own, key) for key in ("parameters", "input_schema"))
             schema = next((each for each in schemas if isinstance(each, dict)), {})
             function = {"name": name, "description": string(at(own, "description")), "parameters": schema}
             found.append({"type": "function", "function": function})

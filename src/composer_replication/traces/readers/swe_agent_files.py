@@ -21,7 +21,7 @@ from composer_replication.traces.json_values import (
     string,
     text_of,
 )
-from composer_replication.traces.readers.messages import add_message, parts_of
+from composer_replication.traces.readers.messages import add_message
 from composer_replication.traces.trace_records import (
     Dropped,
     Ledger,
@@ -107,52 +107,37 @@ def _history_message(builder: TraceBuilder, message: dict[str, Any]) -> None:
     add_message(builder, message, *flags)
     step = builder.trace.steps[-1]
     if step.source == "agent" and not step.calls and (command := string(message.get("action")).strip()):
-        builder.add("agent", [ToolCall("bash", arguments_text({"command": command}))], key="")
+        _add_command(builder, command)
         step.text = string(message.get("thought")) or step.text
 
 
 def _trajectory_step(builder: TraceBuilder, step: dict[str, Any]) -> None:
-    thought = string(step.get("thought")) or string(step.get("response"))
-    call = ToolCall("bash", arguments_text({"command": string(step["action"]).strip()}), "")
-    builder.add("agent", [thought, call])
+    builder.add("agent", [string(step.get("thought")) or string(step.get("response"))])
+    _add_command(builder, string(step["action"]).strip())
     builder.add("user", [StepResult("", string(step.get("observation")))])
 
 
-def _mini_message(builder: TraceBuilder, message: dict[str, Any]) -> str | None:
-    extra, role = message.get("extra") or {}, message.get("role")
-    code, text = integer(at(extra, "returncode")), text_of(message.get("content"))
-    response = at(extra, "response")
-    known = {"model": at(response, "model"), "usage": at(response, "usage")}
-    if role == "exit":
-        if not builder.waits():
-            return "dropped: the end of the run"
-        builder.add("user", [StepResult("", text)])
-    elif role is None or message.get("object") == "response":
-        for item in items(message.get("output")) or [message]:
-            add_message(builder, {"type": "message", **item}, **known)
-        if code is not None and builder.answered is not None:
-            builder.answered.results[-1].exit_code = code
-    elif role == "tool":
+def _mini_message(builder: TraceBuilder, message: dict[str, Any]) -> None:
+    extra, role, text = message.get("extra") or {}, message.get("role"), text_of(message.get("content"))
+    code, model = integer(at(extra, "returncode")), at(extra, "response", "model")
+    if role == "exit" and not builder.waits():
+        raise Dropped("the end of the run")
+    if role in ("exit", "tool"):
         builder.add("user", [StepResult(string(message.get("tool_call_id")), text, None, code)])
     elif role == "user":
-        _mini_user(builder, text, extra, code, known)
+        _mini_user(builder, text, extra, code)
+    elif role is None or message.get("object") == "response":
+        for item in items(message.get("output")) or [message]:
+            add_message(builder, {"type": "message", **item}, model=model)
+        if code is not None and builder.answered is not None:
+            builder.answered.results[-1].exit_code = code
     else:
-        parts = list(parts_of(message))
-        if (
-            role == "assistant"
-            and not any(isinstance(p, ToolCall) for p in parts)
-            and (found := _BLOCK.search(text))
-        ):
-            parts.append(ToolCall("bash", arguments_text({"command": found[1]})))
-        if role not in ("assistant", "system"):
-            raise Dropped(f"a message of the role {role!r:.20}")
-        builder.add("agent" if role == "assistant" else "system", parts, **known)
-    return None
+        place = add_message(builder, message, model=model)
+        if role == "assistant" and not builder.trace.steps[place].calls and (found := _BLOCK.search(text)):
+            _add_command(builder, found[1])
 
 
-def _mini_user(
-    builder: TraceBuilder, text: str, extra: dict[str, Any], code: int | None, known: dict[str, Any]
-) -> None:
+def _mini_user(builder: TraceBuilder, text: str, extra: dict[str, Any], code: int | None) -> None:
     """A user's message is the task, the result of the code block before it, or a complaint about an answer without one."""
     found = _RETURNCODE.search(text)
     if builder.waits() and (found or code is not None or "model_response" not in extra):
@@ -162,5 +147,10 @@ def _mini_user(
     choices = items(at(extra, "response", "choices")) or [None]
     # an answer without a call is taken out of the messages
     if answer := string(extra.get("model_response") or at(choices[0], "message", "content")):
-        builder.add("agent", [answer], **known)
+        builder.add("agent", [answer], model=at(extra, "response", "model"))
     builder.add("user", [text], *(("injected",) if extra else ()))
+
+
+def _add_command(builder: TraceBuilder, command: str) -> None:
+    """The answer that was just added runs a command that stands in its text."""
+    builder.add("agent", [ToolCall("bash", arguments_text({"command": command}), "")], key="")

@@ -31,8 +31,8 @@ These keys go unchanged to TRL's `GRPOConfig`; see TRL's own documentation for a
 not know is an error (CR0211), and so are the few that the run folder decides: `output_dir`, `save_strategy`,
 `save_steps`, `save_only_model`, `ignore_data_skip`, `resume_from_checkpoint`, `seed`, `report_to`,
 `remove_unused_columns`, `model_init_kwargs` (the model is set under `[model]`);
-those of a hub have no use here. Values that training would stumble over later are refused before tasks are built or a model is loaded,
-as are settings of the optimizer (CR0211) and optimizers whose package is missing (CR0101).
+those of a hub have no use here. Values of another type, and those that TRL itself refuses, are refused before tasks are built or a
+model is loaded; settings of optimizer and schedule when training begins.
 """
 
 

@@ -67,37 +67,25 @@ class HeldoutSection(Section):
 
 
 class HintWritingSection(Section):
-    """Who writes the hints of rollouts in the loop, and how long they are; docs/hints.md explains each key.
+    """Who writes the hints of rollouts in the loop; docs/hints.md explains each key.
 
     ``from_other_tasks`` is a control: each turn gets, in place of its hint, one of its length about another task.
     """
 
     layers: list[str] = ["template", "environment", "sibling"]
-    max_characters: int = Field(400, ge=1)
-    max_turns: int = Field(4, ge=1)
-    role: Literal["user", "system"] = "user"
-    prefix: str = "Hint: "
     sibling_shows: Literal["nothing", "names", "lines"] = "names"
-    max_sibling_characters: int = Field(160, ge=1)
     judge_url: str = ""
     judge_model: str = ""
     judge_key_variable: str = ""
-    judge_timeout_seconds: float = Field(60.0, gt=0.0)
     from_other_tasks: bool = False
 
     @model_validator(mode="after")
     def _no_key_is_idle(self) -> HintWritingSection:
         if "judge" not in self.layers:
-            keys: tuple[str, ...] = (
-                "judge_url",
-                "judge_model",
-                "judge_key_variable",
-                "judge_timeout_seconds",
-            )
+            keys: tuple[str, ...] = ("judge_url", "judge_model", "judge_key_variable")
             refuse_idle(self, keys, "without judge among hints.writing.layers")
         if "sibling" not in self.layers:
-            keys = ("sibling_shows", "max_sibling_characters")
-            refuse_idle(self, keys, "without sibling among hints.writing.layers")
+            refuse_idle(self, ("sibling_shows",), "without sibling among hints.writing.layers")
         return self
 
 
@@ -106,11 +94,11 @@ class HintsSection(Section):
 
     ``teacher`` is a moving average of the policy (``ema``, by ``ema_rate`` a step), its first weights (``frozen``)
     or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
-    Jensen-Shannon, over the student's ``top_k`` tokens and one tail class, at ``temperature`` on both sides. A token weighs
-    min(exp(logp - sampled logp), ``importance_clip``) exp(-``entropy_decay`` H_teacher). ``srpo_routing`` keeps hints off
-    rollouts that reach ``pass_reward``, and takes those with a hint out of GRPO. A turn whose mean divergence is below
-    ``min_divergence`` nats is left out. After ``decay_after`` steps the weight falls as a cosine within ``decay_steps``
-    (0: never) to ``decay_to`` times itself. ``turns_per_step`` recorded turns join every step, in Python: a recipe has none.
+    Jensen-Shannon, over the student's ``top_k`` tokens and one tail class. A token weighs
+    min(exp(logp - sampled logp), 2) exp(-``entropy_decay`` H_teacher). ``srpo_routing`` keeps hints off rollouts with a
+    reward of 1 or more, and takes those with a hint out of GRPO. A turn whose mean divergence is below ``min_divergence``
+    nats is left out. The weight falls as a cosine to 0 within ``decay_steps`` (0: never). ``turns_per_step`` recorded turns
+    join every step, in Python: a recipe has none.
     ``strict`` refuses hinted turns that are not, id for id, what was sampled, or whose context differs by more than the hint;
     otherwise a source's are left out and counted.
     """
@@ -119,15 +107,10 @@ class HintsSection(Section):
     ema_rate: float = Field(0.05, gt=0.0, le=1.0)
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
     top_k: int = Field(100, ge=1)
-    temperature: float = Field(1.0, gt=0.0)
-    importance_clip: float = Field(2.0, ge=1.0)
     entropy_decay: float = Field(0.0, ge=0.0)
     srpo_routing: bool = False
-    pass_reward: float = 1.0
     min_divergence: float = Field(0.0, ge=0.0)
-    decay_after: int = Field(0, ge=0)
     decay_steps: int = Field(0, ge=0)
-    decay_to: float = Field(0.0, ge=0.0, lt=1.0)
     turns_per_step: int = Field(4, ge=1)
     strict: bool = True
     writing: HintWritingSection = HintWritingSection()
@@ -138,19 +121,13 @@ class HintsSection(Section):
             refuse_idle(
                 self, ("ema_rate",), f'with hints.teacher = "{self.teacher}": that teacher does not move'
             )
-        if not self.srpo_routing:
-            refuse_idle(self, ("pass_reward",), "without hints.srpo_routing")
-        if not self.decay_steps:
-            refuse_idle(
-                self, ("decay_after", "decay_to"), "while hints.decay_steps is 0: the weight never falls"
-            )
         return self
 
 
 class ReplaySection(Section):
     """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
 
-    ``kind`` is the loss; ``beta``, ``margin`` and ``label_smoothing`` are its own (no beta: dpo 5.0, or 0.1 on sums; ipo 0.1;
+    ``kind`` is the loss; ``beta`` and ``margin`` are its own (no beta: dpo 5.0, or 0.1 on sums; ipo 0.1;
     simpo 2.0). ``length_normalised`` takes mean log-probabilities a token in place of sums. ``pairs`` is a file of pairs,
     one JSON object a line with prompt, chosen and rejected (texts, messages or ids), its path seen from the recipe.
     ``sibling_pairs`` also pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not.
@@ -159,7 +136,6 @@ class ReplaySection(Section):
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
     beta: float | None = Field(None, gt=0.0)
     margin: float = Field(0.0, ge=0.0)
-    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
     length_normalised: bool = True
     pairs: str = ""
     pairs_per_step: int = Field(4, ge=1)
@@ -168,8 +144,8 @@ class ReplaySection(Section):
 
     @model_validator(mode="after")
     def _kind_fits(self) -> ReplaySection:
-        if self.kind == "ipo" and (self.margin or self.label_smoothing):
-            raise ValueError("ipo takes neither margin nor label_smoothing: its margin is 1 / (2 beta)")
+        if self.kind == "ipo" and self.margin:
+            raise ValueError("ipo takes no margin: its own is 1 / (2 beta)")
         if self.kind == "simpo" and not self.length_normalised:
             raise ValueError("simpo is length-normalised by definition")
         if not self.sibling_pairs:
@@ -206,15 +182,14 @@ class RaySection(Section):
 
     ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. There are ``num_actors`` actors, each of which
     asks Ray for ``num_cpus`` and ``resources``; 0 is one for each episode that runs at a time, or as many as the nodes have room
-    for where that is less. No more episodes run at a time than there are actors. The other keys are those of ``ClusterOptions``. A run
-    may be resumed with another table, or without one.
+    for where that is less. No more episodes run at a time than there are actors; an attempt waits ``waiting_seconds`` for a
+    free one. A run may be resumed with another table, or without one.
     """
 
     address: str
     num_actors: int = Field(0, ge=0)
     num_cpus: float = Field(1.0, ge=0.0)
     resources: dict[str, float] = {}
-    max_restarts: int = Field(-1, ge=-1)
     waiting_seconds: float = Field(500.0, gt=0.0)
 
 
@@ -274,7 +249,6 @@ class AgentRewardSection(Section):
     rule: Literal["fraction", "all_or_nothing", "weighted"] = "fraction"
     weights: dict[str, float] = {}
     breaks: Literal["mask", "cost", "ignore"] = "mask"
-    break_cost: float = Field(1.0, ge=0.0)
     break_sample: int = Field(0, ge=0)
     invalid_call_cost: float = Field(0.0, ge=0.0)
 
@@ -284,24 +258,18 @@ class AgentRewardSection(Section):
             refuse_idle(self, ("weights",), 'without agent.reward.rule = "weighted"')
         elif not self.weights:
             raise ValueError('rule = "weighted" does nothing without agent.reward.weights')
-        if self.breaks != "cost":
-            refuse_idle(self, ("break_cost",), f'with agent.reward.breaks = "{self.breaks}"')
         if self.breaks == "ignore":
             refuse_idle(self, ("break_sample",), 'with agent.reward.breaks = "ignore"')
         return self
 
 
 class AgentToolsSection(Section):
-    """Limits of each call; ``is_warm`` keeps one process in an attempt's sandbox that starts the commands, where the backend can.
+    """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, which starts the commands.
 
-    Without it each command has a jail of its own, some 10 ms. docs/sandbox.md says what differs.
+    So it is where the backend can. Without it each command has a jail of its own, some 10 ms. docs/sandbox.md says what differs.
     """
 
     max_characters: int = Field(16_000, ge=1000)
-    max_command_seconds: float = Field(300.0, gt=0.0)
-    search_seconds: float = Field(20.0, gt=0.0)
-    test_seconds: float = Field(120.0, gt=0.0)
-    max_file_bytes: int = Field(2 * 1024**2, ge=1)
     is_warm: bool = True
 
 
@@ -309,12 +277,12 @@ class AgentSection(Section):
     """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more.
 
     An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
-    never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. The other limits are those of
-    docs/episodes.md; ``grading_seconds`` counts from when a grading has a place. ``template_options`` are variables of
+    never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. docs/episodes.md tells of the other
+    limits; ``grading_seconds`` counts from when a grading has a place. ``template_options`` are variables of
     the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` pays rollouts
     with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``).
-    ``keeps_trajectories`` writes every episode into the run folder. ``log_prob_check`` compares trainer and sampler at
-    each step: over ``log_prob_tolerance`` nats on average it tells (``report``) or stops (``error``). ``in_rounds``
+    ``log_prob_check`` compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells
+    (``report``) or stops (``error``). ``in_rounds``
     samples when every running episode waits for an answer, at most ``max_batch`` of them at a time: the same seed then
     gives the same bits; without it slow tools hold up nobody.
     """
@@ -323,14 +291,10 @@ class AgentSection(Section):
     max_context_tokens: int = Field(16_384, ge=2)
     max_new_tokens: int = Field(2048, ge=1)
     min_new_tokens: int = Field(16, ge=1)
-    max_calls: int = Field(16, ge=1)
-    max_tries: int = Field(3, ge=1)
     max_concurrent: int = Field(32, ge=1)
     max_batch: int = Field(32, ge=1)
     in_rounds: bool = True
-    turn_seconds: float = Field(600.0, gt=0.0)
     episode_seconds: float = Field(3600.0, gt=0.0)
-    grace_seconds: float = Field(120.0, ge=0.0)
     grading_seconds: float = Field(900.0, gt=0.0)
     summary_tokens: int = Field(0, ge=0)
     max_summaries: int = Field(4, ge=1)
@@ -339,7 +303,6 @@ class AgentSection(Section):
     dialect: str = ""
     template_options: dict[str, Any] = {}
     monitor: MonitorMode = "mask"
-    keeps_trajectories: bool = True
     log_prob_check: Literal["report", "error", "off"] = "report"
     log_prob_tolerance: float = Field(0.05, gt=0.0)
     reward: AgentRewardSection = AgentRewardSection()

@@ -56,15 +56,13 @@ class TasksSection(Section):
     """Where tasks come from: ``source`` is built into the cache, ``store`` is used as it is.
 
     ``symbols`` pins candidates: for each source, the qualified names to delete, written
-    ``path/inside/tree.py::Qualified.name``; without it candidates are drawn by ``seed``.
+    ``path/inside/tree.py::Qualified.name``; without it candidates are drawn.
     """
 
     source: list[str] = []
     store: str = ""
     symbols: dict[str, list[str]] = {}
     max_tasks: int | None = Field(None, ge=1)
-    hidden_share: float = Field(0.5, ge=0.0, lt=1.0)
-    seed: int = 0
 
     @model_validator(mode="after")
     def _one_origin(self) -> TasksSection:
@@ -117,8 +115,6 @@ class EvidenceSection(Section):
     planned_evaluations: int = Field(ge=1)
     tolerated_gap: float = Field(gt=0.0, lt=1.0)
     alpha: float = Field(0.01, gt=0.0, lt=1.0)
-    delta: float = Field(0.05, gt=0.0, lt=1.0)
-    eps0: float = Field(0.005, gt=0.0, lt=1.0)
 
 
 class SandboxSection(Section):
@@ -165,7 +161,7 @@ class EffortSection(Section):
     """A price on effort: ``weight * C(x)`` less reward, compared within the group.
 
     ``C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))``, with the limit ``ln(1 + k x) / k`` at q = 1; x adds up the
-    tokens, tool calls and turns of a rollout, each times its own weight below. With q above 1 it
+    tokens of a rollout (a tenth of those of tool output), and 20 for each tool call and turn. With q above 1 it
     is bounded by ``weight / (k (q - 1))``, 0.1 by default, so that no saving outweighs a passed test. The preset
     ``composer`` has it as it stands here.
     """
@@ -173,12 +169,6 @@ class EffortSection(Section):
     weight: float = Field(1e-4, ge=0.0)
     k: float = Field(1e-3, gt=0.0)
     q: float = Field(2.0, ge=0.0)
-    thinking_token: float = Field(1.0, ge=0.0)
-    tool_call_token: float = Field(1.0, ge=0.0)
-    tool_output_token: float = Field(0.1, ge=0.0)
-    final_token: float = Field(1.0, ge=0.0)
-    tool_call: float = Field(20.0, ge=0.0)
-    turn: float = Field(20.0, ge=0.0)
 
 
 class TrainerSection(Section):
@@ -211,7 +201,6 @@ class TrainerSection(Section):
     alpha_sdpo: float = Field(0.0, ge=0.0)
     beta_replay: float = Field(0.0, ge=0.0)
     prefix_sharing: bool = False
-    strict_killswitch: bool = True
     checkpoint_every: int = Field(5, ge=1)
     cpu_threads: int = Field(0, ge=0)
     save_model: bool = True
@@ -258,10 +247,6 @@ class RunConfig(Section):
             )
         if self.replay is not None and not self.replay.pairs:
             refuse_idle(self.replay, ("pairs_per_step",), "without replay.pairs")
-        if self.guard is None:
-            refuse_idle(self.trainer, ("strict_killswitch",), "without a [guard] table")
-        if self.agent is not None and not self.trainer.checks:
-            refuse_idle(self.agent, ("log_prob_tolerance",), "while trainer.checks is false")
         if self.agent is None and self.trainer.importance_clip:
             raise ValueError(
                 "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler; "

@@ -228,12 +228,12 @@ def attempt_options(config: RunConfig) -> AttemptOptions:
     Raises:
         UsageError: a limit out of range (CR0805).
     """
-    limits = (config.agent or AgentSection()).tools.model_dump()
+    section = (config.agent or AgentSection()).tools
     return AttemptOptions(
         backend=config.sandbox.backend,
-        is_warm=limits.pop("is_warm"),
+        is_warm=section.is_warm,
         sandbox_limits=sandbox_limits(config),
-        tool_limits=ToolLimits(**limits),
+        tool_limits=ToolLimits(max_characters=section.max_characters),
     )
 
 
@@ -250,12 +250,7 @@ def reward_options(config: RunConfig) -> RewardOptions:
 def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:
     """The loop's limits as ``[agent]`` has them."""
     same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
-    tools = section.tools
-    return EpisodeOptions(
-        **{name: getattr(section, name) for name in same},
-        call_seconds=max(tools.max_command_seconds, tools.search_seconds, tools.test_seconds),
-        temperature=temperature,
-    )
+    return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
 
 
 def open_agent(
@@ -286,7 +281,6 @@ def open_agent(
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
     kept = KeptEpisodes(
         folder.rollouts,
-        keeps_trajectories=config.agent.keeps_trajectories,
         part=file_part(),
         options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
     )

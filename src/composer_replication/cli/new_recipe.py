@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from composer_replication.records import Task
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.cost_probe import ModelCosts, StepSize
+    from composer_replication.trainer.cost_probe import StepCost, StepSize
     from composer_replication.trainer.model_trial import TrainingDevice
 
 MEMORY_SHARE = 0.7
@@ -49,11 +49,10 @@ class _Lengths:
     def longest(self) -> int:
         return max(map(len, self.prompts))
 
-    def typical(self, number: int) -> list[list[int]]:
-        """``number`` prompts around the median length, the median itself last."""
-        ranked = sorted(self.prompts, key=len)
-        middle = len(ranked) // 2
-        return ranked[max(0, middle + 1 - number) : middle + 1] or ranked[:1]
+    @property
+    def typical(self) -> list[int]:
+        """A prompt of median length."""
+        return sorted(self.prompts, key=len)[len(self.prompts) // 2]
 
 
 def new_recipe(
@@ -61,8 +60,7 @@ def new_recipe(
 ) -> dict[str, object]:
     """Write ``out`` and return the verb's JSON object.
 
-    ``memory_bytes`` is ``ModelCosts.memory_bytes`` for the longest prompts, on the CPU plus what
-    the process held before the model was loaded. ``seconds_per_step`` is
+    ``memory_bytes`` is ``StepCost.memory_bytes`` for the longest prompts. ``seconds_per_step`` is
 
         sampling + training + R g / j + (E sampling / R + 2 E g / j) / every
 
@@ -113,7 +111,7 @@ def new_recipe(
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    costs: ModelCosts
+    cost: StepCost
     size: StepSize
     num_parameters: int
     device: TrainingDevice
@@ -127,7 +125,7 @@ class _Estimate:
 
 def _estimate_model(config: RunConfig, first: dict[str, Any], store: TaskStore, tasks: RunTasks) -> _Estimate:
     """Load, try, and take the largest step that fits."""
-    from composer_replication.trainer.cost_probe import StepSize, measure_costs
+    from composer_replication.trainer.cost_probe import StepSize, measure_step
     from composer_replication.trainer.model_trial import load_for_trial, training_device, within_memory
 
     device = training_device(available_memory_bytes())
@@ -136,20 +134,19 @@ def _estimate_model(config: RunConfig, first: dict[str, Any], store: TaskStore, 
     lengths = _lengths(config, store, tasks, model, tokenizer)
     shapes = [shape for shape in STEP_SHAPES if shape[0] <= len(tasks.train)]
     with within_memory(config.model.name):
-        costs = measure_costs(
+        cost = measure_step(
             model,
             tokenizer,
-            lengths.typical(shapes[0][0]),
+            lengths.typical,
             group_size=shapes[0][1],
             completion_tokens=lengths.completion,
         )
-    shared = costs.probed.is_shared
     for num_prompts, group_size in shapes:
-        longest = StepSize(num_prompts, group_size, lengths.longest, lengths.completion, shared)
-        size = StepSize(num_prompts, group_size, costs.probed.prompt_tokens, lengths.completion, shared)
-        estimate = _Estimate(
-            costs, size, num_parameters, device, costs.memory_bytes(longest) + device.held_bytes
+        size = StepSize(
+            num_prompts, group_size, cost.tried.prompt_tokens, lengths.completion, cost.tried.is_shared
         )
+        longest = replace(size, prompt_tokens=lengths.longest)
+        estimate = _Estimate(cost, size, num_parameters, device, cost.memory_bytes(longest))
         if estimate.fits:
             break
     return estimate
@@ -190,7 +187,7 @@ def _finish(
     first: dict[str, Any], tasks: RunTasks, estimate: _Estimate, grading: float
 ) -> tuple[dict[str, Any], dict[str, object]]:
     """The whole table and the JSON object without the path."""
-    size, costs = estimate.size, estimate.costs
+    size, cost = estimate.size, estimate.cost
     table = whole_table(
         first,
         num_train=len(tasks.train),
@@ -206,11 +203,11 @@ def _finish(
     heldout, jobs = config.heldout, config.rollouts.grading_jobs
     assert heldout is not None
     num_drawn = min(heldout.sample_size or len(tasks.heldout), len(tasks.heldout)) * heldout.samples_per_task
-    sampling = costs.sampling_seconds(size)
+    sampling = cost.sampling_seconds_of(size)
     evaluation = num_drawn * (sampling / size.num_rows + 2 * grading / jobs)
     seconds = {
         "sampling": round(sampling, 3),
-        "training": round(costs.training_seconds(size), 3),
+        "training": round(cost.training_seconds_of(size), 3),
         "grading": round(size.num_rows * grading / jobs, 3),
         "heldout": round(evaluation / heldout.every, 3),
     }

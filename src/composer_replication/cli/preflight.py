@@ -80,7 +80,7 @@ def check_training(config: RunConfig, folder: RunFolder) -> None:
     Raises:
         UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself (CR0760 to CR0762,
             CR0885), or what ``check_arguments`` refuses (CR0712, CR0763).
-        MissingError: a package is missing, also that of the recipe's optimizer (CR0101).
+        MissingError: a package is missing (CR0101).
     """
     with needs_extra("train", "training"):
         import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all

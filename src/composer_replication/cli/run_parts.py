@@ -75,8 +75,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
             folder,
             symbols=symbols or None,
             max_tasks=section.max_tasks,
-            seed=section.seed,
-            hidden_share=section.hidden_share,
             backend=config.sandbox.backend or None,
             ray_address=None if config.ray is None else config.ray.address,
             progress=report,

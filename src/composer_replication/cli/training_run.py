@@ -248,7 +248,6 @@ def _open_parts(
             peft_config=lora_config(config.model.lora),
             heldout_guard=guard,
             heldout_eval_fn=run_parts.journalled(config, folder, tasks, evaluator),
-            strict_killswitch=config.trainer.strict_killswitch,
             alpha_sdpo=config.trainer.alpha_sdpo,
             hints=config.hints,
             hint_source=hint_source,

@@ -178,23 +178,20 @@ def information_gate(
     return mean_B, is_open_B & (count_B > 0)
 
 
-def decayed_weight(weight: float, *, step: int, decay_steps: int, final_share: float = 0.0) -> float:
-    """Channel weight after a cosine decay: from ``weight`` to ``final_share * weight`` over ``decay_steps``.
+def decayed_weight(weight: float, *, step: int, decay_steps: int) -> float:
+    """Channel weight after a cosine decay to 0 over ``decay_steps``; 0 of them means no decay.
 
-    w(s) = weight (f + (1 - f) (1 + cos(pi min(s / S, 1))) / 2). Hint distillation saturates late; its weight
-    should fall while the policy gradient's stays. ``decay_steps`` 0 means no decay.
+    w(s) = weight (1 + cos(pi min(s / S, 1))) / 2. Hint distillation saturates late; its weight should fall while the
+    policy gradient's stays.
 
     Raises:
-        UsageError: CR0781, a number out of range.
+        UsageError: CR0781, a number below 0.
     """
-    where = "decayed_weight"
     for name, value in (("weight", weight), ("step", step), ("decay_steps", decay_steps)):
-        require_number(value, name, low=0, where=where)
-    require_number(final_share, "final_share", low=0, high=1, where=where)
+        require_number(value, name, low=0, where="decayed_weight")
     if decay_steps == 0:
         return weight
-    share = (1 + math.cos(math.pi * min(step / decay_steps, 1.0))) / 2
-    return weight * (final_share + (1 - final_share) * share)
+    return weight * (1 + math.cos(math.pi * min(step / decay_steps, 1.0))) / 2
 
 
 def _checked_mask(divergence_BT: torch.Tensor, mask_BT: torch.Tensor, *, where: str) -> torch.Tensor:

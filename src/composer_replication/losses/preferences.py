@@ -50,13 +50,12 @@ def preference_loss(
     kind: PreferenceKind,
     beta: float,
     margin: float = 0.0,
-    label_smoothing: float = 0.0,
     weight_P: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, PreferenceMetrics]:
     """Preference loss, weighted mean over pairs, and what to log.
 
-    With h = (c - c_ref) - (r - r_ref) and e = label_smoothing:
-    dpo     -(1 - e) log sigmoid(beta h - margin) - e log sigmoid(margin - beta h)
+    With h = (c - c_ref) - (r - r_ref):
+    dpo     -log sigmoid(beta h - margin)
     ipo     (h - 1 / (2 beta))^2
     simpo   as dpo with h = c - r: no reference is read
     L = sum_i w_i l_i / sum_i w_i
@@ -76,11 +75,9 @@ def preference_loss(
         beta: above 0. Usual: dpo 0.1 (summed), ipo 0.1, simpo 2.0 to 2.5.
         margin: target reward margin, at least 0; simpo's gamma (usually 0.5 to 1.6), for dpo that of ODPO.
             ipo has its own margin, 1 / (2 beta), and takes none.
-        label_smoothing: share of labels taken to be wrong, 0 to below 0.5; dpo and simpo only.
         weight_P: at least 0; None weighs all alike. A pair of weight 0 is not read.
 
-    Departs from the papers: weights; the margin in DPO. With smoothing this is conservative DPO, not robust
-    DPO (no division by 1 - 2 e).
+    Departs from the papers: weights; the margin in DPO.
     Reference: DPO (2023, arXiv 2305.18290), equation 7; IPO (2023, arXiv 2310.12036), equation 17;
     SimPO (2024, arXiv 2405.14734), equation 6; ODPO (2024, arXiv 2402.10571), equation 8.
 
@@ -90,7 +87,7 @@ def preference_loss(
         InputError: CR0782, shapes that differ; CR0783, a weight below 0 or not finite.
         EmptyMaskError: CR0780, no pair with a weight above 0.
     """
-    _check_arguments(kind, beta=beta, margin=margin, label_smoothing=label_smoothing)
+    _check_arguments(kind, beta=beta, margin=margin)
     weights_P = _checked_weights(policy_chosen_logp_P, policy_rejected_logp_P, weight_P)
     kept_P = weights_P > 0
     require_something(kept_P, "pair with a weight above 0", where="preference_loss")
@@ -100,7 +97,7 @@ def preference_loss(
     if kind != "simpo":
         chosen_P = chosen_P - _reference(reference_chosen_logp_P, policy_chosen_logp_P, kind)[kept_P]
         rejected_P = rejected_P - _reference(reference_rejected_logp_P, policy_chosen_logp_P, kind)[kept_P]
-    losses_P = _losses(chosen_P - rejected_P, kind, beta=beta, margin=margin, label_smoothing=label_smoothing)
+    losses_P = _losses(chosen_P - rejected_P, kind, beta=beta, margin=margin)
     loss = (weights_P * losses_P).sum() / weights_P.sum()
     return loss, _metrics(chosen_P.detach(), rejected_P.detach(), weights_P, beta)
 
@@ -126,15 +123,10 @@ def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normal
     return sums_B / kept_BT.sum(-1) if length_normalised else sums_B
 
 
-def _losses(
-    gap_P: torch.Tensor, kind: str, *, beta: float, margin: float, label_smoothing: float
-) -> torch.Tensor:
+def _losses(gap_P: torch.Tensor, kind: str, *, beta: float, margin: float) -> torch.Tensor:
     if kind == "ipo":
         return (gap_P - 1 / (2 * beta)).square()
-    score_P = beta * gap_P - margin
-    losses_P = -(1 - label_smoothing) * functional.logsigmoid(score_P)
-    # without smoothing the second part is left out: 0 times an infinite logarithm is not a number
-    return losses_P - label_smoothing * functional.logsigmoid(-score_P) if label_smoothing else losses_P
+    return -functional.logsigmoid(beta * gap_P - margin)
 
 
 def _metrics(
@@ -153,21 +145,16 @@ def _metrics(
     )
 
 
-def _check_arguments(kind: str, *, beta: float, margin: float, label_smoothing: float) -> None:
+def _check_arguments(kind: str, *, beta: float, margin: float) -> None:
     where = "preference_loss"
     require(kind in _KINDS, f"kind is {kind!r} and must be one of {', '.join(_KINDS)}.", where=where)
     require_positive(beta, "beta", where=where)
     require_number(margin, "margin", low=0, where=where)
     require(
-        0 <= label_smoothing < 0.5,
-        f"label_smoothing is {label_smoothing!r} and must be at least 0 and below 0.5.",
+        kind != "ipo" or margin == 0,
+        "ipo takes no margin: its own is 1 / (2 beta).",
         where=where,
-    )
-    require(
-        kind != "ipo" or (margin == 0 and label_smoothing == 0),
-        "ipo takes neither margin nor label_smoothing: its margin is 1 / (2 beta).",
-        where=where,
-        fix="leave them out, or take dpo.",
+        fix="leave it out, or take dpo.",
     )
 
 

@@ -45,6 +45,7 @@ from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.served_rollouts import load_weights
 from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.trl_values import refusals
 
 logger = logging.getLogger(__name__)
 
@@ -394,6 +395,16 @@ class ComposerReplicationTrainer(
         if self.is_interrupted:
             raise KeyboardInterrupt
         return output
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """As transformers'; what it refuses is a setting of the recipe (CR0211)."""
+        with refusals():
+            return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """As transformers'; what it refuses is a setting of the recipe (CR0211)."""
+        with refusals():
+            return super().create_scheduler(num_training_steps, optimizer)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Transformers' files, ours, then the manifest; older checkpoints go only after that."""

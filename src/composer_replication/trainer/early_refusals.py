@@ -7,7 +7,6 @@ from typing import Any
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from composer_replication.config import RunConfig
-from composer_replication.trainer.optimizer_trial import try_optimizer
 from composer_replication.trainer.policy_options import PolicyOptions
 from composer_replication.trainer.preset_settings import refuse_repeated_prompts
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -24,8 +23,6 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
     Raises:
         TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0712), groups that lie across processes
             under dynamic sampling (CR0763), Liger kernels that are not installed or fp16 on a processor (CR0211).
-        UsageError: settings of the optimizer or of gradient checkpointing that transformers refuses (CR0211).
-        MissingError: the package of the optimizer is not installed (CR0101).
     """
     has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
     refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
@@ -45,7 +42,6 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
             where="trl.fp16",
             fix="take trl.fp16 out, or set trl.bf16 = true.",
         )
-    try_optimizer(arguments)
 
 
 def check_num_prompts(config: RunConfig, arguments: Any, num_prompts: int) -> None:

@@ -36,14 +36,14 @@ from composer_replication.trainer.record_limits import turns_that_fit
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
+_PASSED = 1.0  # the least reward of a rollout that needs no hint
 DISTILLED = "is_distilled"
 """Under this name a batch says which rows (B,) the teacher takes from the policy gradient."""
 
 
 def schedule_share(settings: HintsSection, step: int) -> float:
-    """What is left of the channel's weight at a global step: 1, then a cosine down to ``decay_to``."""
-    done = max(step - settings.decay_after, 0)
-    return decayed_weight(1.0, step=done, decay_steps=settings.decay_steps, final_share=settings.decay_to)
+    """What is left of the channel's weight at a global step: a cosine from 1 to 0, or 1 for good."""
+    return decayed_weight(1.0, step=step, decay_steps=settings.decay_steps)
 
 
 class HintChannel(ChannelStep):
@@ -118,7 +118,7 @@ class HintChannel(ChannelStep):
         self._note_source_counts(before, _counts_of(source))
         if settings.srpo_routing:
             turns = [
-                [] if reward is None or reward >= settings.pass_reward else list(of_row)
+                [] if reward is None or reward >= _PASSED else list(of_row)
                 for of_row, reward in zip(turns, rewards, strict=True)
             ]
             batch[DISTILLED] = torch.tensor(

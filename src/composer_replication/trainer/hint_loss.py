@@ -53,7 +53,7 @@ def hint_loss(
     """L = sum_n w_n g_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
 
     D is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
-    c = min(exp(logp - sampled_logp), importance_clip) exp(-entropy_decay H_teacher), without gradient, its first factor 1
+    c = min(exp(logp - sampled_logp), 2) exp(-entropy_decay H_teacher), without gradient, its first factor 1
     for an id whose sampled_logp is unknown; g_n is 0 for a turn whose mean divergence is below min_divergence; w_n is its
     weight. The student carries gradient, the teacher none.
 
@@ -74,18 +74,18 @@ def hint_loss(
             head.weight_VH,
             scored_ids(rows.student),
             k=min(settings.top_k, head.weight_VH.size(0)),
-            temperature=settings.temperature,
+            temperature=1.0,
             **head.arguments(),
         )
         now_M = scores.logp_N.detach()
-        if sampling_temperature != settings.temperature:
+        if sampling_temperature != 1.0:
             now_M = _logp_at_temperature(states_MH, head, rows, sampling_temperature)
     with teacher(), torch.no_grad(), autocast():
         teacher_MK, entropy_M = _teacher_logps(model, rows, scores.top_index_NK, settings)
     divergence_M = support_divergence(scores.top_logp_NK, teacher_MK, jsd_alpha=settings.jsd_alpha)
     sampled_M = rows.sampled_logp_NT[mask_NT].to(now_M.dtype)
     sampled_M = torch.where(sampled_M.isnan(), now_M, sampled_M)
-    weight_M = ratio_M = importance_weights(now_M, sampled_M, mask_NT[mask_NT], clip=settings.importance_clip)
+    weight_M = ratio_M = importance_weights(now_M, sampled_M, mask_NT[mask_NT])
     if entropy_M is not None:
         weight_M = ratio_M * certainty_weights(entropy_M, strength=settings.entropy_decay)
     loss, metrics = hint_distillation_loss(
@@ -105,7 +105,7 @@ def _teacher_logps(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The student's support under the teacher, and the teacher's entropy where a setting asks for it."""
     states_MH, head = completion_states(model, rows.teacher), head_of(model)
-    options = {"temperature": settings.temperature, **head.arguments()}
+    options = {"temperature": 1.0, **head.arguments()}
     logp_MK = logp_at(states_MH, head.weight_VH, index_MK, **options)
     if not settings.entropy_decay:
         return logp_MK, None

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from composer_replication.config import RunConfig
 from composer_replication.errors import MissingError
+from composer_replication.trainer.cost_probe import resident_bytes
 from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.run_setup import lora_config
 
@@ -28,7 +28,6 @@ class TrainingDevice:
         is_gpu: as ``trl_arguments`` chooses: a GPU where there is one.
         free_bytes: what a run could use, or None when unknown; on the processor with what this
             process holds already, since a run would hold the same libraries.
-        held_bytes: on the processor the resident memory of this process; 0 on a GPU.
         cpu_threads: for ``trainer.cpu_threads``: 1 on up to four cores, since threads that wait
             for each other burn the time that grading needs; otherwise 0, torch's own choice.
     """
@@ -36,19 +35,16 @@ class TrainingDevice:
     name: str
     is_gpu: bool
     free_bytes: int | None
-    held_bytes: int
     cpu_threads: int
 
 
 def training_device(available_bytes: int | None) -> TrainingDevice:
     """The device of a run; ``available_bytes`` is the machine's free memory, if known."""
     if torch.cuda.is_available():
-        return TrainingDevice(torch.cuda.get_device_name(), True, int(torch.cuda.mem_get_info()[0]), 0, 0)
-    held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    free = None if available_bytes is None else available_bytes + held
-    return TrainingDevice(
-        "the processor", False, free, held, 1 if len(os.sched_getaffinity(0)) <= _FEW_CORES else 0
-    )
+        return TrainingDevice(torch.cuda.get_device_name(), True, int(torch.cuda.mem_get_info()[0]), 0)
+    free = None if available_bytes is None else available_bytes + resident_bytes()
+    few_cores = len(os.sched_getaffinity(0)) <= _FEW_CORES
+    return TrainingDevice("the processor", False, free, 1 if few_cores else 0)
 
 
 def fast_dtype() -> Literal["float32", "bfloat16"]:

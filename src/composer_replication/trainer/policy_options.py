@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
-EFFORT_KINDS = (
-    "thinking_token",
-    "tool_call_token",
-    "tool_output_token",
-    "final_token",
-    "tool_call",
-    "turn",
-)
+EFFORT_UNITS: Final[Mapping[str, float]] = {
+    "thinking_token": 1.0,
+    "tool_call_token": 1.0,
+    "tool_output_token": 0.1,
+    "final_token": 1.0,
+    "tool_call": 20.0,
+    "turn": 20.0,
+}
+"""What one of each kind adds to x, the effort of a rollout: a choice of ours, since the originals are not published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +27,11 @@ class EffortPrice:
         weight: reward for one unit of C; 0 is off.
         k: curvature, per unit of x.
         q: exponent; C is linear at 0, logarithmic at 1, bounded above 1.
-        unit_weights: weight in x of one of each kind of ``EFFORT_KINDS``.
     """
 
     weight: float = 1e-4
     k: float = 1e-3
     q: float = 2.0
-    unit_weights: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "thinking_token": 1.0,
-            "tool_call_token": 1.0,
-            "tool_output_token": 0.1,
-            "final_token": 1.0,
-            "tool_call": 20.0,
-            "turn": 20.0,
-        }
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
                 "final_token": num_own,
                 "turn": 1,
             }
-            units.append(effort_units(counts, effort.unit_weights))
+            units.append(effort_units(counts))
         return effort_cost(like_B.new_tensor(units), scale=effort.k, curvature=effort.q)
 
     def _weigh_by_importance(

@@ -11,7 +11,6 @@ from typing import Any
 from composer_replication.config import PRESETS, EffortSection, RunConfig, TrainerSection
 from composer_replication.errors import UsageError
 from composer_replication.trainer.policy_options import (
-    EFFORT_KINDS,
     EffortPrice,
     PolicyOptions,
     check_policy_options,
@@ -79,7 +78,7 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     effort: EffortSection | None = own["effort"]
     options = PolicyOptions(
         kl_in_reward=bool(own["kl_in_reward"]),
-        effort=None if effort is None else _price(effort),
+        effort=None if effort is None else EffortPrice(effort.weight, effort.k, effort.q),
         dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
         importance_clip=float(own["importance_clip"] or 0.0),
     )
@@ -113,11 +112,6 @@ def _own_value(section: TrainerSection, preset: Mapping[str, Any], key: str) -> 
     if value is None:
         value = preset.get(f"trainer.{key}")
     return EffortSection(**value) if isinstance(value, dict) else value
-
-
-def _price(section: EffortSection) -> EffortPrice:
-    weights = {kind: float(getattr(section, kind)) for kind in EFFORT_KINDS}
-    return EffortPrice(section.weight, section.k, section.q, weights)
 
 
 def _refuse_contradictions(name: str, preset: Mapping[str, Any], table: Mapping[str, Any]) -> None:

@@ -167,7 +167,6 @@ class ReplayChannel(ChannelStep):
             kind=settings.kind,
             beta=beta,
             margin=settings.margin,
-            label_smoothing=settings.label_smoothing,
             weight_P=rows.weight_P,
         )
 

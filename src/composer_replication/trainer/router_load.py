@@ -5,7 +5,6 @@ Letters: L layers with experts, E experts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,7 +55,7 @@ class RouterLoad:
             self._chosen_LE = chosen_LE if self._chosen_LE is None else self._chosen_LE + chosen_LE
 
     def _log_router_load(self) -> None:
-        """At the last micro-step of a step: one entry of each metric, over all processes.
+        """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
 
         Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
         """
@@ -64,8 +63,7 @@ class RouterLoad:
             return
         chosen_LE, self._chosen_LE = self._chosen_LE, None
         chosen_LE = self.accelerator.reduce(chosen_LE, reduction="sum")
-        for name, value in router_load(chosen_LE).items():
-            self._metrics["train"][f"router/{name}"].append(value)
+        self._metrics["train"]["router/max_load"].append(max_load(chosen_LE))
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -84,18 +82,7 @@ def chosen_of(output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.
     return torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
 
 
-def router_load(chosen_LE: torch.Tensor) -> dict[str, float]:
-    """What the counts say of the load p of an expert, its share of its layer's choices.
-
-    Returns:
-        ``max_load``: the largest E p (1 is even, E is one expert alone). ``entropy``: -sum p ln p / ln E, the mean over
-        layers (1 is even). ``unused_share``: of all experts of all layers, those that no token chose.
-    """
+def max_load(chosen_LE: torch.Tensor) -> float:
+    """The largest E p of any layer, p being the share of an expert in its layer's choices: 1 is even, E is one expert alone."""
     share_LE = chosen_LE.double() / chosen_LE.sum(-1, keepdim=True)
-    num_experts = chosen_LE.size(-1)
-    entropy_L = torch.special.entr(share_LE).sum(-1) / math.log(max(num_experts, 2))
-    return {
-        "max_load": float(share_LE.max()) * num_experts,
-        "entropy": float(entropy_L.mean()),
-        "unused_share": float((chosen_LE == 0).double().mean()),
-    }
+    return float(share_LE.max()) * chosen_LE.size(-1)

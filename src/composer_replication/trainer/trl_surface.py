@@ -41,6 +41,8 @@ TRL_SURFACE: Final[dict[str, tuple[str, ...]]] = {
     "_get_grad_norm": ("model", "grad_norm"),
     "_get_train_sampler": ("dataset",),
     "_save_checkpoint": ("model", "trial"),
+    "create_optimizer": ("model",),
+    "create_scheduler": ("num_training_steps", "optimizer"),
     "evaluate": ("eval_dataset", "ignore_keys", "metric_key_prefix"),
     "log": ("logs", "start_time"),
     "prediction_step": ("model", "inputs", "prediction_loss_only", "ignore_keys"),

@@ -7,12 +7,13 @@ from pathlib import Path
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.agent_parts import episode_options, reward_options
 from composer_replication.config import load_config
+from composer_replication.rollouts.tools.tool_limits import ToolLimits
 
 
-def test_the_loop_waits_for_the_longest_time_out_that_a_recipe_gives_its_tools() -> None:
-    assert episode_options(AgentSection(), temperature=1.0).call_seconds == 300.0
-    section = AgentSection.model_validate({"tools": {"test_seconds": 900.0}})
-    assert episode_options(section, temperature=1.0).call_seconds == 900.0
+def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
+    limits = ToolLimits()
+    longest = max(limits.max_command_seconds, limits.search_seconds, limits.test_seconds)
+    assert episode_options(AgentSection(), temperature=1.0).call_seconds == longest
 
 
 def test_the_tests_that_a_run_draws_depend_on_its_seed() -> None:

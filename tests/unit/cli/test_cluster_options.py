@@ -20,14 +20,14 @@ def recipe(**tables: Any) -> RunConfig:
 
 def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
     config = recipe(
-        agent={"reward": {"invalid_call_cost": 0.25, "breaks": "cost"}, "tools": {"test_seconds": 7.0}},
+        agent={"reward": {"invalid_call_cost": 0.25, "breaks": "cost"}, "tools": {"max_characters": 7000}},
         sandbox={"backend": "sandlock", "num_processes": 9},
         rollouts={"test_timeout_seconds": 3.0},
     )
     options = cluster_options(config)
     assert (options.attempt, options.reward) == (attempt_options(config), reward_options(config))
     assert options.reward is not None and options.reward.invalid_call_cost == 0.25
-    assert options.attempt is not None and options.attempt.tool_limits.test_seconds == 7.0
+    assert options.attempt is not None and options.attempt.tool_limits.max_characters == 7000
     assert options.attempt.sandbox_limits == options.limits
     assert options.limits is not None and options.limits == Limits(
         options.limits.memory_bytes, num_processes=9, disk_bytes=options.limits.disk_bytes

@@ -152,8 +152,8 @@ def test_threshold_zero_is_no_gate() -> None:
 
 
 def test_the_weight_decays_as_a_cosine() -> None:
-    got = [decayed_weight(2.0, step=step, decay_steps=4, final_share=0.5) for step in (0, 1, 2, 4, 9)]
-    assert got == pytest.approx([2.0, 1 + (1 + math.sqrt(0.5)) / 2, 1.5, 1.0, 1.0])
+    got = [decayed_weight(2.0, step=step, decay_steps=4) for step in (0, 1, 2, 4, 9)]
+    assert got == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 0.0, 0.0])
     assert decayed_weight(2.0, step=9, decay_steps=0) == 2.0
 
 
@@ -187,6 +187,6 @@ def test_wrong_arguments_are_said() -> None:
         importance_weights(DIVERGENCE, DIVERGENCE[:, :2], MASK)
     with pytest.raises(UsageError, match="strength"):
         certainty_weights(DIVERGENCE, strength=-1.0)
-    for options in ({"weight": -1.0}, {"step": -1}, {"decay_steps": -1}, {"final_share": 2.0}):
+    for options in ({"weight": -1.0}, {"step": -1}, {"decay_steps": -1}):
         with pytest.raises(UsageError, match=next(iter(options))):
             decayed_weight(**{"weight": 1.0, "step": 1, "decay_steps": 2, **options})

@@ -13,12 +13,10 @@ from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair
 
 
-def token_logps(
-    model: Any, prompt: Sequence[int], completion: Sequence[int], *, temperature: float = 1.0
-) -> torch.Tensor:
+def token_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
     """Log-softmax over the whole vocabulary before each completion id: (T, V)."""
     logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0]
-    return functional.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
+    return functional.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
 
 
 def answer_logp(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
@@ -50,19 +48,17 @@ def expected_hint_loss(
     """Hint distillation's formula over plain forwards of single rows."""
     total, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for turn in turns:
-        temperature = settings.temperature
-        s = token_logps(student, turn.prompt_ids, turn.completion_ids, temperature=temperature)
+        s = token_logps(student, turn.prompt_ids, turn.completion_ids)
         with torch.no_grad():
-            t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids, temperature=temperature)
-            sampled = token_logps(student, turn.prompt_ids, turn.completion_ids)
+            t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids)
         p, q = support(s, t, settings.top_k)
         entropy = -(t.exp() * t).sum(-1)
         d = jensen_shannon(p, q, settings.jsd_alpha)
         ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
         if turn.sampled_logp:
-            now = sampled[range(len(turn.completion_ids)), list(turn.completion_ids)]
+            now = s.detach()[range(len(turn.completion_ids)), list(turn.completion_ids)]
             ratio = (now - torch.tensor(turn.sampled_logp, dtype=torch.float64)).exp()
-            ratio = ratio.clamp(max=settings.importance_clip)
+            ratio = ratio.clamp(max=2.0)
         is_open = float(d.detach().mean() >= settings.min_divergence)
         total = total + turn.weight * is_open * (ratio * (-settings.entropy_decay * entropy).exp() * d).sum()
         num_tokens += len(turn.completion_ids)
@@ -90,8 +86,7 @@ def expected_pair_loss(
         if settings.kind == "ipo":
             loss = (gap - 1 / (2 * beta)) ** 2
         else:
-            smoothing, x = settings.label_smoothing, beta * gap - settings.margin
-            loss = -(1 - smoothing) * functional.logsigmoid(x) - smoothing * functional.logsigmoid(-x)
+            loss = -functional.logsigmoid(beta * gap - settings.margin)
         total, weights = total + pair.weight * loss, weights + pair.weight
     return total / weights
 

@@ -234,7 +234,7 @@ def test_an_honest_run_goes_on_and_what_infrastructure_loses_is_no_wrong_answer(
         return inner(env, asked)
 
     monkeypatch.setattr(FeatureDeletionEnv, "call", call)
-    folder, summary, code = train(tmp_path / "run", store, HONEST, **{"agent.max_tries": 2})
+    folder, summary, code = train(tmp_path / "run", store, HONEST)
     assert (code, summary["verdict"], summary["reason"]) == (0, "clean", "")
     first, second = (row for row in read_jsonl(folder.metrics) if "heldout/score" in row)
     assert second["heldout/score"] == second["heldout/hidden"] == second["heldout/visible"] == 1.0

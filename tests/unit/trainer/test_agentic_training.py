@@ -367,9 +367,7 @@ def test_what_infrastructure_loses_moves_nothing_and_is_counted(
 
     scripted.setattr(FeatureDeletionEnv, "call", call)
     recorded = Recorded(scripted)
-    folder = train(
-        tmp_path / "run", store, **{"trl.max_steps": 1, "agent.monitor": "report", "agent.max_tries": 2}
-    )
+    folder = train(tmp_path / "run", store, **{"trl.max_steps": 1, "agent.monitor": "report"})
     (episodes,), (batch,), (row,) = episodes_of(folder), recorded.batches, read_jsonl(folder.metrics)
     lost = [episode.stop_reason is StopReason.INFRASTRUCTURE for episode in episodes]
     assert 0 < sum(lost) < len(lost)
@@ -378,7 +376,7 @@ def test_what_infrastructure_loses_moves_nothing_and_is_counted(
     assert (loss_mask.sum(-1) == 0).tolist() == lost
     assert batch["num_items_in_batch"] == loss_mask.sum()
     assert row["rollouts/dropped"] == row["rollouts/stopped_infrastructure"] * len(lost) == sum(lost)
-    assert row["rollouts/infrastructure_failures"] == 2 * sum(lost)
+    assert row["rollouts/infrastructure_failures"] == 3 * sum(lost)
     assert row["rollouts/monitor_masked"] == 0 < row["rollouts/monitor_findings"]  # report masks nothing
     assert row["reward"] == 1.0 and batch["advantages"].abs().max() == 0
 

@@ -8,7 +8,6 @@ import pytest
 
 from composer_replication.errors import UsageError
 from composer_replication.trainer.effort_counts import effort_units
-from composer_replication.trainer.policy_options import EffortPrice
 
 
 def test_units_of_a_rollout_by_hand() -> None:
@@ -19,11 +18,11 @@ def test_units_of_a_rollout_by_hand() -> None:
         "tool_call": 2.0,
         "turn": 3.0,
     }
-    assert effort_units(counts, EffortPrice().unit_weights) == pytest.approx(12 + 1.8 + 3 + 40 + 60)
+    assert effort_units(counts) == pytest.approx(12 + 1.8 + 3 + 40 + 60)
 
 
 @pytest.mark.parametrize("counts", [{"thoughts": 3}, {"turn": -1}, {"turn": float("nan")}])
 def test_counts_that_are_none(counts: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        effort_units(counts, EffortPrice().unit_weights)
+        effort_units(counts)
     assert caught.value.code == "CR0764"

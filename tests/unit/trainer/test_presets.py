@@ -115,10 +115,9 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
     arguments = trl_arguments(config, RunFolder(tmp_path))
     assert (arguments.epsilon_high, arguments.mask_truncated_completions) == (0.3, False)
     assert resolve_method(config).options == PolicyOptions()
-    effort = resolve_method(recipe({"preset": "composer", "effort": {"q": 1.0, "turn": 5.0}})).options.effort
+    effort = resolve_method(recipe({"preset": "composer", "effort": {"q": 1.0}})).options.effort
     assert effort is not None
-    assert (effort.q, effort.unit_weights["turn"], effort.unit_weights["final_token"]) == (1.0, 5.0, 1.0)
-    assert effort.weight == 1e-4
+    assert (effort.q, effort.weight) == (1.0, 1e-4)
 
 
 @pytest.mark.parametrize(

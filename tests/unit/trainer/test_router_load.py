@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,22 +14,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from tiny_architectures import tiny_model
 
-from composer_replication.trainer.router_load import chosen_of, router_load, routers_of
+from composer_replication.trainer.router_load import chosen_of, max_load, routers_of
 
 MakeTrainer = Callable[..., Any]
 WITH_EXPERTS = ["mixtral", "gpt-oss-sinks", "deepseek-v3-latent"]
 
 
-def test_figures_by_hand() -> None:
-    found = router_load(torch.tensor([[6, 2, 0, 0], [2, 2, 2, 2]]))
-    assert found["max_load"] == 3.0  # 6 of 8 on one of four
-    assert found["unused_share"] == 0.25
-    of_first = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
-    assert found["entropy"] == pytest.approx((of_first + 1) / 2)
-
-
-def test_one_expert_alone_is_even() -> None:
-    assert router_load(torch.tensor([[7]])) == {"max_load": 1.0, "entropy": 0.0, "unused_share": 0.0}
+def test_the_load_by_hand() -> None:
+    assert max_load(torch.tensor([[6, 2, 0, 0], [2, 2, 2, 2]])) == 3.0  # 6 of 8 on one of four
+    assert max_load(torch.tensor([[7]])) == 1.0
 
 
 def test_choices_are_counted_by_expert() -> None:
@@ -47,12 +39,10 @@ def test_a_step_logs_its_routers(make_trainer: MakeTrainer, name: str, checkpoin
         model=model, max_steps=2, gradient_accumulation_steps=2, gradient_checkpointing=checkpointing
     )
     trainer.train()
-    rows = [row for row in trainer.state.log_history if "router/entropy" in row]
+    rows = [row for row in trainer.state.log_history if "router/max_load" in row]
     assert len(rows) == 2  # once a step, whatever the micro-steps
     for row in rows:
         assert 1.0 <= row["router/max_load"] <= 4.0
-        assert 0.0 <= row["router/entropy"] <= 1.0
-        assert 0.0 <= row["router/unused_share"] < 1.0
 
 
 def test_a_collapsed_router_is_seen(make_trainer: MakeTrainer) -> None:
@@ -62,10 +52,8 @@ def test_a_collapsed_router_is_seen(make_trainer: MakeTrainer) -> None:
         bias.data[:] = torch.tensor([50.0, 40.0, -50.0, -50.0])
     trainer = make_trainer(model=model, max_steps=1)
     trainer.train()
-    (row,) = [row for row in trainer.state.log_history if "router/entropy" in row]
+    (row,) = [row for row in trainer.state.log_history if "router/max_load" in row]
     assert row["router/max_load"] == 2.0  # two experts a token, always the same
-    assert row["router/entropy"] == pytest.approx(0.5)
-    assert row["router/unused_share"] == 0.5
 
 
 def test_a_router_that_did_not_run_ends_nothing(make_trainer: MakeTrainer) -> None:

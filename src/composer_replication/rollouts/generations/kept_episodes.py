@@ -21,7 +21,6 @@ class KeptEpisodes:
 
     Args:
         folder: of the files.
-        keeps_trajectories: False leaves ``episodes`` out.
         part: put into the names where several processes write, empty otherwise.
         options: how trajectories are written.
     """
@@ -30,12 +29,10 @@ class KeptEpisodes:
         self,
         folder: Path,
         *,
-        keeps_trajectories: bool = True,
         part: str = "",
         options: TrajectoryOptions | None = None,
     ) -> None:
         self._folder, self._part, self._options = folder, part, options
-        self._keeps_trajectories = keeps_trajectories
         self._step = -1
         self._played: list[PlayedEpisode] = []
 
@@ -49,8 +46,7 @@ class KeptEpisodes:
             self._step, self._played = step, []
         self._played += played
         rewrite_jsonl(self._path("step"), [_line(each) for each in self._played])
-        if self._keeps_trajectories:
-            write_trajectories(self._path("episodes"), [each.episode for each in self._played], self._options)
+        write_trajectories(self._path("episodes"), [each.episode for each in self._played], self._options)
         findings = [row for each in self._played if (row := _findings(each)) is not None]
         if findings or self._path("findings").is_file():
             rewrite_jsonl(self._path("findings"), findings)
@@ -61,9 +57,8 @@ class KeptEpisodes:
         Raises:
             InputError: an episode cannot be written (CR0825).
         """
-        if self._keeps_trajectories:
-            path = self._folder / f"{name}{self._part}.jsonl"
-            write_trajectories(path, [each.episode for each in played], self._options)
+        path = self._folder / f"{name}{self._part}.jsonl"
+        write_trajectories(path, [each.episode for each in played], self._options)
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._step:06d}{self._part}.jsonl"

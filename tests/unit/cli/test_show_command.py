@@ -223,7 +223,10 @@ def test_killed_mutants_by_repository(sized_store: TaskStore) -> None:
 @pytest.mark.parametrize(
     ("licence", "line"),
     [
-        (Licence("GPL-3.0-or-later", "COPYING", "file", True), "GPL-3.0-or-later, copyleft"),
+        (
+            Licence("GPL-3.0-or-later", "COPYING", "file", True),
+            "GPL-3.0-or-later, not among the permissive licences",
+        ),
         (Licence("MIT", "LICENSE", "file", False), "MIT"),
         (Licence("BUSL-1.1", "", "metadata", False, "n"), "BUSL-1.1, not among the permissive licences"),
         (Licence(None, "LICENSE", "", None, "LICENSE is odd"), "licence not known: LICENSE is odd"),

@@ -16,10 +16,9 @@ from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.leak_fingerprints import fingerprints, symbols_between
+from composer_replication.tasks.leaks.leak_targets import symbols_between, targets_of
 from composer_replication.tasks.store import TaskStore
 
-SALT = "salt"
 TEXT, NUMBERS = "tinymath/text.py", "tinymath/numbers.py"
 Steal = Callable[..., "Answer"]
 
@@ -49,10 +48,10 @@ def steal(make_store: Any, sized_tasks: Any, environment: Environment) -> Steal:
     ) -> Answer:
         store: TaskStore = make_store(sized_tasks[task_id], name=task_id)
         (task,) = store.tasks()
-        targets = [known.target for known in fingerprints(store, task, SALT)]
+        targets = targets_of(store, task)
         original = store.files(task, "golden")
         files = {**store.files(task, "rollout"), **{path: original[path] for path in golden}, **(extra or {})}
-        return Answer(leak_scan.steal(files, (task,), targets, where, SALT, backend=backend))
+        return Answer(leak_scan.steal(files, (task,), targets, where, backend=backend))
 
     return run
 
@@ -273,8 +272,8 @@ class TestWalk:
         def run(walk: leak_scan.Walk, where: Environment) -> set[tuple[str, str]]:
             store: TaskStore = make_store(sized_tasks["t-module-body"])
             (task,) = store.tasks()
-            targets = [known.target for known in fingerprints(store, task, SALT)]
-            answer = Answer(leak_scan.steal({}, (), targets, where, SALT, walk=walk))
+            targets = targets_of(store, task)
+            answer = Answer(leak_scan.steal({}, (), targets, where, walk=walk))
             return answer.leaks
 
         return run
@@ -289,10 +288,10 @@ class TestWalk:
         packages = next(own_environment.root.glob("lib/python*/site-packages"))
         code = compile(text_files[0], "elsewhere.py", "exec", dont_inherit=True)
         (packages / "old.py").write_bytes(text_files[0])
-        (packages / "old.bin").write_bytes(marshal.dumps(code))
+        (packages / "old.pyc").write_bytes(bytes(16) + marshal.dumps(code))
         assert walk("environment", own_environment) == {
             ("installed", str(packages / "old.py")),
-            ("code-object", str(packages / "old.bin")),
+            ("pyc", str(packages / "old.pyc")),
         }
 
     def test_the_walk_of_the_system_finds_what_lies_in_another_folder_that_is_shown(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
+from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gate_failed import GateFailed
@@ -35,7 +36,6 @@ from composer_replication.tasks.stored_subject import bench_of, subject_of
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.thorough_checks import check_rollout_tree, learned_by_heart
-from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
 from composer_replication.tasks.twin.build_twins import Twin
 from composer_replication.tasks.twin.stub_scores import judge_stubs
@@ -106,8 +106,7 @@ def validate_store(
     Raises:
         NothingToDoError: the store is empty (CR0427).
         UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
-        InputError: not a store (CR0410), its manifest or a Parquet file is damaged (CR0411), or the journal of what
-            passed is (CR0900).
+        InputError: not a store (CR0410), or its manifest or a Parquet file is damaged (CR0411).
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
@@ -115,7 +114,7 @@ def validate_store(
     for name in store.derived:
         store.read_derived(name)
     task_ids = store.require_task_ids()
-    require_trusted(backend, progress)
+    require_selftest(choose_backend(backend), progress=progress)
     key = journal_key(store, repeat=max(1, repeat), thorough=thorough)
     with passed_tasks(key, task_ids, resume=resume) as journal:
         taken = _whole(store, journal.taken_over)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.sandbox import runs_interrupted
+from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.tasks.build_command import build_command
 from composer_replication.tasks.build_state import Build, Candidate, Progress, Settings
 from composer_replication.tasks.build_summary import BuildSummary
@@ -20,7 +20,6 @@ from composer_replication.tasks.record_folder import refuse_other_content
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.suite_limits import MAX_SUITE_SECONDS
-from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.workers.workers import open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
@@ -119,7 +118,7 @@ def run_build(
     started = time.monotonic()
     refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
     if ray_address is None:
-        require_trusted(backend, progress)
+        require_selftest(choose_backend(backend), progress=progress)
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread

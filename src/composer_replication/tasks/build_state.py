@@ -12,7 +12,6 @@ from typing import TypeVar
 from composer_replication.errors import InputError, UsageError
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
-from composer_replication.tasks.expected_work import expected_decisions
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
     judge_deletion,
@@ -228,8 +227,7 @@ class Build:
                 else:
                     running[self.pool.submit(self._judge, candidates[upcoming])] = upcoming
                 upcoming += 1
-            total = expected_decisions(len(decided), num_valid(), len(candidates), max_tasks)
-            self.progress(len(decided), total, f"{num_valid()} tasks")
+            self.progress(len(decided), len(candidates), f"{num_valid()} tasks")
             if running:
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:

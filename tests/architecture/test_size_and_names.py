@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 91294,
-    "src/composer_replication/cli": 7837,
+    "src": 89659,
+    "src/composer_replication/cli": 7830,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1291,
     "src/composer_replication/losses": 1427,
@@ -24,12 +24,12 @@ CEILINGS = {
     "src/composer_replication/rollouts": 20047,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9891,
-    "src/composer_replication/tasks": 25698,
+    "src/composer_replication/tasks": 24069,
     "src/composer_replication/traces": 3669,
     "src/composer_replication/trainer": 11996,
-    "src/composer_replication/cli/explanations": 1589,
+    "src/composer_replication/cli/explanations": 1584,
     "benchmarks": 7763,
-    "tests": 76453,
+    "tests": 75266,
 }
 BANNED = {
     "utils",

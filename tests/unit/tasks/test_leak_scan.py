@@ -188,34 +188,34 @@ def packages_of(environment: Environment) -> Path:
     return next(environment.root.glob("lib/python*/site-packages"))
 
 
-def steal(
+def search_inside(
     store: TaskStore, task: Task, environment: Environment, extra: dict[str, bytes] | None = None
 ) -> set[Leak]:
     target = targets_of(store, task)[0]
     files = {**store.files(task, "rollout"), **(extra or {})}
-    answer = leak_scan.steal(files, (task,), [target], environment)
+    answer = leak_scan.search_inside(files, (task,), [target], environment)
     return {Leak(*leak) for leak in answer["leaks"]}
 
 
 @pytest.mark.long
-def test_the_thief_finds_nothing_in_a_clean_tree(tiny_store: TaskStore, environment: Environment) -> None:
+def test_nothing_is_found_inside_a_clean_tree(tiny_store: TaskStore, environment: Environment) -> None:
     for task in tiny_store.tasks():
-        assert steal(tiny_store, task, environment) == set()
+        assert search_inside(tiny_store, task, environment) == set()
 
 
-def test_the_thief_finds_what_lies_in_the_tree(
+def test_what_lies_in_the_tree_is_found_inside(
     tiny_store: TaskStore, task: Task, environment: Environment, original: bytes, tmp_path: Path
 ) -> None:
     path = pyc(tmp_path / "tree", original)
     extra = {path: (tmp_path / "tree" / path).read_bytes(), "tests/a.zip": zip_of("n.py", original)}
-    found = steal(tiny_store, task, environment, extra)
+    found = search_inside(tiny_store, task, environment, extra)
     assert {(leak.channel, leak.path) for leak in found} == {("pyc", path), ("archive", "tests/a.zip!/n.py")}
 
 
-def test_the_thief_inspects(
+def test_it_is_inspected(
     tiny_store: TaskStore, task: Task, environment: Environment, original: bytes
 ) -> None:
-    found = steal(tiny_store, task, environment, {"tinymath/numbers.py": original})
+    found = search_inside(tiny_store, task, environment, {"tinymath/numbers.py": original})
     assert ("inspect", "tinymath/numbers.py") in {(leak.channel, leak.path) for leak in found}
 
 
@@ -227,7 +227,7 @@ def test_an_installed_copy_is_found_inside_and_outside(
     for packages in (real, alone):
         plant_installation(packages, original)
     assert ("importable", str(real / "tinymath" / "numbers.py")) in {
-        (leak.channel, leak.path) for leak in steal(tiny_store, task, own_environment)
+        (leak.channel, leak.path) for leak in search_inside(tiny_store, task, own_environment)
     }
     search = Search([known], unmarshal=False)
     found = search.search_folder(str(alone), tree="/nowhere")
@@ -246,7 +246,7 @@ def test_a_pip_that_downloads_is_found(
     tiny_store: TaskStore, task: Task, own_environment: Environment
 ) -> None:
     (packages_of(own_environment) / "pip.py").write_text("print('Saved')\n")
-    found = steal(tiny_store, task, own_environment)
+    found = search_inside(tiny_store, task, own_environment)
     assert {(leak.channel, leak.path) for leak in found} == {("network", "pip download")}
 
 
@@ -254,18 +254,18 @@ def test_a_pip_that_downloads_is_found(
 def test_an_open_network_is_found_though_no_index_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of any sandbox: the port of this machine can be reached for as long as it listens."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    source = Path(leak_scan.__file__).with_name("leak_thief.py").read_text()
-    thief: dict[str, Any] = {}
-    exec(source.removesuffix("main()\n"), thief)
+    source = Path(leak_scan.__file__).with_name("inside_search.py").read_text()
+    program: dict[str, Any] = {}
+    exec(source.removesuffix("main()\n"), program)
     request = {"packages": {"one": "no-such-package==0"}, "urls": ["http://127.0.0.1:9/"], "port": 0}
     with socket.create_server(("127.0.0.1", 0)) as server:
         request["port"] = server.getsockname()[1]
-        found = thief["ask_network"](leak_search, "one", request)
+        found = program["ask_network"](leak_search, "one", request)
     assert {(leak.channel, leak.path) for leak in found} == {("network", "a port of the machine")}
-    assert thief["ask_network"](leak_search, "one", request) == set()
+    assert program["ask_network"](leak_search, "one", request) == set()
 
 
-def test_the_thief_is_told_no_password_of_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_password_of_an_index_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = IndexSettings(("https://me:secret@index.example/simple", "https://other.example/"), (), (), "")
     monkeypatch.setattr(leak_scan, "index_settings", lambda: settings)
     leak_scan._index_urls.cache_clear()
@@ -276,7 +276,7 @@ def test_the_thief_is_told_no_password_of_an_index(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("stdout", "timed_out"), [("", False), ("", True), ('{"nonce": "other", "leaks": []}', False)]
 )
-def test_a_thief_without_answer_is_no_clean_result(stdout: str, timed_out: bool, known: Target) -> None:
+def test_no_answer_is_no_clean_result(stdout: str, timed_out: bool, known: Target) -> None:
     done = ExecResult(0, stdout, "", False, timed_out, False, 1.0)
     with pytest.raises(SandboxFailure) as caught:
         leak_scan._answer(done, "nonce", [known])
@@ -297,9 +297,9 @@ class TestScanOfAStore:
 
     @pytest.fixture(autouse=True)
     def _short_walk(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = leak_scan.steal
+        real = leak_scan.search_inside
 
-        def steal_here(
+        def search_here(
             files: dict[str, bytes], tasks: tuple[Task, ...], *words: object, **named: object
         ) -> object:
             return (
@@ -308,7 +308,7 @@ class TestScanOfAStore:
                 else {"leaks": [], "num_files": 0, "not_searched": [], "failed_checks": []}
             )
 
-        monkeypatch.setattr(leak_scan, "steal", steal_here)
+        monkeypatch.setattr(leak_scan, "search_inside", search_here)
 
     @pytest.mark.long
     def test_a_clean_store_is_clean(self, tiny_store: TaskStore) -> None:

@@ -48,11 +48,13 @@ def test_all_tasks_at_once_find_what_each_finds_alone(tiny_store: TaskStore) -> 
 def test_shared_places_are_walked_once(tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[tuple[str, int, int]] = []
 
-    def steal(_files: Any, tasks: Any, targets: Any, *_: Any, walk: str = "all", **__: Any) -> dict[str, Any]:
+    def search_inside(
+        _files: Any, tasks: Any, targets: Any, *_: Any, walk: str = "all", **__: Any
+    ) -> dict[str, Any]:
         walks.append((walk, len(tasks), len(targets)))
         return {"leaks": [], "num_files": 0, "not_searched": [], "failed_checks": []}
 
-    monkeypatch.setattr(leak_scan, "steal", steal)
+    monkeypatch.setattr(leak_scan, "search_inside", search_inside)
     num_targets = sum(len(targets_of(tiny_store, task)) for task in tiny_store.tasks())
     leak_scan.scan_store(tiny_store.root)
     assert Counter(walk for walk, _, _ in walks) == {"system": 1, "environment": 1, "all": 4}

@@ -9,11 +9,11 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import secrecy
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import GateFailed
 
 
 @pytest.fixture

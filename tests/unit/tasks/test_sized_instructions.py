@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any, shows_body, spans_of
 from composer_replication.tasks.instructions.instruction_parts import MAX_LINE_CHARS, clipped
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
@@ -16,6 +15,7 @@ from composer_replication.tasks.instructions.writing import (
     read_material,
     write_instruction,
 )
+from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any, shows_body, spans_of
 from composer_replication.tasks.store import TaskStore
 
 GOLDEN_LINES = (

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any
 from composer_replication.tasks.instructions.instruction_parts import (
     and_more,
     clipped,
@@ -28,13 +27,14 @@ from composer_replication.tasks.instructions.surroundings import (
     Surroundings,
     class_members,
     look_around,
-    parsed,
     public_names,
 )
 from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
+from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import shifted_line
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_functions import Place, function_texts
 
 MAX_FUNCTIONS = 20

@@ -1,6 +1,6 @@
 """Is the golden code of a task also in a package that its environment installs, or in the standard library?
 
-The thief of ``leak_scan`` reads everything that is shown, which takes seconds; as a gate of each
+The search of ``leak_scan`` reads everything that is shown, which takes seconds; as a gate of each
 candidate this looks at Python sources alone, whose lines are read once a process.
 """
 

@@ -1,7 +1,7 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
-A thief inside a real sandbox around the rollout's tree walks the whole visible file system, imports,
-inspects, asks git and tries the network; he is told the deleted lines, and must find none of them.
+A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file
+system, imports, inspects, asks git and tries the network; it is told the deleted lines, and must find none of them.
 ``leaks_in_tree`` searches the bytes of a tree alone, outside, as a gate of each candidate.
 """
 
@@ -43,8 +43,8 @@ from composer_replication.tasks.views import write_files
 
 Progress = Callable[[int, int, str], None]
 Walk = Literal["all", "system", "environment"]
-_THIEF_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
-_THIEF_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
+_INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
+_INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
 _MODULES = ("leak_forms", "leak_search")
 
 
@@ -55,7 +55,7 @@ class ScanSummary:
     ``without_distinctive_lines`` are tasks whose body has no line that could be recognised;
     for them only code objects and runs of lines were looked for. ``not_searched`` are files
     that could be read but not looked through, with the reason. ``failed_checks`` are questions
-    of the thief that got no answer: of those tasks it is not known that they are clean.
+    of the search inside that got no answer: of those tasks it is not known that they are clean.
     """
 
     tasks: int
@@ -89,7 +89,7 @@ def scan_store(
         NothingToDoError: the store is empty (CR0427).
         InputError: not a store (CR0410), damaged (CR0411), or its environment cannot be
             made here (CR0408, CR0413, CR0414).
-        SandboxFailure: the sandbox broke (CR03..), or the thief did not end (CR0426);
+        SandboxFailure: the sandbox broke (CR03..), or the search inside did not end (CR0426);
             nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
@@ -127,7 +127,7 @@ class _Scan:
             if progress is not None:
                 progress(0, len(tasks), "what all tasks see")
             shared = [pool.submit(work) for work in self._shared_places(tasks)]
-            futures = [(task, pool.submit(self._rob, task)) for task in tasks]
+            futures = [(task, pool.submit(self._search_task, task)) for task in tasks]
             for done, (task, future) in enumerate(futures, 1):
                 future.result()
                 if progress is not None:
@@ -151,13 +151,13 @@ class _Scan:
         return [*(partial(self._walk, *one, "system") for one in systems.values()), *works]
 
     def _walk(self, environment: Environment, targets: Sequence[Target], walk: Walk) -> None:
-        self.found.add(steal({}, (), targets, environment, walk=walk, backend=self.store.backend))
+        self.found.add(search_inside({}, (), targets, environment, walk=walk, backend=self.store.backend))
 
-    def _rob(self, task: Task) -> None:
-        """Let the thief into a sandbox of a task."""
+    def _search_task(self, task: Task) -> None:
+        """Search from inside a sandbox of a task."""
         files = with_git(self.store.files(task, "rollout"))
         targets, environment = self.targets[task.task_id], self.store.environment(task)
-        self.found.add(steal(files, (task,), targets, environment, backend=self.store.backend))
+        self.found.add(search_inside(files, (task,), targets, environment, backend=self.store.backend))
 
 
 def _order(leak: Leak) -> tuple[str, str, str]:
@@ -195,7 +195,7 @@ def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
     return sorted(leaks, key=_order)
 
 
-def steal(
+def search_inside(
     tree_files: Mapping[str, bytes],
     tasks: Sequence[Task],
     targets: Sequence[Target],
@@ -204,15 +204,15 @@ def steal(
     walk: Walk = "all",
     backend: str | None = None,
 ) -> dict[str, Any]:
-    """Let the thief search from inside a fresh sandbox.
+    """Search from inside a fresh sandbox.
 
-    With ``tasks`` he searches the tree and whatever is not mounted read-only, imports,
-    inspects, and tries git and the network; without, he walks all that is shown, or with
+    With ``tasks`` it searches the tree and whatever is not mounted read-only, imports,
+    inspects, and tries git and the network; without, it walks all that is shown, or with
     ``walk`` all but the environment (``system``), or all but what is shown of the system and
     the interpreter (``environment``).
 
     Raises:
-        SandboxFailure: the sandbox broke, or his answer did not come (CR0426).
+        SandboxFailure: the sandbox broke, or the answer did not come (CR0426).
     """
     nonce = secrets.token_hex(16)
     system, own = _system_paths(environment), _with_real([environment.root])
@@ -220,7 +220,7 @@ def steal(
     # An environment that lies below a folder of the system is walked all the same.
     is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
     skip = sorted(system | own if tasks else left_out)
-    with tempfile.TemporaryDirectory(prefix="thief-", dir=process_folder()) as folder:
+    with tempfile.TemporaryDirectory(prefix="leakscan-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
         write_files(tree, tree_files)
@@ -237,13 +237,13 @@ def steal(
             "packages": {task.task_id: task.repository for task in tasks},
             "urls": _index_urls(),
         }
-        spec = SandboxSpec(tree, environment.read_only, environment.masked, _THIEF_LIMITS)
+        spec = SandboxSpec(tree, environment.read_only, environment.masked, _INSIDE_LIMITS)
         # Where no index can be reached from this machine either, an open network shows at its own port.
         with socket.create_server(("127.0.0.1", 0)) as server, open_sandbox(spec, backend) as sandbox:
             request["port"] = server.getsockname()[1]
             done = sandbox.exec(
-                [str(environment.python), "-P", "-B", "-c", _source("leak_thief")],
-                timeout_seconds=_THIEF_SECONDS,
+                [str(environment.python), "-P", "-B", "-c", _source("inside_search")],
+                timeout_seconds=_INSIDE_SECONDS,
                 stdin=json.dumps(request).encode(),
                 env=_variables(environment),
             )

@@ -1,6 +1,6 @@
 """Search files for golden code that is told as plain lines.
 
-Standard library only: the same text runs outside and, given as source to the thief, inside a jail.
+Standard library only: the same text runs outside and, given as source to ``inside_search``, inside a jail.
 
 Inside the tree one distinctive line is enough. Outside (standard library, other people's packages)
 short lines repeat by nature: there a run of lines that follow one another as around the
@@ -103,7 +103,7 @@ def target_from_json(value: Mapping[str, object]) -> Target:
     """The inverse of ``target_to_json``."""
     window = tuple((str(line), bool(flag)) for line, flag in value["window"])  # type: ignore[attr-defined]
     codes, names, tests = (frozenset(value[key]) for key in ("codes", "names", "tests"))  # type: ignore[call-overload]
-    symbols = tuple(value["symbols"])  # type: ignore[arg-type]
+    symbols: tuple[str, ...] = tuple(value["symbols"])  # type: ignore[arg-type]
     return Target(str(value["task_id"]), window, codes, names, tests, str(value["module"]), symbols)
 
 

@@ -15,10 +15,10 @@ from types import CodeType
 
 from composer_replication.records import Task
 from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
-from composer_replication.tasks.leaks.copies import distinctive_lines
 from composer_replication.tasks.leaks.leak_search import Target, all_codes, code_digest
+from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import parsed
 
 NUM_LINES_AROUND = 6
 
@@ -102,10 +102,8 @@ def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _defined(text: str) -> tuple[tuple[str, int, int], ...]:
     """Qualified name, first and last line of what a file defines; nothing where it does not parse."""
-    try:
-        return tuple(_definitions(parse_syntax(text), ""))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
+    module = parsed(text)
+    return () if module is None else tuple(_definitions(module, ""))
 
 
 def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[str, int, int]]:

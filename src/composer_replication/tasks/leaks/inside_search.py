@@ -28,7 +28,7 @@ except BaseException as error:
         file = importlib.util.find_spec(name).origin or ""
     except BaseException:
         pass
-print("\\n" + json.dumps(["thief-file", file, raised]), flush=True)
+print("\\n" + json.dumps(["told-file", file, raised]), flush=True)
 sources = []
 for symbol in ["", *symbols] if module else []:
     value = module
@@ -43,7 +43,7 @@ for symbol in ["", *symbols] if module else []:
         sources.append(inspect.getsource(value))
     except Exception:
         pass
-print("\\n" + json.dumps(["thief-sources", "\\n".join(sources)]), flush=True)
+print("\\n" + json.dumps(["told-sources", "\\n".join(sources)]), flush=True)
 """
 FETCH = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read(1)"
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()"
@@ -84,7 +84,7 @@ def told_by(command):
             tag, *values = json.loads(line)
         except (ValueError, TypeError):
             continue
-        if tag in ("thief-file", "thief-sources"):
+        if tag in ("told-file", "told-sources"):
             told[tag] = values
     return told, ending
 
@@ -111,10 +111,10 @@ def ask_importlib(engine, search, question, request, tree):
             continue
         request_text = json.dumps([roots, module, list(symbols)])
         told, ending = told_by([sys.executable, "-P", "-B", "-c", INSPECT, request_text])
-        file, raised = told.get("thief-file", ("", ""))
+        file, raised = told.get("told-file", ("", ""))
         if file and not file.startswith(tree + "/"):
             leaks.add(engine.Leak(task_id, "importable", file))
-        for source in told.get("thief-sources", ()):
+        for source in told.get("told-sources", ()):
             if any(found.task_id == task_id for found in search.search_text(source, in_tree=True)):
                 leaks.add(engine.Leak(task_id, "inspect", os.path.relpath(file, tree)))
         if len(told) < 2:

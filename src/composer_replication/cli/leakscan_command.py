@@ -27,8 +27,8 @@ def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="search everything that a rollout can see for the deleted code",
         description="Search the tree, the environment and the whole file system that a sandbox shows for the deleted "
-        "code: from outside, and by a thief inside a real sandbox. Exit code 4 when some is found or "
-        "a question of the thief got no answer.",
+        "code, by a program inside a real sandbox. Exit code 4 when some is found or "
+        "a question got no answer.",
     )
     scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     scan.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")

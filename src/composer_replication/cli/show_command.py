@@ -74,7 +74,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.tasks.instructions.broken_regions import broken_regions
     from composer_replication.tasks.instructions.writing import write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
-    from composer_replication.tasks.stored_subject import golden_patch
+    from composer_replication.tasks.subject import golden_patch
 
     task = store.get(args.task_id)
     measured = compare_difficulty(store.root, only=[task.task_id])
@@ -179,9 +179,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
 
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
-    each repository comes, ``spdx`` null where that is unknown. ``features_in_two_files`` counts the
-    tasks of size feature that delete code in two Python files or more (``files_of_deleted_code``);
-    ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
+    each repository comes, ``spdx`` null where that is unknown. ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
     (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``outdated_difficulty`` counts the tasks of which pass rates were measured with
     other tests than those of today, which are not used. ``proved_by`` names the sandboxes in which the tasks were proven.
 
@@ -189,7 +187,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
             read (CR0456).
     """
-    from composer_replication.tasks.deleted_code import num_features_in_two_files
     from composer_replication.tasks.difficulty import compare_difficulty
     from composer_replication.tasks.repository import slug_of
     from composer_replication.tasks.store import TaskStore
@@ -206,7 +203,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         "proved_by": proved_by(store),
         "unfinished": unfinished(args.folder),
         **_counts(tasks),
-        "features_in_two_files": num_features_in_two_files(store),
         "strength": _strength_sums(store),
         "licences": {record.repository: record.licence.to_json() for record in repositories},
         "flaky": flaky,
@@ -259,9 +255,6 @@ def render_stats(result: dict[str, Any]) -> str:
     lines = [f"{result['tasks']} tasks, {truth}, {result['fail_to_pass']} failing tests"]
     for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
         lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
-    num_features = result["by_granularity"].get("feature", 0)
-    if num_features:
-        lines.append(f"{result['features_in_two_files']:>6}  of {num_features} features in two files or more")
     lines += strength_lines(result["strength"])
     lines += proof_lines(result.get("proved_by", ()))
     lines += [f"{name}: {_licence(value)}" for name, value in result["licences"].items()]

@@ -245,7 +245,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
         UsageError: ``--repeat`` or ``--jobs`` below 1 (CR0416), a backend that is unknown (CR0305) or isolates nothing
             (CR0340).
         NothingToDoError: the store is empty (CR0427).
-        InputError: not a task store, or a damaged one (CR0410, CR0411); a journal that is not believed (CR0900).
+        InputError: not a task store, or a damaged one (CR0410, CR0411).
     """
     from composer_replication.errors import UsageError
     from composer_replication.tasks.validate import validate_store

@@ -10,10 +10,11 @@ from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.stored_subject import subject_of
-from composer_replication.tasks.subject import Subject
-from composer_replication.tasks.twin.mutants import mutants_of, passes_twin
-from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.subject import Subject, subject_of
+from composer_replication.tasks.twin.mutants import mutants_of
+from composer_replication.tasks.twin.twin_judge import subject_of as subject_of_twin
+from composer_replication.tasks.twin.twin_records import Twin, score_digests
+from composer_replication.tasks.twin.twin_run import Job, play_apart
 from composer_replication.tasks.workers.workers import Workers
 
 MAX_MUTANTS = 6
@@ -45,10 +46,13 @@ class _Fault:
     seen: bool = False
     killed: bool = False
 
-    def run(self, view: str, seconds: float, bench: Bench) -> Trial:
+    def faulty_file(self, bench: Bench) -> str:
         text = bench.original[self.cut.path].decode()
-        faulty = text[: self.cut.start] + self.body + text[self.cut.end :]
-        tree = {**self.trial.subject.golden(bench.original, view), self.cut.path: faulty.encode()}
+        return text[: self.cut.start] + self.body + text[self.cut.end :]
+
+    def run(self, view: str, seconds: float, bench: Bench) -> Trial:
+        faulty = self.faulty_file(bench).encode()
+        tree = {**self.trial.subject.golden(bench.original, view), self.cut.path: faulty}
         return Trial(
             tree,
             self.trial.tests(view),
@@ -104,11 +108,8 @@ def count_noticed(trials: Sequence[StrengthTrial], bench: Bench) -> list[dict[st
         fault.seen = fault.killed = noticed
     for fault, noticed in _noticed_by_tests([one for one in faults if not one.seen], "hidden", bench):
         fault.killed = noticed
-    for own in _by_twin([one for one in faults if not one.killed]):
-        twin = own[0].trial.twins[own[0].cut.pin]
-        judge = passes_twin(bench.original, own[0].cut, twin, bench.environment, backend=bench.backend)
-        for fault, passed in zip(own, judge([fault.body for fault in own]), strict=True):
-            fault.killed = not passed
+    for fault, agrees in _judged_by_twins([one for one in faults if not one.killed], bench):
+        fault.killed = not agrees
     return [_figures([fault for fault in faults if fault.trial is trial]) for trial in trials]
 
 
@@ -159,10 +160,19 @@ def _seconds(trials: Mapping[int, StrengthTrial], view: str, bench: Bench) -> di
     }
 
 
-def _by_twin(faults: Sequence[_Fault]) -> list[list[_Fault]]:
-    """The faults of functions whose behaviour is recorded, those of one function of one task together."""
-    rows: dict[tuple[int, str], list[_Fault]] = {}
-    for fault in faults:
-        if fault.cut.pin in fault.trial.twins:
-            rows.setdefault((id(fault.trial), fault.cut.pin), []).append(fault)
-    return list(rows.values())
+def _judged_by_twins(faults: Sequence[_Fault], bench: Bench) -> list[tuple[_Fault, bool]]:
+    """Whether each fault does what the golden code did, for those of functions whose behaviour is recorded."""
+    asked = [one for one in faults if one.cut.pin in one.trial.twins]
+    twins = [one.trial.twins[one.cut.pin] for one in asked]
+    subjects = list(dict.fromkeys(map(subject_of_twin, twins)))  # several faults share one
+    # All jobs work in one tree, so each writes the files anew in which another has its fault.
+    whole = {one.cut.path: bench.original[one.cut.path].decode() for one in asked}
+    jobs = [
+        Job(subjects.index(subject_of_twin(twin)), overlay={**whole, one.cut.path: one.faulty_file(bench)})
+        for one, twin in zip(asked, twins, strict=True)
+    ]
+    reports = play_apart(bench.original, bench.environment, subjects, jobs, backend=bench.backend)
+    scores = [
+        score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
+    ]
+    return [(one, score.passed) for one, score in zip(asked, scores, strict=True)]

@@ -11,9 +11,10 @@ from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.stored_subject import subject_of
-from composer_replication.tasks.twin.build_twins import build_twins, judge_twin, twin_bytes
-from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.subject import subject_of
+from composer_replication.tasks.twin.build_twins import build_twins
+from composer_replication.tasks.twin.twin_judge import judge_twin
+from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
 from composer_replication.tasks.workers.workers import Workers
 
 SAME_BEFORE = "the code before the patch does the same"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.sandbox import runs_interrupted
-from composer_replication.tasks.build_command import build_command
+from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.tasks.build_state import Build, Candidate, Progress, Settings
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.refusals import open_sources
@@ -20,7 +20,6 @@ from composer_replication.tasks.record_folder import refuse_other_content
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.suite_limits import MAX_SUITE_SECONDS
-from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.workers.workers import open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
@@ -77,7 +76,7 @@ def build_tasks(
         SandboxFailure: the sandbox broke, or workers were lost (CR0492); what is built so far
             stays and is resumed.
     """
-    _check_arguments(
+    check_arguments(
         sources,
         symbols or {},
         hidden_share=hidden_share,
@@ -119,7 +118,7 @@ def run_build(
     started = time.monotonic()
     refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
     if ray_address is None:
-        require_trusted(backend, progress)
+        require_selftest(choose_backend(backend), progress=progress)
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread
@@ -144,7 +143,7 @@ def run_build(
         return run.summary(time.monotonic() - started)
 
 
-def _check_arguments(
+def check_arguments(
     sources: Sequence[str],
     symbols: Mapping[str, Sequence[str]],
     *,
@@ -153,6 +152,7 @@ def _check_arguments(
     max_tasks: int | None,
     suite_seconds: float,
 ) -> None:
+    """Refuse arguments of a build that do not fit together (CR0421), before anything is fetched."""
     problem = ""
     unknown = sorted(set(symbols) - set(sources))
     if not sources:
@@ -168,8 +168,53 @@ def _check_arguments(
     elif not 0.0 < suite_seconds <= MAX_SUITE_SECONDS:
         problem = f"suite_seconds {suite_seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}"
     if problem:
-        raise UsageError("CR0421", f"{problem}.", fix="composer-rl tasks build --help")
+        raise UsageError(
+            "CR0421", f"{problem}.", fix="composer-rl tasks build --help, or tasks import --help"
+        )
 
 
 def _no_progress(_done: int, _total: int, _what: str) -> None:
     """Tell nobody."""
+
+
+def build_command(
+    sources: Sequence[str],
+    out: Path,
+    *,
+    symbols: Mapping[str, Sequence[str]],
+    granularities: Collection[str],
+    removals: Collection[str],
+    with_truth: bool,
+    max_tasks: int | None,
+    seed: int,
+    hidden_share: float,
+    suite_seconds: float,
+) -> str:
+    """``composer-rl tasks build`` with these arguments; empty where the command line cannot say them.
+
+    Paths are absolute, so that it works from every folder. What changes no task (``--jobs``,
+    ``--backend``, ``--ray``) is left out. Pins of several sources come from recipes only.
+    """
+    if symbols and len(sources) > 1:
+        return ""
+    words = [*map(_from_everywhere, sources), "--out", str(Path(out).resolve())]
+    if max_tasks is not None:
+        words += ["--max-tasks", str(max_tasks)]
+    for flag, values, default in (
+        ("--granularity", granularities, ["function"]),
+        ("--removal", removals, ["body"]),
+    ):
+        if list(values) != default:
+            words += [word for value in values for word in (flag, value)]
+    for pin in (pin for pins in symbols.values() for pin in pins):
+        words += ["--symbol", pin]
+    words += ["--seed", str(seed)] if seed else []
+    words += ["--hidden-share", str(hidden_share)] if hidden_share != 0.5 else []
+    words += ["--suite-seconds", f"{suite_seconds:g}"] if suite_seconds != SUITE_SECONDS else []
+    words += [] if with_truth else ["--visible-only"]
+    return shlex.join(["composer-rl", "tasks", "build", *words])
+
+
+def _from_everywhere(source: str) -> str:
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source

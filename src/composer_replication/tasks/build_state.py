@@ -12,8 +12,6 @@ from typing import TypeVar
 from composer_replication.errors import InputError, UsageError
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
-from composer_replication.tasks.expected_work import expected_decisions
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
     judge_deletion,
 )
@@ -22,8 +20,8 @@ from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.keep_task import keep_task
+from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
-from composer_replication.tasks.planning.nothing_found import nothing_found
 from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.proving_sandbox import sandbox_in_force
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
@@ -31,6 +29,7 @@ from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import BuildMark
 from composer_replication.tasks.store_records import SUITE_SECONDS
+from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.unused_tests import read_unused, sweep_unused
 from composer_replication.tasks.workers.workers import Workers
@@ -228,8 +227,7 @@ class Build:
                 else:
                     running[self.pool.submit(self._judge, candidates[upcoming])] = upcoming
                 upcoming += 1
-            total = expected_decisions(len(decided), num_valid(), len(candidates), max_tasks)
-            self.progress(len(decided), total, f"{num_valid()} tasks")
+            self.progress(len(decided), len(candidates), f"{num_valid()} tasks")
             if running:
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:

@@ -15,8 +15,7 @@ from composer_replication.records import Outcome, Task
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.stored_subject import bench_of, subject_of
-from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.subject import Subject, bench_of, subject_of
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 _SUFFIX = "_contradicted"

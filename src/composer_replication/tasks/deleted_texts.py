@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import parsed_part
 from composer_replication.tasks.test_functions import Place
 from composer_replication.tasks.views import Changes
 
@@ -82,9 +82,8 @@ def _runs_in(text: str) -> Texts:
 @lru_cache(maxsize=1024)
 def _constants(source: str) -> tuple[tuple[int, str], ...]:
     """The line and the value of each string of a file, or of a function cut out of a class, that is no docstring."""
-    try:
-        tree = parse_syntax(f"if 1:\n{source}" if source[:1] in (" ", "\t") else source)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = parsed_part(source)
+    if tree is None:
         return ()
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return tuple(

@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 
 from composer_replication.tasks.deleted_texts import Texts, texts_asked_for
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import parsed_part
 from composer_replication.tasks.test_functions import Place, function_shapes, function_texts
 from composer_replication.tasks.views import Changes
 
@@ -204,7 +204,6 @@ def _last_name(function: ast.expr) -> str:
 
 def _nodes(source: str) -> Iterator[ast.AST]:
     """All of a file, or of a function cut out of a class; nothing where it does not parse."""
-    try:
-        yield from ast.walk(parse_syntax(f"if 1:\n{source}" if source[:1] in (" ", "\t") else source))
-    except (SyntaxError, ValueError, RecursionError):
-        return
+    module = parsed_part(source)
+    if module is not None:
+        yield from ast.walk(module)

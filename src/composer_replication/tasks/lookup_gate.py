@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.subject import Subject
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.twin.lookup_solver import HELPER, AnsweredCall, answered_calls, helper_file
 from composer_replication.tasks.twin.twin_run import RecordedCall, record_calls
 
@@ -149,9 +149,8 @@ def _replaceable(cuts: Sequence[BodyCut]) -> list[BodyCut]:
 
 
 def _gives_a_value(body: str) -> bool:
-    try:
-        module = parse_syntax("def _():\n" + textwrap.indent(textwrap.dedent(body), " "))
-    except (SyntaxError, ValueError, RecursionError):
+    module = parsed("def _():\n" + textwrap.indent(textwrap.dedent(body), " "))
+    if module is None:
         return "return" in body or "yield" in body
     return any(
         isinstance(node, ast.Yield | ast.YieldFrom)

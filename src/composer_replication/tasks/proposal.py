@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import astuple, dataclass
 
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.deletion import Deletion
-from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.subject import GateFailed, Subject
 
 
 @dataclass(frozen=True, slots=True)

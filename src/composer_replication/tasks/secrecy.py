@@ -6,7 +6,6 @@ import re
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.instructions.written_instructions import (
     read_secrets,
@@ -16,6 +15,7 @@ from composer_replication.tasks.instructions.written_instructions import (
 from composer_replication.tasks.leaks.installed_copies import installed_copies
 from composer_replication.tasks.leaks.leak_scan import leaks_in_tree
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import GateFailed
 
 
 def check_secrecy(store: TaskStore, task: Task) -> None:

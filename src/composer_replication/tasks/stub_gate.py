@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
-from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.test_run import TestReport
 
 MAX_STUB_TESTS = 40

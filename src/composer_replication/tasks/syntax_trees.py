@@ -1,4 +1,4 @@
-"""``ast.parse`` that threads may call at the same time."""
+"""``ast.parse`` that threads may call at the same time, and what is asked of trees everywhere."""
 
 from __future__ import annotations
 
@@ -24,3 +24,22 @@ def parse_syntax(text: str | bytes, mode: str = "exec") -> ast.AST:
     """
     with _ONE_AT_A_TIME:
         return ast.parse(text, mode=mode)  # noqa: TID251  the one place
+
+
+def parsed_part(text: str) -> ast.Module | None:
+    """As ``parsed``, also of a function that was cut out of its class, with its margin."""
+    return parsed(f"if 1:\n{text}" if text[:1] in (" ", "\t") else text)
+
+
+def parsed(text: str | bytes) -> ast.Module | None:
+    """The syntax tree of a file; None when it has none."""
+    try:
+        return parse_syntax(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def first_line(node: ast.stmt) -> int:
+    """The line of the first decorator, or of the statement."""
+    lines: list[int] = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
+    return min([node.lineno, *lines])

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.lines import Lines
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import first_line, parsed, parsed_part
 
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""
@@ -56,7 +56,7 @@ class _TestFile:
         self.functions: dict[tuple[int, str], _Found] = {}
         for found in _functions(module, (module,)):
             # A wrapper may report the line of ``def`` instead of its decorator's.
-            for line in {_first_line(found.node), found.node.lineno}:
+            for line in {first_line(found.node), found.node.lineno}:
                 self.functions[line, found.node.name] = found
         self.tables = _tables(module)
         self.said: set[str] = set()  # by a text, as for ``getattr``
@@ -89,7 +89,7 @@ class _TestFile:
         if any(gone.isdisjoint(around) for around in self.uses.get(found.node.name, ())):
             return False
         last = found.node.end_lineno or found.node.lineno
-        return _stands_alone(self.lines, found.node, _first_line(found.node), last)
+        return _stands_alone(self.lines, found.node, first_line(found.node), last)
 
     def _orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
         """The tables that only functions that are ``gone`` use, and such tables."""
@@ -124,21 +124,19 @@ class _TestFile:
         lines = self.lines
         kept: list[str | None] = [lines.line(number) for number in range(1, len(lines.starts) + 1)]
         for found in chosen.values():
-            _blank_out(kept, _first_line(found.node), found.node.end_lineno or found.node.lineno)
+            _blank_out(kept, first_line(found.node), found.node.end_lineno or found.node.lineno)
         for found in chosen.values():
             _keep_suite(kept, found, set(chosen), lines)
         for table in tables:
             _blank_out(kept, table.lineno, table.end_lineno or table.lineno)
         shorter = "".join(line for line in kept if line is not None)
-        return shorter if _parses(shorter) else None
+        return shorter if parsed(shorter) is not None else None
 
 
 @lru_cache(maxsize=64)
 def _test_file(text: str) -> _TestFile | None:
-    try:
-        return _TestFile(text, parse_syntax(text))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+    module = parsed(text)
+    return None if module is None else _TestFile(text, module)
 
 
 @lru_cache(maxsize=32)
@@ -148,14 +146,13 @@ def function_texts(text: str) -> Mapping[tuple[int, str], str]:
     A decorated function is found by the line of its ``def`` too. A file that does not parse
     has none.
     """
-    try:
-        module = parse_syntax(text)
-    except (SyntaxError, ValueError, RecursionError):
+    module = parsed(text)
+    if module is None:
         return {}
     lines = Lines(text)
     found: dict[tuple[int, str], str] = {}
     for function in _functions(module, (module,)):
-        node, first = function.node, _first_line(function.node)
+        node, first = function.node, first_line(function.node)
         source = "".join(lines.line(number) for number in range(first, (node.end_lineno or first) + 1))
         found[first, node.name] = found[node.lineno, node.name] = source
     return found
@@ -167,9 +164,8 @@ def function_shapes(text: str) -> frozenset[str]:
 
     ``text`` may be a file, or one function with the margin that it has in its class.
     """
-    try:
-        module = parse_syntax(f"if 1:\n{text}" if text[:1] in (" ", "\t") else text)
-    except (SyntaxError, ValueError, RecursionError):
+    module = parsed_part(text)
+    if module is None:
         return frozenset()
     return frozenset(_shape(found.node) for found in _functions(module, (module,)))
 
@@ -185,9 +181,8 @@ def _shape(node: _Function) -> str:
 @lru_cache(maxsize=64)
 def count_functions(text: str) -> Counter[str]:
     """How often each name is given to a function where a test may stand; none in a file that does not parse."""
-    try:
-        module = parse_syntax(text)
-    except (SyntaxError, ValueError, RecursionError):
+    module = parsed(text)
+    if module is None:
         return Counter()
     return Counter(found.node.name for found in _functions(module, (module,)))
 
@@ -217,10 +212,6 @@ def _tables(module: ast.Module) -> dict[str, _Table]:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     )
     return {name: node for name, node in found.items() if given[name] == 1}
-
-
-def _first_line(node: _Function) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
 def _stands_alone(lines: Lines, node: _Function | _Table, first: int, last: int) -> bool:
@@ -255,17 +246,9 @@ def _keep_suite(kept: list[str | None], found: _Found, doomed: set[int], lines: 
     for part in _BODIES:
         block = getattr(parent, part, [])
         if found.node is (block[0] if block else None) and all(id(child) in doomed for child in block):
-            first = _first_line(found.node)
+            first = first_line(found.node)
             margin = lines.line(first)[: len(lines.line(first)) - len(lines.line(first).lstrip())]
             kept[first - 1] = f"{margin}pass\n"
-
-
-def _parses(text: str) -> bool:
-    try:
-        parse_syntax(text)
-    except (SyntaxError, ValueError):
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ def record_bytes(limits: Limits) -> int:
 
 def _program(*, with_contexts: bool, is_watched: bool) -> str:
     names = ["suite_plugin", "pytest_runner"]
-    names += ["batch_keeper", "suite_watcher"] if is_watched else []
+    names += ["batch_server", "suite_watcher"] if is_watched else []
     names += ["context_recorder"] if with_contexts else []
     call = "main(ContextMap)" if with_contexts else "main()"
     return "\n\n".join([*(runner_text(f"{name}.py") for name in names), call, ""])

@@ -12,7 +12,7 @@ from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, 
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.stored_subject import subject_of
+from composer_replication.tasks.subject import subject_of
 from composer_replication.tasks.workers.workers import Workers
 
 NO_TRUTH = "no-truth"

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
+from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.tasks.fair_split import words_of
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
+    check_fair,
+    check_hidden_out,
     check_neighbours,
     check_no_copy,
     check_restores,
@@ -23,23 +25,21 @@ from composer_replication.tasks.gates import (
     own_runs,
     suite_trial,
 )
-from composer_replication.tasks.hidden_gates import check_fair, check_hidden_out
 from composer_replication.tasks.instructions.written_instructions import written_instruction
+from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
 from composer_replication.tasks.parquet import check_parquet
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.proving_sandbox import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.stored_subject import bench_of, subject_of
-from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.test_run import TestReport
-from composer_replication.tasks.thorough_checks import check_rollout_tree, learned_by_heart
-from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
-from composer_replication.tasks.twin.build_twins import Twin
 from composer_replication.tasks.twin.stub_scores import judge_stubs
 from composer_replication.tasks.twin.twin_judge import judge_twins
+from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.validation_journal import PassedTasks, journal_key, passed_tasks
 
 Progress = Callable[[int, int, str], None]
@@ -97,7 +97,7 @@ def validate_store(
         repeat: how often; at least 1. What passes once and not again is flaky.
         jobs: tasks tried at the same time.
         thorough: also run PASS_TO_PASS in the tree that a rollout sees, and let a table of the visible tests'
-            calls try to pass the hidden ones; see ``thorough_checks``.
+            calls try to pass the hidden ones; see ``check_rollout_tree`` and ``learned_by_heart``.
         resume: take over which tasks passed in an earlier call that had the same store, arguments and versions; their
             stored bytes are read again, and nothing is run. See ``validation_journal``.
         backend: sandbox backend; None for the best of this machine.
@@ -106,8 +106,7 @@ def validate_store(
     Raises:
         NothingToDoError: the store is empty (CR0427).
         UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
-        InputError: not a store (CR0410), its manifest or a Parquet file is damaged (CR0411), or the journal of what
-            passed is (CR0900).
+        InputError: not a store (CR0410), or its manifest or a Parquet file is damaged (CR0411).
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
@@ -115,7 +114,7 @@ def validate_store(
     for name in store.derived:
         store.read_derived(name)
     task_ids = store.require_task_ids()
-    require_trusted(backend, progress)
+    require_selftest(choose_backend(backend), progress=progress)
     key = journal_key(store, repeat=max(1, repeat), thorough=thorough)
     with passed_tasks(key, task_ids, resume=resume) as journal:
         taken = _whole(store, journal.taken_over)
@@ -321,3 +320,68 @@ def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
             raise GateFailed("golden-fails", f"the golden code does not do what was recorded: {detail}")
     if any(score.passed for score in broken):
         raise GateFailed("broken-passes", "the recorded behaviour is there without the code")
+
+
+def check_rollout_tree(subject: Subject, task: Task, bench: Bench) -> None:
+    """PASS_TO_PASS passes in the tree that a rollout sees: without the code, and without the hidden test functions.
+
+    The gates of a build run it in the tree that has all tests; a test that leans on a hidden one beside it
+    would pass there alone.
+
+    Raises:
+        GateFailed: broken-run-fails, or other-tests-fail with a name (these tests are public).
+        SandboxFailure: the sandbox broke.
+    """
+    report = bench.run(subject.broken(bench.original, "rollout"), None)
+    if report.error:
+        raise GateFailed("broken-run-fails", f"in the tree of a rollout: {report.error}")
+    lost = sorted(set(task.tests.pass_to_pass) - report.passed)
+    if lost:
+        raise GateFailed(
+            "other-tests-fail",
+            f"{len(lost)} of PASS_TO_PASS do not pass in the tree of a rollout, such as {lost[0]}",
+        )
+
+
+def learned_by_heart(store: TaskStore, task_ids: Sequence[str]) -> LookupFindings:
+    """Which tasks of one repository a table of the visible tests' calls solves, and of which nobody knows.
+
+    As at build, tasks are tried in which a function has no recorded behaviour and a test is hidden. A task whose
+    files are damaged is left out: another check says so.
+
+    Raises:
+        InputError: the repository or its environment is damaged, or does not fit this machine.
+        SandboxFailure: the sandbox broke.
+    """
+    trials = []
+    for task_id in task_ids:
+        try:
+            trial = _trial(store, task_id)
+        except InputError:
+            continue
+        if trial is not None:
+            trials.append(trial)
+    if not trials:
+        return LookupFindings()
+    return passed_by_lookup(bench_of(store, store.get(trials[0].task_id)), trials)
+
+
+def _trial(store: TaskStore, task_id: str) -> LookupTrial | None:
+    task, secret = store.get(task_id), store.secret(task_id)
+    subject = subject_of(store, task)
+    cuts = _cuts(store, task_id, subject)
+    if not secret.hidden or {cut.pin for cut in cuts} <= set(secret.twins or ()):
+        return None
+    return LookupTrial(task_id, subject, cuts)
+
+
+def _cuts(store: TaskStore, task_id: str, subject: Subject) -> tuple[BodyCut, ...]:
+    """The functions that are gone in a task, from the stored places of their bodies."""
+    original = store.repository_files(store.record(task_id).repository_record)
+    spans = {(edit.path, edit.start, edit.end) for edit in subject.stub_edits}
+    return tuple(
+        cut
+        for path in sorted({path for path, _, _ in spans})
+        for cut in find_body_cuts(path, original[path].decode("utf-8", "replace"))
+        if (path, cut.start, cut.end) in spans
+    )

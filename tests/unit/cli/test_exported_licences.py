@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from identify.vendor.licenses import LICENSES
 
 from composer_replication.cli.build_result import render_build
 from composer_replication.cli.main import main
 from composer_replication.tasks.intake.licences import Licence, read_licence
 from composer_replication.tasks.store import TaskStore
 
-GPL = read_licence({"COPYING": dict(LICENSES)["GPL-3.0"].encode()})
+GPL = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "GPL-3.0-only"\n'})
 UNKNOWN = read_licence({"LICENSE": b"Ask me first.\n"})
 UNSOLD = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "CC-BY-NC-4.0"\n'})
-MIT = read_licence({"LICENSE": dict(LICENSES)["MIT"].encode()})
+MIT = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "MIT"\n'})
 LINE = "  look at the licence before you pass these tasks on: tinymath==1.0: "
 WAYS = [
     [],
@@ -40,9 +39,9 @@ def under(store: TaskStore, licence: Licence) -> None:
 @pytest.mark.parametrize(
     ("licence", "reason"),
     [
-        (GPL, "GPL-3.0, copyleft"),
+        (GPL, "GPL-3.0-only, not among the permissive licences"),
         (UNSOLD, "CC-BY-NC-4.0, not among the permissive licences"),
-        (UNKNOWN, "LICENSE is not the text of a known licence"),
+        (UNKNOWN, "look at LICENSE"),
         (Licence(None, "", "", None), "licence not known"),
         (MIT, ""),
     ],

@@ -145,8 +145,6 @@ def test_show_and_stats(folder: Path) -> None:
     assert f"proven in {proved}" in text.splitlines()
     assert stats["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
-    assert stats["features_in_two_files"] == 0
-    assert "features" not in text
     assert stats["strength"]["by_repo"] == {"tinymath==1.0": stats["strength"]["total"]}
     assert stats["strength"]["total"]["tasks"] == 2
     figures = [call("show", str(folder), row["task_id"])[0]["tasks"][0]["strength"] for row in shown["tasks"]]
@@ -244,7 +242,7 @@ def test_flaky_tests_are_named() -> None:
         "difficulty": [],
     }
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
-    counts |= {"features_in_two_files": 0, "strength": {"by_repo": {}, "total": {"tasks": 0}}}
+    counts |= {"strength": {"by_repo": {}, "total": {"tasks": 0}}}
     result = {
         **counts,
         "seconds": 1.0,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.lock import UnusableRepository, wheel_path
+from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.workers.workers import load_ray
 
 

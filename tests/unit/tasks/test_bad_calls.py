@@ -12,7 +12,9 @@ import pytest
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.twin import unseeded_random
-from composer_replication.tasks.twin.build_twins import Twin, build_twins, judge_twin
+from composer_replication.tasks.twin.build_twins import build_twins
+from composer_replication.tasks.twin.twin_judge import judge_twin
+from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import record_calls
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from composer_replication.tasks.instructions.broken_regions import MAX_REGIONS, broken_regions
-from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any
+from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any
 from composer_replication.tasks.store import TaskStore
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
     check_no_copy,
     check_restores,
@@ -20,7 +19,7 @@ from composer_replication.tasks.gates import (
 )
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.sources import open_source
-from composer_replication.tasks.leaks.copies import copied_share
+from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
 from composer_replication.tasks.running import bench as bench_module
 from composer_replication.tasks.running.bench import Bench, Trial
@@ -28,7 +27,7 @@ from composer_replication.tasks.running.test_batch import BatchRun, run_batch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.stub_gate import STUBS, run_stubs
-from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.test_run import TestReport
 
 PACKAGE = """

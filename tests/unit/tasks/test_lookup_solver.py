@@ -11,8 +11,10 @@ from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.lookup_gate import with_tables
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.test_run import TestReport, run_tests
-from composer_replication.tasks.twin.build_twins import Twin, build_twins, judge_twin
+from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.lookup_solver import AnsweredCall, answered_calls
+from composer_replication.tasks.twin.twin_judge import judge_twin
+from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import RecordedCall
 from composer_replication.tasks.views import write_files
 

@@ -12,7 +12,10 @@ from composer_replication.tasks.intake.environment import Environment, open_envi
 from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.mutants import Mutant, mutants_of, passes_twin
+from composer_replication.tasks.twin.mutants import Mutant, mutants_of
+from composer_replication.tasks.twin.twin_judge import subject_of
+from composer_replication.tasks.twin.twin_records import score_digests
+from composer_replication.tasks.twin.twin_run import Job, play_apart
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
 
@@ -120,7 +123,10 @@ def test_the_twin_finds_each_fault_that_changes_an_answer() -> None:
     mutants = mutants_of(REAL, cut)
     # comparison x2, negated test x2, return None x3; "<=" for "<" changes nothing that can be seen
     assert len(mutants) == 7
-    passed = passes_twin(files, cut, twin, runner)([cut.golden_body, *(mutant.body for mutant in mutants)])
+    bodies = [cut.golden_body, *(mutant.body for mutant in mutants)]
+    jobs = [Job(0, overlay={"clip.py": REAL[: cut.start] + body + REAL[cut.end :]}) for body in bodies]
+    reports = play_apart(files, runner, [subject_of(twin)], jobs)
+    passed = [score_digests(twin, report.digests, report.error).passed for report in reports]
     assert passed[0]
     survivors = [mutant.operator for mutant, passes in zip(mutants, passed[1:], strict=True) if passes]
     assert survivors == ["comparison", "comparison"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.tasks.planning.nothing_found import nothing_found
+from composer_replication.tasks.planning.candidates import nothing_found
 
 
 @pytest.mark.parametrize(

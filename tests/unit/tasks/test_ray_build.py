@@ -20,9 +20,9 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.workers.workers import load_ray
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))

@@ -9,9 +9,11 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import secrecy
-from composer_replication.tasks.gate_failed import GateFailed
+from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import GateFailed
 
 
 @pytest.fixture
@@ -39,9 +41,8 @@ def test_a_copy_in_the_tree_is_found(
         return {**real(self, task, view), **planted}  # type: ignore[arg-type]
 
     # The lines were told apart before the copy came: a mistake of the build would do it so.
-    known = secrecy.leaks_in_tree.__globals__["fingerprints"](tiny_store, clamp, "salt")
-    monkeypatch.setitem(secrecy.leaks_in_tree.__globals__, "fingerprints", lambda *_: known)
-    monkeypatch.setattr(secrecy.leaks_in_tree.__globals__["secrets"], "token_hex", lambda _: "salt")
+    known = targets_of(tiny_store, clamp)
+    monkeypatch.setattr(leak_scan, "targets_of", lambda *_: known)
     monkeypatch.setattr(TaskStore, "files", files)
     with pytest.raises(GateFailed, match=r"leak: notes\.txt tells the code"):
         check_secrecy(tiny_store, clamp)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any, shows_body, spans_of
 from composer_replication.tasks.instructions.instruction_parts import MAX_LINE_CHARS, clipped
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
@@ -16,6 +15,7 @@ from composer_replication.tasks.instructions.writing import (
     read_material,
     write_instruction,
 )
+from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any, shows_body, spans_of
 from composer_replication.tasks.store import TaskStore
 
 GOLDEN_LINES = (
@@ -83,7 +83,6 @@ def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     text = instruction(sized_store, "t-function-whole")
     assert text.startswith("Write the function `clamp` again: it was removed from `tinymath/numbers.py`.\n")
     assert "```python\nfrom tinymath import clamp\n```" in text
-    assert "```python\nclamp(5, 0, 10)\nclamp(-5, 0, 10)\n```" in text
     assert "clamp(50" not in text  # only a hidden test calls it so
     assert "Lines are missing in other files too: `tinymath/__init__.py`." in text
     assert "`tinymath/numbers.py` still defines `absolute`, `square`, `is_even`, `sign`, `mean`." in text
@@ -102,13 +101,12 @@ def test_a_whole_method_is_known_by_its_attribute(sized_store: TaskStore) -> Non
     text = instruction(sized_store, "t-method-whole")
     assert text.startswith("Write the method `Vector.length` again")
     assert "The class `Vector` still has `__init__`, `dot`, `scaled`." in text
-    assert "The tests use it like this:\n\n```python\nVector(3, 4).length\n```" in text
 
 
-def test_a_whole_class_is_known_by_what_is_asked_of_it(sized_store: TaskStore) -> None:
+def test_a_whole_class_is_known_by_its_import(sized_store: TaskStore) -> None:
     text = instruction(sized_store, "t-class-whole")
     assert "Write the class `Vector` again" in text
-    assert "```python\nVector(1, 2).dot(Vector(3, 4))\nVector(3, 4).length\n```" in text
+    assert "```python\nfrom tinymath import Vector\n```" in text
 
 
 def test_a_removed_module_is_known_by_the_names_that_visible_tests_import(sized_store: TaskStore) -> None:
@@ -116,7 +114,6 @@ def test_a_removed_module_is_known_by_the_names_that_visible_tests_import(sized_
     assert text.startswith("Write the module `tinymath.text` again: the file `tinymath/text.py` is gone.\n")
     assert "from tinymath import shout\nfrom tinymath import initials\n" in text
     assert "palindrome" not in text  # no visible test needs it
-    assert "initials('ada lovelace')" in text
 
 
 def test_a_feature_names_its_files(sized_store: TaskStore) -> None:

@@ -15,7 +15,6 @@ from composer_replication.errors import UsageError
 from composer_replication.records import Outcome
 from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
     failing_of,
     suite_trial,
@@ -27,7 +26,7 @@ from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
-from composer_replication.tasks.stored_subject import bench_of, subject_of
+from composer_replication.tasks.subject import GateFailed, bench_of, subject_of
 from composer_replication.tasks.suite_limits import cut_off, failed_at_a_limit
 from composer_replication.tasks.test_run import Ended, TestReport
 

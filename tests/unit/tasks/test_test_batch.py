@@ -17,8 +17,12 @@ from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import test_batch
-from composer_replication.tasks.running.shared_sources import MAX_SHARED_BYTES, shared_sources
-from composer_replication.tasks.running.test_batch import BatchRun, run_batch
+from composer_replication.tasks.running.test_batch import (
+    MAX_SHARED_BYTES,
+    BatchRun,
+    run_batch,
+    shared_sources,
+)
 from composer_replication.tasks.test_run import TestReport, run_tests
 
 IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]
@@ -248,12 +252,12 @@ def test_finds_nothing():
 
 
 def test_a_place_that_others_share_is_never_cleared(tmp_path: Path) -> None:
-    """Started without a sandbox by mistake, the keeper must leave the host's ``/tmp`` alone."""
+    """Started without a sandbox by mistake, the server must leave the host's ``/tmp`` alone."""
     private, shared, secret = (tmp_path / name for name in ("private", "shared", "secret"))
     for folder, mode in ((private, 0o700), (shared, 0o1777), (secret, 0o750)):
         folder.mkdir()
         folder.chmod(mode)
-    code = f"{test_batch.runner_text('batch_keeper.py')}\nimport json\nprint(json.dumps([is_private(p) for p in sys.argv[1:]]))"
+    code = f"{test_batch.runner_text('batch_server.py')}\nimport json\nprint(json.dumps([is_private(p) for p in sys.argv[1:]]))"
     paths = [str(path) for path in (private, shared, secret, Path("/tmp"), tmp_path / "missing")]
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, check=True)
     assert json.loads(done.stdout) == [True, False, False, False, False]
@@ -324,40 +328,6 @@ def test_records_with_another_runs_nonce_do_not_count(
     assert [reports[0].error, reports[2].error] == ["", ""]
 
 
-def test_a_run_finds_no_nonce_of_another_in_its_memory(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It looks through all of its own memory: its nonce is there, no other one is."""
-    mark = "feedfacefeedface"
-    drawn = iter("0123456789")
-    monkeypatch.setattr(test_batch.secrets, "token_hex", lambda _: mark + next(drawn))
-    look = f"""
-import re
-
-def memory():
-    with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as mem:
-        for line in maps:
-            spot = re.match(r'([0-9a-f]+)-([0-9a-f]+) rw', line)
-            if spot:
-                first, last = (int(part, 16) for part in spot.groups())
-                try:
-                    mem.seek(first)
-                    yield mem.read(last - first)
-                except OSError:
-                    continue
-
-def test_look():
-    found = set()
-    for piece in memory():
-        found.update(re.findall(rb'{mark}([0-9])', piece))
-    assert NUMBER == b''.join(sorted(found)).decode()
-"""
-    tests = [look.replace("NUMBER", repr(number)) for number in "123"]
-    runs = [BatchRun(files(test_look=test), None, 60.0) for test in tests]
-    reports = run_batch(runs, environment, backend="bubblewrap")
-    assert [(report.error, list(report.outcomes.values())) for report in reports] == [("", ["passed"])] * 3
-
-
 # --- when a fork would not do -----------------------------------------------------------------
 
 
@@ -407,7 +377,7 @@ def test_threads_before_the_fork_mean_fresh_interpreters(
 
     def with_thread(name: str) -> str:
         start = "\nimport threading as _t, time as _s\n_old = import_quietly\ndef import_quietly(name, attributes=()):\n    _t.Thread(target=_s.sleep, args=(9,), daemon=True).start()\n    _old(name, attributes)\n"
-        return original(name) + (start if name == "batch_nursery.py" else "")
+        return original(name) + (start if name == "batch_server.py" else "")
 
     monkeypatch.setattr(test_batch, "runner_text", with_thread)
     runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
@@ -437,7 +407,7 @@ def codes_of(function):
 HANDED = [codes_of(function) for function in (SourceFileLoader.source_to_code, rewrite._read_pyc)]
 LEFT = [None if codes is None else sorted(os.path.basename(path) for path, _ in codes) for codes in HANDED]
 """
-"""In a conftest: what the nursery compiled and nothing has imported yet."""
+"""In a conftest: what the server compiled and nothing has imported yet."""
 
 
 def test_code_is_shared_by_content(environment: Environment) -> None:

@@ -12,8 +12,7 @@ from composer_replication.tasks import gates, part_subject, truth, validate
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.lookup_gate import LookupFindings
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.thorough_checks import learned_by_heart
-from composer_replication.tasks.validate import validate_store
+from composer_replication.tasks.validate import learned_by_heart, validate_store
 
 pytestmark = pytest.mark.timeout(600)
 

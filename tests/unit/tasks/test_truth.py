@@ -19,7 +19,7 @@ from composer_replication.tasks.journal import Journal
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
-from composer_replication.tasks.twin.build_twins import judge_twin
+from composer_replication.tasks.twin.twin_judge import judge_twin
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

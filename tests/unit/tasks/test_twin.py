@@ -17,20 +17,17 @@ from composer_replication.tasks.intake.environment import Environment, open_envi
 from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.twin import twin_run
-from composer_replication.tasks.twin.build_twins import (
+from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
+from composer_replication.tasks.twin.twin_judge import judge_twin, judge_twins, subject_of
+from composer_replication.tasks.twin.twin_records import (
     Twin,
     TwinScore,
-    build_twins,
-    is_candidate,
-    judge_relatives,
-    judge_twin,
+    Vector,
     read_twin,
     score_digests,
     twin_bytes,
 )
-from composer_replication.tasks.twin.twin_judge import judge_twins
-from composer_replication.tasks.twin.twin_records import Vector
-from composer_replication.tasks.twin.twin_run import record_calls
+from composer_replication.tasks.twin.twin_run import Job, play_apart, record_calls
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
 
@@ -567,7 +564,9 @@ def test_relatives_are_judged_apart_from_each_other(runner: Environment, twins) 
         "import os; os._exit(0)",
         "return sorted(filter(test, values))",
     ]
-    scores = judge_relatives(FILES, runner, twins["chosen"], [overlay(body) for body in bodies])
+    twin, jobs = twins["chosen"], [Job(0, overlay=overlay(body)) for body in bodies]
+    reports = play_apart(FILES, runner, [subject_of(twin)], jobs)
+    scores = [score_digests(twin, report.digests, report.error) for report in reports]
     assert [score.passed for score in scores] == [False, True, False, True]
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
-from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_command import build_command
+from composer_replication.tasks.build import build_command, build_tasks
 from composer_replication.tasks.store import TaskStore
 
 MakeProject = Callable[[Mapping[str, str]], Path]

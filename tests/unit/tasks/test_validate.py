@@ -20,8 +20,9 @@ from composer_replication.tasks.instructions.written_instructions import Written
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin.build_twins import Twin, build_twins, twin_bytes
+from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import subject_of
+from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
 from composer_replication.tasks.twin.twin_run import Job, play
 from composer_replication.tasks.validate import validate_store
 

@@ -1,4 +1,4 @@
-"""An interrupted validation goes on with what has not passed, and believes only its own journal."""
+"""An interrupted validation goes on with what has not passed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import validate
 from composer_replication.tasks.blobs import find_blob
@@ -91,14 +90,14 @@ def test_a_killed_validation_goes_on_with_the_rest(
     )
     try:
         deadline = time.monotonic() + LONGEST_WAIT_SECONDS
-        while not (path.is_file() and path.read_bytes().count(b"\n") >= 2):
+        while not (path.is_file() and path.read_bytes().count(b"\n") >= 1):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
         process.kill()
         process.wait(LONGEST_WAIT_SECONDS)
-    passed = [json.loads(line)["task_id"] for line in path.read_text().splitlines()[1:]]
+    passed = [json.loads(line)["task_id"] for line in path.read_text().splitlines()]
     assert 1 <= len(passed) < 4
     told: list[str] = []
     summary = validate_store(
@@ -117,7 +116,7 @@ def test_without_resume_everything_is_tried_again(store: TaskStore, tried: list[
     path = note(store, *store.task_ids())
     assert validate_store(store.root, repeat=1).taken_over == 0
     assert sorted(tried) == store.task_ids()
-    assert path.read_text().count("\n") == 5  # anew, not in addition
+    assert path.read_text().count("\n") == 4  # anew, not in addition
     assert validate_store(store.root, repeat=1, resume=True).taken_over == 4
     assert len(tried) == 4
 
@@ -214,117 +213,14 @@ def test_a_task_that_was_damaged_since_is_tried_again(
     assert "damaged" in {row.gate for row in summary.failed if row.task_id == task.task_id}
 
 
-def test_a_torn_last_line_is_left_out(store: TaskStore, tried: list[str]) -> None:
+def test_a_line_that_cannot_be_read_is_a_task_that_is_tried(store: TaskStore, tried: list[str]) -> None:
     first, second, *_ = store.task_ids()
     path = note(store, first, second)
-    path.write_bytes(path.read_bytes()[:-9])
+    torn = path.read_bytes()[:-9]
+    path.write_bytes(b"\xff\xfe\n[]\n" + b"[" * 100_000 + b'\n{"task_id": "absent--1"}\n' + torn)
     assert validate_store(store.root, repeat=1, resume=True).taken_over == 1
     assert second in tried
     assert validate_store(store.root, repeat=1, resume=True).taken_over == 4  # nothing was written onto it
-
-
-def test_a_first_line_that_was_cut_off(store: TaskStore, tried: list[str]) -> None:
-    path = note(store)
-    path.write_bytes(path.read_bytes()[:20])
-    assert validate_store(store.root, repeat=1, resume=True).taken_over == 0
-    assert validate_store(store.root, repeat=1, resume=True).taken_over == 4
-
-
-def edit(line: int, text: str) -> Callable[[Path, TaskStore], None]:
-    def change(path: Path, _store: TaskStore) -> None:
-        lines = path.read_text().splitlines()
-        path.write_text("\n".join([*lines[:line], text, *lines[line + 1 :]]) + "\n")
-
-    return change
-
-
-def of_another_store(path: Path, store: TaskStore) -> None:
-    shutil.copy(note(store, fingerprint="0" * 64), path)
-
-
-def of_another_task(path: Path, store: TaskStore) -> None:
-    first, second, *_ = store.task_ids()
-    path.write_text(path.read_text().replace(first, second))
-
-
-def of_a_task_that_is_not_there(path: Path, store: TaskStore) -> None:
-    note(store, "absent--1")
-
-
-def without_its_first_line(path: Path, _store: TaskStore) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
-
-
-def of_another_user(path: Path, _store: TaskStore) -> None:
-    os.chown(path, 12345, -1)
-
-
-def of_bytes(path: Path, _store: TaskStore) -> None:
-    path.write_bytes(b"\xff\xfe\x00\n" * 3)
-
-
-def a_folder(path: Path, _store: TaskStore) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def a_pipe(path: Path, _store: TaskStore) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def a_link(path: Path, _store: TaskStore) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (edit(1, "no json"), "line 2 is not JSON"),
-        (edit(1, "[" * 100_000), "line 2 is not JSON"),
-        (edit(1, "[]"), "line 2 is not as it was written"),
-        (edit(1, '{"task_id": "x", "sum": 3}'), "line 2 is not as it was written"),
-        (of_another_task, "line 2 is not as it was written"),
-        (of_a_task_that_is_not_there, "line 4 names a task that the store has not"),
-        (without_its_first_line, "speaks of another store"),
-        (of_another_store, "speaks of another store"),
-        (of_bytes, "line 1 is not JSON"),
-        pytest.param(
-            of_another_user,
-            "another user has written it",
-            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
-        ),
-        (a_folder, "it is no regular file"),
-        (a_pipe, "it is no regular file"),
-        (a_link, "it is no regular file"),
-    ],
-)
-def test_a_journal_that_is_damaged_or_foreign_is_not_believed(
-    store: TaskStore,
-    tried: list[str],
-    capsys: pytest.CaptureFixture[str],
-    change: Callable[[Path, TaskStore], None],
-    why: str,
-) -> None:
-    path = note(store, *store.task_ids()[:2])
-    change(path, store)
-    words = ["tasks", "validate", str(store.root), "--repeat", "1", "--resume", "--quiet", "--json"]
-    assert main(words) == 4
-    printed = capsys.readouterr()
-    error = json.loads(printed.out)["error"]
-    assert (error["code"], error["where"]) == ("CR0900", str(path))
-    assert why in error["message"]
-    assert printed.err.count("\n") == 1
-    assert str(path) in error["fix"]
-    assert tried == []
-
-
-def test_a_damaged_journal_stops_nobody_who_does_not_ask_for_it(store: TaskStore, tried: list[str]) -> None:
-    path = note(store, *store.task_ids())
-    path.write_text("no json\n")
-    assert validate_store(store.root, repeat=1).passed == 4
-    assert validate_store(store.root, repeat=1, resume=True).taken_over == 4
 
 
 def test_pruning_the_cache_leaves_a_journal_in_use(store: TaskStore) -> None:
@@ -345,10 +241,3 @@ def test_two_validations_of_one_store_write_whole_lines(store: TaskStore) -> Non
         one.add(ids[2])
     with passed_tasks(key, ids, resume=True) as journal:
         assert journal.taken_over == frozenset(ids[:3])
-
-
-def test_one_of_another_store_is_refused_as_an_error(store: TaskStore) -> None:
-    path = note(store, store.task_ids()[0])
-    of_another_store(path, store)
-    with pytest.raises(InputError, match="CR0900"):
-        validate_store(store.root, repeat=1, resume=True)

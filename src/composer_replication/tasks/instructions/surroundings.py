@@ -9,10 +9,12 @@ from functools import lru_cache
 
 from composer_replication.records import Hole
 from composer_replication.tasks.planning.lines import Lines
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import first_line, parsed
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_tree = lru_cache(maxsize=16)(parsed)
+"""A file may have a hundred holes; nobody changes its tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,11 @@ def look_around(broken_text: str, hole: Hole) -> Surroundings:
     marker = broken_text[hole.start : hole.end]
     start = hole.start + len(marker) - len(marker.lstrip())
     line = sum(begin <= start for begin in lines.starts)
-    module = parsed(broken_text) or ast.Module([], [])
+    module = _tree(broken_text) or ast.Module([], [])
     chain = list(_chain(module, line))
     function = next((node for node in reversed(chain) if isinstance(node, _Function)), None)
     owner = next((node for node in reversed(chain) if isinstance(node, ast.ClassDef)), None)
-    first = line if function is None else _first_line(function)
+    first = line if function is None else first_line(function)
     head = broken_text[lines.starts[first - 1] : max(hole.start, lines.starts[first - 1])]
     cut = len(head)
     if function is not None and ast.get_docstring(function, clean=False) is not None:
@@ -73,10 +75,6 @@ def _chain(node: ast.AST, line: int) -> Iterator[ast.AST]:
             yield from _chain(child, line)
 
 
-def _first_line(node: _Function) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-
-
 def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...]:
     """What a block defines beside the nodes of the chain, each name once, in its order."""
     return tuple(
@@ -84,25 +82,16 @@ def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...
     )
 
 
-@lru_cache(maxsize=16)
-def parsed(text: str) -> ast.Module | None:
-    """The syntax tree of a file, which nobody may change, or None when it has none."""
-    try:
-        return parse_syntax(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
 def public_names(text: str) -> tuple[str, ...]:
     """The functions and classes that a file defines at the top, without those that begin with an underscore."""
-    module = parsed(text)
+    module = _tree(text)
     body = [] if module is None else module.body
     return tuple(name for name in _names(body, ()) if not name.startswith("_"))
 
 
 def class_members(text: str, symbol: str) -> tuple[str, ...] | None:
     """The methods of the class with that qualified name; None when the file has no such class."""
-    node: ast.AST | None = parsed(text)
+    node: ast.AST | None = _tree(text)
     for name in symbol.split("."):
         node = next(
             (

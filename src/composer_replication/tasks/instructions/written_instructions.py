@@ -24,11 +24,10 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.model_endpoint import Endpoint, EndpointFailed
 from composer_replication.records import Task
-from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any
-from composer_replication.tasks.instructions.surroundings import parsed
 from composer_replication.tasks.instructions.writing import write_instruction
-from composer_replication.tasks.leaks.copies import distinctive_lines
+from composer_replication.tasks.leaks.shown_code import distinctive_lines, golden_spans, shows_any
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.syntax_trees import parsed_part
 from composer_replication.tasks.test_functions import function_texts
 
 MIN_CHARS, MAX_CHARS = 80, 6000
@@ -215,8 +214,7 @@ def _hidden_sources(store: TaskStore, task: Task) -> Iterator[str]:
 
 def _values(source: str) -> Iterator[str]:
     """The constants of a test function, as a text might quote them."""
-    block = source if not source[:1].isspace() else f"if True:\n{source}"  # a method is set in
-    tree = parsed(block)
+    tree = parsed_part(source)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.Constant) and not isinstance(node.value, bool | None.__class__):
             value = node.value

@@ -53,7 +53,6 @@ KINDS = (
     Kind("models", r".+-[0-9a-f]{16}|\.unpack-\w+", lock="models"),
     Kind("resolutions", r"[0-9a-f]{64}\.json"),
     Kind("validations", r"[0-9a-f]{32}\.jsonl"),
-    Kind("selftests", r"[0-9a-f]{32}\.json"),
     Kind("git", r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+", lock="git-{}"),
     Kind("sdists", _RELEASE, mark="SHA256", is_shelf=True),
     Kind("wheels", _RELEASE, mark="SHA256", is_shelf=True),
@@ -179,7 +178,7 @@ def _is_ours(path: Path, kind: Kind) -> bool:
         return True
     if not re.fullmatch(kind.pattern, path.name):
         return False
-    is_file = kind.name in ("resolutions", "validations", "selftests", "crash")
+    is_file = kind.name in ("resolutions", "validations", "crash")
     return path.is_file() if is_file else path.is_dir() and (not kind.mark or (path / kind.mark).is_file())
 
 

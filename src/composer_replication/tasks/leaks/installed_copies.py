@@ -1,13 +1,13 @@
 """Is the golden code of a task also in a package that its environment installs, or in the standard library?
 
-The thief of ``leak_scan`` reads everything that is shown, which takes seconds; as a gate of each
+The search of ``leak_scan`` reads everything that is shown, which takes seconds; as a gate of each
 candidate this looks at Python sources alone, whose lines are read once a process.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
+import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,8 @@ from threading import Lock
 from composer_replication.records import Task
 from composer_replication.sandbox import base_interpreter
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
-from composer_replication.tasks.leaks.leak_search import MIN_RUN_CHARACTERS, Leak, Search
-from composer_replication.tasks.leaks.leak_targets import line_check
+from composer_replication.tasks.leaks.leak_search import EDGES, MIN_RUN_CHARACTERS, Leak, Search, Target
+from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 
 _read_lock = Lock()
@@ -36,18 +35,22 @@ def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
             CR0413, CR0414).
         SandboxFailure: the sandbox broke while the environment was made.
     """
-    salt = secrets.token_hex(16)
-    prints = fingerprints(store, task, salt)
-    if not any(map(_is_long_enough, prints)):
+    targets = [target for target in targets_of(store, task) if any(flag for _, flag in target.window)]
+    if not targets:
         return []
     leaks: set[Leak] = set()
     for installed in _installed(store.environment(task)):
-        suspects = [known for known in prints if _may_stand_in(known, installed.checks)]
+        suspects = [target for target in targets if _may_stand_in(target, installed.checks)]
         for path, checks in installed.checks_of_files if suspects else ():
-            targets = [known.target for known in suspects if _may_stand_in(known, checks)]
-            if targets:
-                leaks |= Search(targets, salt, unmarshal=False).search_bytes(path, _read(path), in_tree=False)
+            found = [target for target in suspects if _may_stand_in(target, checks)]
+            if found:
+                leaks |= Search(found, unmarshal=False).search_bytes(path, _read(path), in_tree=False)
     return sorted(leaks, key=lambda leak: leak.path)
+
+
+def _line_check(line: str) -> int:
+    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
+    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _read_below(root: str, masked: tuple[str, ...]) -> _Installed:
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in masked)
         paths = [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
-        of_files += [(path, _sorted(map(line_check, _lines(path)))) for path in paths]
+        of_files += [(path, _sorted(map(_line_check, _lines(path)))) for path in paths]
     return _Installed(_sorted(check for _, checks in of_files for check in checks), tuple(of_files))
 
 
@@ -99,19 +102,12 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _is_long_enough(known: Fingerprint) -> bool:
-    window = known.target.window
-    return any(is_distinctive for *_, is_distinctive in window) and (
-        sum(characters for _, characters, _ in window) >= MIN_RUN_CHARACTERS
-    )
-
-
-def _may_stand_in(known: Fingerprint, checks: array[int]) -> bool:
+def _may_stand_in(target: Target, checks: array[int]) -> bool:
     """Whether enough neighbouring lines, a distinctive one among them, have a line of the same check sum."""
     characters, has_distinctive = 0, False
-    for (_, length, is_distinctive), check in zip(known.target.window, known.window_checks, strict=True):
-        if _has(checks, check):
-            characters += length
+    for line, is_distinctive in target.window:
+        if _has(checks, _line_check(line)):
+            characters += len(line)
             has_distinctive |= is_distinctive
             if has_distinctive and characters >= MIN_RUN_CHARACTERS:
                 return True

@@ -1,8 +1,8 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
-Two searches that must both find nothing: one outside, over the bytes of the tree and the
-folder of the environment, and a thief inside a real sandbox around the rollout's tree, who
-walks the whole visible file system, imports, inspects, asks git and tries the network.
+A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file
+system, imports, inspects, asks git and tries the network; it is told the deleted lines, and must find none of them.
+``leaks_in_tree`` searches the bytes of a tree alone, outside, as a gate of each candidate.
 """
 
 from __future__ import annotations
@@ -22,25 +22,30 @@ from urllib.parse import urlsplit
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
-from composer_replication.sandbox import base_interpreter, open_sandbox, system_folders
+from composer_replication.sandbox import (
+    base_interpreter,
+    choose_backend,
+    open_sandbox,
+    require_selftest,
+    system_folders,
+)
 from composer_replication.sandbox.host_paths import is_below
 from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings
-from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, target_to_json
+from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import import_roots
-from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.views import write_files
 
 Progress = Callable[[int, int, str], None]
 Walk = Literal["all", "system", "environment"]
-_THIEF_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
-_THIEF_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
-_MODULES = ("leak_forms", "leak_targets", "leak_search")
+_INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
+_INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
+_MODULES = ("leak_forms", "leak_search")
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class ScanSummary:
     ``without_distinctive_lines`` are tasks whose body has no line that could be recognised;
     for them only code objects and runs of lines were looked for. ``not_searched`` are files
     that could be read but not looked through, with the reason. ``failed_checks`` are questions
-    of the thief that got no answer: of those tasks it is not known that they are clean.
+    of the search inside that got no answer: of those tasks it is not known that they are clean.
     """
 
     tasks: int
@@ -72,8 +77,7 @@ def scan_store(
     """Search for the golden code of every task of a store.
 
     What several tasks see is searched once for all of them: the folders of the system and the
-    interpreter once, each environment once, and, from outside, each file once that stands in the
-    trees of several tasks. Each task's own tree gets a sandbox of its own.
+    interpreter once, each environment once. Each task's own tree gets a sandbox of its own.
 
     Args:
         path: folder of the store.
@@ -85,19 +89,19 @@ def scan_store(
         NothingToDoError: the store is empty (CR0427).
         InputError: not a store (CR0410), damaged (CR0411), or its environment cannot be
             made here (CR0408, CR0413, CR0414).
-        SandboxFailure: the sandbox broke (CR03..), or the thief did not end (CR0426);
+        SandboxFailure: the sandbox broke (CR03..), or the search inside did not end (CR0426);
             nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
     store.require_task_ids()
-    require_trusted(backend, progress)
+    require_selftest(choose_backend(backend), progress=progress)
     tasks = store.tasks()
-    salt = secrets.token_hex(16)
-    found = _Found()
-    scan = _Scan(store, salt, {task.task_id: fingerprints(store, task, salt) for task in tasks}, found)
-    _run(scan, tasks, jobs, progress)
+    scan = _Scan(store, {task.task_id: targets_of(store, task) for task in tasks})
+    found = scan.run(tasks, jobs, progress)
     silent = tuple(
-        name for name, known in scan.prints.items() if not any(k.num_distinctive_lines for k in known)
+        task_id
+        for task_id, targets in scan.targets.items()
+        if not any(is_distinctive for target in targets for _, is_distinctive in target.window)
     )
     return ScanSummary(
         len(tasks),
@@ -109,90 +113,51 @@ def scan_store(
     )
 
 
-def _run(scan: _Scan, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
-    """All searches of a scan, the long ones first; what is found is in the scan."""
-    by_repository: dict[str, list[Task]] = {}
-    for task in tasks:
-        by_repository.setdefault(scan.store.record(task.task_id).repository_record, []).append(task)
-    with interruptible_pool(jobs, "tasks-leakscan") as pool:
-        if progress is not None:
-            progress(0, len(tasks), "what all tasks see")
-        todo = [pool.submit(work) for work in scan.shared_places(tasks)]
-        done = 0
-        for same in by_repository.values():
-            trees = {task.task_id: scan.store.files(task, "rollout") for task in same}
-            futures = [(task, pool.submit(scan.rob, task, trees[task.task_id])) for task in same]
-            scan.search_trees(same, trees)
-            for task, future in futures:
+class _Scan:
+    """The searches of one scan and what they found."""
+
+    def __init__(self, store: TaskStore, targets: Mapping[str, Sequence[Target]]) -> None:
+        self.store = store
+        self.targets = targets
+        self.found = _Found()
+
+    def run(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> _Found:
+        """All searches of a scan, the long ones first."""
+        with interruptible_pool(jobs, "tasks-leakscan") as pool:
+            if progress is not None:
+                progress(0, len(tasks), "what all tasks see")
+            shared = [pool.submit(work) for work in self._shared_places(tasks)]
+            futures = [(task, pool.submit(self._search_task, task)) for task in tasks]
+            for done, (task, future) in enumerate(futures, 1):
                 future.result()
-                done += 1
                 if progress is not None:
                     progress(done, len(tasks), task.task_id)
-        for one in todo:
-            one.result()
+            for one in shared:
+                one.result()
+        return self.found
 
-
-class _Scan:
-    """The searches of one scan; each adds what it finds to ``found``. Safe to use from several threads."""
-
-    def __init__(
-        self, store: TaskStore, salt: str, prints: Mapping[str, Sequence[Fingerprint]], found: _Found
-    ) -> None:
-        self.store = store
-        self.salt = salt
-        self.prints = prints
-        self.found = found
-
-    def shared_places(self, tasks: Sequence[Task]) -> list[Callable[[], None]]:
+    def _shared_places(self, tasks: Sequence[Task]) -> list[Callable[[], None]]:
         """What is to be walked for several tasks: each system, by what is shown of it, then each environment."""
-        by_environment: dict[str, list[Task]] = {}
+        by_environment: dict[str, list[Target]] = {}
         for task in tasks:
-            by_environment.setdefault(task.environment, []).append(task)
+            by_environment.setdefault(task.environment, []).extend(self.targets[task.task_id])
         systems: dict[tuple[str, ...], tuple[Environment, list[Target]]] = {}
         works: list[Callable[[], None]] = []
-        for fingerprint, same in by_environment.items():
-            environment, targets = self.store.environment_of(fingerprint), self._targets(same)
+        for fingerprint, targets in by_environment.items():
+            environment = self.store.environment_of(fingerprint)
             system = tuple(sorted(_system_paths(environment)))
             systems.setdefault(system, (environment, []))[1].extend(targets)
-            works.append(partial(self._walk_environment, environment, targets))
+            works.append(partial(self._walk, environment, targets, "environment"))
         return [*(partial(self._walk, *one, "system") for one in systems.values()), *works]
 
-    def _walk_environment(self, environment: Environment, targets: Sequence[Target]) -> None:
-        search = Search(targets, self.salt, unmarshal=False)
-        self.found.add(search.search_folder(str(environment.root), tree="/nowhere"), search)
-        self._walk(environment, targets, "environment")
-
     def _walk(self, environment: Environment, targets: Sequence[Target], walk: Walk) -> None:
-        backend = self.store.backend
-        self.found.add_answer(steal({}, (), targets, environment, self.salt, walk=walk, backend=backend))
+        self.found.add(search_inside({}, (), targets, environment, walk=walk, backend=self.store.backend))
 
-    def _targets(self, tasks: Sequence[Task]) -> list[Target]:
-        return [known.target for task in tasks for known in self.prints[task.task_id]]
-
-    def search_trees(self, tasks: Sequence[Task], trees: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Search the trees of the tasks of one repository; a file that several trees have is read once."""
-        owners: dict[tuple[str, bytes], set[str]] = {}
-        for task_id, tree in trees.items():
-            for path, data in tree.items():
-                owners.setdefault((path, data), set()).add(task_id)
-        search = Search(self._targets(tasks), self.salt, unmarshal=False)
-        leaks: set[Leak] = set()
-        for (path, data), owned_by in sorted(owners.items()):
-            leaks |= search.search_bytes(path, data, in_tree=True, tasks=owned_by)
-        self.found.add(leaks, search)
-
-    def rob(self, task: Task, files: Mapping[str, bytes]) -> None:
-        """Let the thief into a sandbox of a task."""
-        environment = self.store.environment(task)
-        answer = steal(
-            with_git(files),
-            (task,),
-            self._targets([task]),
-            environment,
-            self.salt,
-            backend=self.store.backend,
-        )
-        self.found.add_answer(answer)
+    def _search_task(self, task: Task) -> None:
+        """Search from inside a sandbox of a task."""
+        files = with_git(self.store.files(task, "rollout"))
+        targets, environment = self.targets[task.task_id], self.store.environment(task)
+        self.found.add(search_inside(files, (task,), targets, environment, backend=self.store.backend))
 
 
 def _order(leak: Leak) -> tuple[str, str, str]:
@@ -209,26 +174,12 @@ class _Found:
         self.failed_checks: set[str] = set()
         self.num_files = 0
 
-    def add(self, leaks: Iterable[Leak], search: Search) -> None:
-        with self._lock:
-            self.leaks |= set(leaks)
-            self.not_searched |= set(search.not_searched)
-            self.num_files += search.num_files
-
-    def add_answer(self, answer: dict[str, Any]) -> None:
+    def add(self, answer: dict[str, Any]) -> None:
         with self._lock:
             self.leaks |= {Leak(*map(str, leak)) for leak in answer["leaks"]}
             self.not_searched |= set(map(str, answer["not_searched"]))
             self.failed_checks |= set(map(str, answer["failed_checks"]))
             self.num_files += int(answer["num_files"])
-
-
-def _search_tree(files: Mapping[str, bytes], targets: Sequence[Target], salt: str, found: _Found) -> None:
-    search = Search(targets, salt, unmarshal=False)
-    leaks: set[Leak] = set()
-    for name, data in sorted(files.items()):
-        leaks |= search.search_bytes(name, data, in_tree=True)
-    found.add(leaks, search)
 
 
 def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
@@ -237,32 +188,31 @@ def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
     Raises:
         InputError: the store is damaged (CR0411).
     """
-    salt = secrets.token_hex(16)
-    found = _Found()
-    targets = [known.target for known in fingerprints(store, task, salt)]
-    _search_tree(store.files(task, "rollout"), targets, salt, found)
-    return sorted(found.leaks, key=_order)
+    search = Search(targets_of(store, task), unmarshal=False)
+    leaks: set[Leak] = set()
+    for name, data in store.files(task, "rollout").items():
+        leaks |= search.search_bytes(name, data, in_tree=True)
+    return sorted(leaks, key=_order)
 
 
-def steal(
+def search_inside(
     tree_files: Mapping[str, bytes],
     tasks: Sequence[Task],
     targets: Sequence[Target],
     environment: Environment,
-    salt: str,
     *,
     walk: Walk = "all",
     backend: str | None = None,
 ) -> dict[str, Any]:
-    """Let the thief search from inside a fresh sandbox.
+    """Search from inside a fresh sandbox.
 
-    With ``tasks`` he searches the tree and whatever is not mounted read-only, imports,
-    inspects, and tries git and the network; without, he walks all that is shown, or with
+    With ``tasks`` it searches the tree and whatever is not mounted read-only, imports,
+    inspects, and tries git and the network; without, it walks all that is shown, or with
     ``walk`` all but the environment (``system``), or all but what is shown of the system and
     the interpreter (``environment``).
 
     Raises:
-        SandboxFailure: the sandbox broke, or his answer did not come (CR0426).
+        SandboxFailure: the sandbox broke, or the answer did not come (CR0426).
     """
     nonce = secrets.token_hex(16)
     system, own = _system_paths(environment), _with_real([environment.root])
@@ -270,13 +220,12 @@ def steal(
     # An environment that lies below a folder of the system is walked all the same.
     is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
     skip = sorted(system | own if tasks else left_out)
-    with tempfile.TemporaryDirectory(prefix="thief-", dir=process_folder()) as folder:
+    with tempfile.TemporaryDirectory(prefix="leakscan-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
         write_files(tree, tree_files)
         request = {
             "nonce": nonce,
-            "salt": salt,
             "modules": _sources(),
             "targets": [target_to_json(target) for target in targets],
             "roots": ["/", *([str(environment.root)] if is_inside else [])],
@@ -288,13 +237,13 @@ def steal(
             "packages": {task.task_id: task.repository for task in tasks},
             "urls": _index_urls(),
         }
-        spec = SandboxSpec(tree, environment.read_only, environment.masked, _THIEF_LIMITS)
+        spec = SandboxSpec(tree, environment.read_only, environment.masked, _INSIDE_LIMITS)
         # Where no index can be reached from this machine either, an open network shows at its own port.
         with socket.create_server(("127.0.0.1", 0)) as server, open_sandbox(spec, backend) as sandbox:
             request["port"] = server.getsockname()[1]
             done = sandbox.exec(
-                [str(environment.python), "-P", "-B", "-c", _source("leak_thief")],
-                timeout_seconds=_THIEF_SECONDS,
+                [str(environment.python), "-P", "-B", "-c", _source("inside_search")],
+                timeout_seconds=_INSIDE_SECONDS,
                 stdin=json.dumps(request).encode(),
                 env=_variables(environment),
             )

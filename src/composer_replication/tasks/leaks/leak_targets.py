@@ -1,121 +1,211 @@
-"""What is known of golden code where it is searched: salted hashes and check sums, never its text.
-
-Standard library only, for the same reason as ``leak_search``.
-"""
+"""What the search for golden code is told: the lines, code objects and names of what was deleted."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import types
-import zlib
+import ast
+import io
+import keyword
+import posixpath
+import tokenize
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
 
-_MARKS = re.compile(r"^(?:(?:[+\-<>#|*%\"',]+|\.\.\.|[0-9]+[:.|]?)\s*)+")
-_MARK_STARTS = frozenset("+-<>#|*%\"',.0123456789")
-_ENDS = re.compile(r"[\"',|]+$")
-# All that the two take off, and white space: a line has the same core with and without its marks.
-EDGES = "".join(_MARK_STARTS) + ":" + "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+from composer_replication.records import Task
+from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
+from composer_replication.tasks.leaks.leak_search import Target, all_codes, code_digest
+from composer_replication.tasks.leaks.shown_code import distinctive_lines
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.syntax_trees import parsed
+
+NUM_LINES_AROUND = 6
+
+
+def targets_of(store: TaskStore, task: Task) -> list[Target]:
+    """The targets of a task: one for each place where code was taken out.
+
+    A line of the code is distinctive if it occurs once in the restored tree, not in the broken
+    one, and has a name in it. Lines are compared without indentation.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    files = store.files(task, "rollout")
+    original = store.repository_files(store.record(task.task_id).repository_record)
+    counts = _LineCounts(files, original, {hole.path for hole in task.holes} | set(task.removed_files))
+    tests = _hidden_tests(task, files)
+    name = task.symbol.partition("#")[0].rpartition(".")[2]
+    found = []
+    for place in _places(store, task, original):
+        distinctive = {
+            line
+            for line in distinctive_lines(place.golden)
+            if counts.is_only_in_restored(line) and _has_a_name(line)
+        }
+        before, golden, after = map(_stripped, (place.before, place.golden, place.after))
+        window = [*before[-NUM_LINES_AROUND:], *golden, *after[:NUM_LINES_AROUND]]
+        target = Target(
+            task_id=task.task_id,
+            window=tuple((line, line in distinctive) for line in window),
+            codes=_codes_of(original[place.path], files.get(place.path, b""), place.path, task),
+            names=frozenset({name, *(symbol.rpartition(".")[2] for symbol in place.symbols)}),
+            tests=tests,
+            module=_module_path(place.path, {**files, place.path: b""}),
+            symbols=place.symbols,
+        )
+        found.append(target)
+    return found
+
+
+def _stripped(text: str) -> list[str]:
+    return [line for line in map(str.strip, text.splitlines()) if line]
 
 
 @dataclass(frozen=True)
-class Target:
-    """What is known of one golden body.
+class _Place:
+    path: str
+    golden: str
+    before: str
+    after: str
+    symbols: tuple[str, ...]
 
-    ``window`` are (hash, characters, is distinctive) of the lines around and in the hole, in
-    order; ``codes`` hashes of its code objects, and ``functions`` the names that these have;
-    ``name`` the last part of the symbol, ``names`` hashes of the names of hidden tests;
-    ``module`` the path that it is imported from; ``symbols`` the qualified names that this module
-    had or has in that place; ``checks``, ``name_checks`` and ``code_checks`` check sums of the lines of
-    the window, of the names of functions and hidden tests, and of the instructions of code objects:
-    what has none of them need not be hashed.
+
+def _places(store: TaskStore, task: Task, original: Mapping[str, bytes]) -> list[_Place]:
+    """Where code was taken out, and what stands around it in the broken file."""
+    record = store.record(task.task_id)
+    places = []
+    for edit in record.edits:
+        text = original[edit.path].decode()
+        golden = text[edit.start : edit.end]
+        if golden.strip():
+            first = text.count("\n", 0, edit.start) + 1
+            symbols = symbols_between(text, first, first + golden.rstrip().count("\n"))
+            places.append(_Place(edit.path, golden, text[: edit.start], text[edit.end :], symbols))
+    for path in record.removed_files:
+        text = original[path].decode("utf-8", "replace")
+        places.append(_Place(path, text, "", "", symbols_between(text, 1, len(text))))
+    return places
+
+
+def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
+    """Qualified names of the functions and classes that have a line in ``first`` to ``last`` (from 1).
+
+    Functions inside functions cannot be asked for by name and are left out; so is everything
+    of a file that does not parse.
+    """
+    found = (name for name, begin, end in _defined(text) if begin <= last and end >= first)
+    return tuple(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=64)
+def _defined(text: str) -> tuple[tuple[str, int, int], ...]:
+    """Qualified name, first and last line of what a file defines; nothing where it does not parse."""
+    module = parsed(text)
+    return () if module is None else tuple(_definitions(module, ""))
+
+
+def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[str, int, int]]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _definitions(child, owner)
+        else:
+            yield owner + child.name, child.lineno, child.end_lineno or child.lineno
+            if isinstance(child, ast.ClassDef):
+                yield from _definitions(child, f"{owner}{child.name}.")
+
+
+def _hidden_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
+    """``file name::test`` of each hidden test that nothing visible calls so."""
+    hidden = {
+        (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
+        for test in task.tests.hidden
+    }
+    calls = {test: f"{test}(".encode() for _, test in hidden}
+    shown = {test for test, call in calls.items() if any(call in data for data in files.values())}
+    return frozenset(f"{leaf}::{test}" for leaf, test in hidden if test not in shown)
+
+
+class _LineCounts:
+    """How often a line occurs in the broken tree and in the restored one.
+
+    Both differ from the original in a few files only, so its lines are counted once for all tasks.
     """
 
-    task_id: str
-    window: tuple[tuple[str, int, bool], ...]
-    codes: frozenset[str]
-    name: str
-    names: frozenset[str]
-    module: str
-    functions: frozenset[str] = frozenset()
-    symbols: tuple[str, ...] = ()
-    checks: frozenset[int] = frozenset()
-    name_checks: frozenset[int] = frozenset()
-    code_checks: frozenset[int] = frozenset()
+    def __init__(self, broken: Mapping[str, bytes], original: Mapping[str, bytes], touched: set[str]) -> None:
+        self._all = _counts_of_all(tuple(sorted(original.items())))
+        paths = sorted({*broken, *original})
+        changed = [path for path in paths if broken.get(path) != original.get(path)]
+        self._before = [_counts_of(original[path]) for path in changed if path in original]
+        self._broken = [_counts_of(broken[path]) for path in changed if path in broken]
+        restored = {path: original[path] for path in changed if path in touched}
+        restored |= {path: broken[path] for path in changed if path in broken and path not in touched}
+        self._restored = [_counts_of(data) for data in restored.values()]
 
-    @property
-    def last_names(self) -> frozenset[str]:
-        """What a cache would call the deleted code."""
-        return frozenset({self.name, *(symbol.rpartition(".")[2] for symbol in self.symbols)})
-
-
-def hashed(salt: str, text: str) -> str:
-    """The first 24 hexadecimal digits of the salted sha256."""
-    return hashlib.sha256(f"{salt}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    def is_only_in_restored(self, line: str) -> bool:
+        """Whether it occurs once in the restored tree, and not in the broken one."""
+        same = self._all[line] - sum(counts[line] for counts in self._before)
+        return not same + sum(counts[line] for counts in self._broken) and (
+            same + sum(counts[line] for counts in self._restored) == 1
+        )
 
 
-def code_hash(salt: str, code: types.CodeType) -> str:
-    """A hash of what a function does: names, constants and instructions, not its place."""
-    consts = [
-        item.co_code.hex() if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts
-    ]
-    parts = (code.co_qualname, code.co_code.hex(), code.co_names, code.co_varnames, consts)
-    return hashed(salt, repr(parts))
+@lru_cache(maxsize=2)
+def _counts_of_all(files: tuple[tuple[str, bytes], ...]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for _, data in files:
+        counts.update(map(str.strip, data.decode("utf-8", "replace").splitlines()))
+    return counts
 
 
-def without_marks(stripped: str) -> str:
-    """A line without the marks of a diff, a comment, a list of strings or a listing with numbers; else as it is."""
-    if stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|":
-        return _ENDS.sub("", _MARKS.sub("", stripped)).strip()
-    return stripped
+@lru_cache(maxsize=64)
+def _counts_of(data: bytes) -> Counter[str]:
+    return Counter(map(str.strip, data.decode("utf-8", "replace").splitlines()))
 
 
-def line_check(line: str) -> int:
-    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
-    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
+def _has_a_name(line: str) -> bool:
+    """Whether a line names something: ``else:`` and ``)`` stand everywhere."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(line).readline))
+    except (tokenize.TokenError, IndentationError):
+        return len(line) >= 8  # the line of a longer statement
+    names = [token.string for token in tokens if token.type == tokenize.NAME]
+    has_text = any(token.type == tokenize.STRING and len(token.string) > 4 for token in tokens)
+    return has_text or any(not keyword.iskeyword(name) for name in names)
 
 
-def name_check(name: str) -> int:
-    """A check sum of the name of a function."""
-    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
+def _codes_of(restored: bytes, broken: bytes, path: str, task: Task) -> frozenset[str]:
+    """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
+    found: set[str] = set()
+    symbol = task.symbol.partition("#")[0]
+    for new, old in zip(_codes_in(restored, path), _codes_in(broken, path), strict=False):
+        found |= {
+            digest
+            for digest, name in new.items()
+            if digest not in old
+            and (name == symbol or name.startswith(f"{symbol}.<locals>") or not task.is_one_hole)
+        }
+    return frozenset(found)
 
 
-def code_check(code: types.CodeType) -> int:
-    """A check sum of what a function does."""
-    return zlib.crc32(code.co_code)
+@lru_cache(maxsize=64)
+def _codes_in(data: bytes, path: str) -> tuple[dict[str, str], ...]:
+    """Digest and qualified name of every code object of a file, at each level of optimisation."""
+    return tuple(
+        {code_digest(code): code.co_qualname for code in all_codes(module)}
+        for module in _compiled(data.decode("utf-8", "replace"), path)
+    )
 
 
-def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object and all that lie in its constants."""
-    yield code
-    for item in code.co_consts:
-        if isinstance(item, types.CodeType):
-            yield from all_codes(item)
+def _compiled(text: str, path: str) -> tuple[CodeType, ...]:
+    """A file compiled, never run, at each level of optimisation; empty if it cannot be."""
+    try:
+        return tuple(compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
 
 
-def target_from_json(value: Mapping[str, object]) -> Target:
-    """The inverse of ``target_to_json``."""
-    window = tuple((str(digest), int(size), bool(flag)) for digest, size, flag in value["window"])  # type: ignore[attr-defined]
-    codes, names, functions = (frozenset(value[key]) for key in ("codes", "names", "functions"))  # type: ignore[call-overload]
-    name, module = str(value["name"]), str(value["module"])
-    symbols = tuple(str(symbol) for symbol in value["symbols"])  # type: ignore[attr-defined]
-    checks = (frozenset(map(int, value[key])) for key in ("checks", "name_checks", "code_checks"))  # type: ignore[call-overload]
-    return Target(str(value["task_id"]), window, codes, name, names, module, functions, symbols, *checks)
-
-
-def target_to_json(target: Target) -> dict[str, object]:
-    """A target as JSON; it holds no golden text."""
-    return {
-        "task_id": target.task_id,
-        "window": [list(line) for line in target.window],
-        "codes": sorted(target.codes),
-        "name": target.name,
-        "names": sorted(target.names),
-        "module": target.module,
-        "functions": sorted(target.functions),
-        "symbols": list(target.symbols),
-        "checks": sorted(target.checks),
-        "name_checks": sorted(target.name_checks),
-        "code_checks": sorted(target.code_checks),
-    }
+def _module_path(path: str, files: Mapping[str, bytes]) -> str:
+    """The path below the folder that it is imported from: without ``src/`` or ``lib/``."""
+    return posixpath.normpath(below_root(path, recorded_folders(files)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from composer_replication.records import Edit, Hole
 from composer_replication.tasks.planning.lines import LINE_END, Lines
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"
 STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
@@ -71,9 +71,8 @@ def find_body_cuts(path: str, text: str) -> list[BodyCut]:
     """
     if "def" not in text:  # a table of a million words takes seconds to parse
         return []
-    try:
-        module = parse_syntax(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    module = parsed(text)
+    if module is None:
         return []
     lines = Lines(text)
     seen: dict[str, int] = {}

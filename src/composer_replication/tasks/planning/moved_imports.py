@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.lines import LINE_END
-from composer_replication.tasks.planning.source_file import Function, ImportedName, SourceFile, first_line
+from composer_replication.tasks.planning.source_file import Function, ImportedName, SourceFile
 from composer_replication.tasks.planning.symbol_graph import Reach, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut, parses_after
+from composer_replication.tasks.syntax_trees import first_line
 
 
 def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from composer_replication.tasks.intake.source_folders import below_root
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.syntax_trees import first_line
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -147,12 +148,6 @@ def module_name(path: str, roots: Iterable[str] = ()) -> str:
     if parts[-1] == "__init__" and len(parts) > 1:
         parts = parts[:-1]
     return ".".join(parts)
-
-
-def first_line(node: ast.stmt) -> int:
-    """The line of the first decorator, or of the statement."""
-    decorators = node.decorator_list if isinstance(node, Definition) else []
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def statement_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -14,10 +14,9 @@ from composer_replication.tasks.planning.source_file import (
     Definition,
     Items,
     SourceFile,
-    first_line,
     statement_blocks,
 )
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import first_line, parsed
 
 _CODING = re.compile(r"#!|#.*coding[:=]")
 _COMMA = re.compile(r"[ \t\f]*,")
@@ -77,10 +76,9 @@ class FileCut:
 def parses_after(text: str, edits: Sequence[Edit]) -> bool:
     """Whether a file still parses after its edits."""
     try:
-        parse_syntax(edited_text(text, edits))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return parsed(edited_text(text, edits)) is not None
+    except ValueError:  # edits that overlap
         return False
-    return True
 
 
 def _without_inner(edits: list[Edit]) -> list[Edit]:

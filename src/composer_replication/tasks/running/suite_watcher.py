@@ -1,4 +1,4 @@
-"""Runs inside the sandbox behind ``batch_keeper.py``: ends a run that waits for ever, from a process of its own.
+"""Runs inside the sandbox behind ``batch_server.py``: ends a run that waits for ever, from a process of its own.
 
 A thread or an alarm inside the run could be held up, exchanged or seen by its tests. Not imported by the package and
 never placed in a tree.
@@ -56,7 +56,7 @@ def watch(told, runner, send, seconds, idle_seconds):
             name, ticks, since, idle_since = data[:-1].rpartition(b"\n")[2], None, now, now
             continue
         if idle_seconds is not None:
-            used = ticks_used([runner, *orphans(runner, set())])  # type: ignore[name-defined]  # noqa: F821  of batch_keeper
+            used = ticks_used([runner, *orphans(runner, set())])  # type: ignore[name-defined]  # noqa: F821  of batch_server
             if used is None or ticks is None or not 0 <= used - ticks <= 1:
                 idle_since = now
             ticks = used

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +24,7 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.full_disk import refuse_when_full
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
-from composer_replication.tasks.running.shared_sources import shared_sources
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_run import (
     BLOCKED,
     TestReport,
@@ -42,13 +42,17 @@ SECONDS_BETWEEN_RUNS = 15.0
 TREE_SHARE = 0.25
 """Of ``disk_bytes``: a run that removes its tree may write as much more, so it must stay small."""
 MAX_RUNS = 64
-_NUM_OWN_PROCESSES = 2
+_NUM_OWN_PROCESSES = 1
 _BLOCK_BYTES = 4096
-_CALL = 'serve(lambda link: nursery(link, main), Channel) if sys.argv[1:] == ["batch"] else main()\n'
+_CALL = 'serve(main, Channel) if sys.argv[1:] == ["batch"] else main()\n'
 _UNSAFE_AFTER_FORK = frozenset(
     "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
 )
 """They keep threads, sockets or displays that a fork tears, often without a thread to be seen by."""
+MAX_SHARED_BYTES = 2 * 1024**2
+"""Some seconds of compiling, which the first run waits for."""
+_PASS_HOOK = b"enable_assertion_pass_hook"
+_IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b([^(\n]*(?:\([^)]*\))?)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +98,17 @@ def run_batch(
     that import started threads, met a module that the trees have too, or the environment holds a
     package that is known to break when forked, each run gets a fresh interpreter instead.
 
-    A run's time counts from its fork, without the start of the interpreter. Runs cannot read
-    each other's nonces nor write each other's records. **Not isolated**: while a run lasts it may
-    change the trees of later ones, and signal the processes of the batch; where the sandbox has
-    no ``/proc`` (sandlock), a daemon that left its session lives on until the batch ends. Each
-    run leads a session, and modules imported beforehand keep plain ``assert`` messages. So use it
-    for golden and stub code of one repository, never for a policy's answers.
+    A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
+    read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
+    the batch; where the sandbox has no ``/proc`` (sandlock), a daemon that left its session lives on until
+    the batch ends. Each run leads a session, and modules imported beforehand keep plain ``assert`` messages.
+    So use it for golden and stub code of one repository, never for a policy's answers.
 
     Args:
         runs: of one repository; their order is the order of the reports.
         environment: where the test runner lives.
         backend: sandbox backend by name or dotted path; None for the best of this machine.
-        limits: of one run; two processes more are allowed for the batch itself. A batch whose
+        limits: of one run; one process more is allowed for the batch itself. A batch whose
             trees would fill more than ``TREE_SHARE`` of ``disk_bytes`` is split over sandboxes.
         fork: False for a fresh interpreter in each run.
 
@@ -169,7 +172,7 @@ def _run_part(
     nonces = [secrets.token_hex(16) for _ in runs]
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"
-        root.mkdir(mode=0o700)  # closed to others: the sign by which the keeper knows what it may clear
+        root.mkdir(mode=0o700)  # closed to others: the sign by which the server knows what it may clear
         orders = []
         for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True)):
             tree = root / str(number) / "tree"
@@ -190,8 +193,7 @@ def _run_part(
         order = {
             "nonce": own_nonce,
             "keep_bytes": record_bytes(limits),
-            "preload_seconds": PRELOAD_SECONDS,
-            "nursery": _nursery_order(runs, fork=fork),
+            "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs, fork=fork)},
             "runs": orders,
         }
         spec = SandboxSpec(
@@ -206,10 +208,7 @@ def _run_part(
         )
         source = "\n\n".join(
             [
-                *(
-                    runner_text(f"{name}.py")
-                    for name in ("suite_plugin", "pytest_runner", "batch_nursery", "batch_keeper")
-                ),
+                *(runner_text(f"{name}.py") for name in ("suite_plugin", "pytest_runner", "batch_server")),
                 _CALL,
             ]
         )
@@ -231,7 +230,7 @@ def _run_part(
 
 
 def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
-    """What the keeper said of the runs, in order, as if each had been a command of its own."""
+    """What the server said of the runs, in order, as if each had been a command of its own."""
     results: list[ExecResult] = []
     was_started = False
     for line in stdout.split("\n"):
@@ -257,7 +256,7 @@ def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
     return results, was_started
 
 
-def _nursery_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
+def _preload_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
     """What to import beforehand: what the trees import at their top and do not have themselves."""
     # Python files alone: a py.typed is no module py, which the test runner has.
     paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
@@ -284,11 +283,8 @@ def _top_imports(source: bytes) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Modules that a file imports when it is imported itself, each with the names taken from it."""
     if b"import" not in source:
         return ()
-    try:
-        body = parse_syntax(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    return tuple(_imports_of(body))
+    module = parsed(source)
+    return () if module is None else tuple(_imports_of(module.body))
 
 
 def _imports_of(body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -299,3 +295,60 @@ def _imports_of(body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]
             yield node.module, tuple(alias.name for alias in node.names if alias.name != "*")
         elif isinstance(node, ast.Try):
             yield from _imports_of(node.body)
+
+
+def shared_sources(
+    runs: Sequence[tuple[Mapping[str, bytes], Sequence[str] | None]],
+) -> list[tuple[str, int, bool]]:
+    """Python files that at least two trees hold with the same bytes and that the runs seem to import.
+
+    Args:
+        runs: the files of each tree, and the tests that are asked for (None: all).
+
+    Returns:
+        Of each file its path, the number of a run that has it, and whether pytest rewrites its asserts.
+        At most ``MAX_SHARED_BYTES`` together; no rewritten ones where a tree may ask for a hook on
+        each assert that passes, which needs other code.
+    """
+    holders: dict[tuple[str, bytes], list[int]] = {}
+    for number, (files, _) in enumerate(runs):
+        for path, data in files.items():
+            holders.setdefault((path, data), []).append(number)
+    has_hook = any(_PASS_HOOK in data for _, data in holders)
+    asked = {node_id.partition("::")[0] for _, node_ids in runs for node_id in node_ids or ()}
+    if any(node_ids is None for _, node_ids in runs):
+        asked |= {path for path, _ in holders if _is_test_file(path)}
+    waiting = {
+        key: min(numbers) for key, numbers in holders.items() if key[0].endswith(".py") and numbers[1:]
+    }
+    found: list[tuple[str, int, bool]] = []
+    words, num_bytes = {b"conftest"}, 0
+    while taken := [key for key in waiting if key[0] in asked or _module(key[0]) in words]:
+        for path, data in taken:
+            words |= _imported_words(data)
+            number = waiting.pop((path, data))
+            is_rewritten = path in asked or _is_test_file(path)
+            num_bytes += len(data)
+            if num_bytes <= MAX_SHARED_BYTES and not (is_rewritten and has_hook):
+                found.append((path, number, is_rewritten))
+    return found
+
+
+def _is_test_file(path: str) -> bool:
+    """Whether pytest rewrites it even where it was not asked for; by its own defaults."""
+    name = PurePosixPath(path).name
+    return name == "conftest.py" or (
+        name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
+    )
+
+
+def _module(path: str) -> bytes:
+    """The last part of a module's name."""
+    pure = PurePosixPath(path)
+    return (pure.parent.name if pure.name == "__init__.py" else pure.stem).encode()
+
+
+@lru_cache(maxsize=4096)
+def _imported_words(source: bytes) -> frozenset[bytes]:
+    """Each word of each import statement: modules are among them."""
+    return frozenset(word for line in _IMPORT.findall(source) for word in re.findall(rb"\w+", line))

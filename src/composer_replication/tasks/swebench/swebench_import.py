@@ -16,9 +16,15 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
-from composer_replication.tasks.build import Progress
+from composer_replication.tasks.build import (
+    Build,
+    Candidate,
+    Progress,
+    Settings,
+    check_arguments,
+    run_build,
+)
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.instructions.golden_spans import shows_any, spans_of
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import (
@@ -27,14 +33,15 @@ from composer_replication.tasks.intake.tree_rules import (
     is_test_path,
     tree_rule,
 )
-from composer_replication.tasks.journal import Decision
+from composer_replication.tasks.journal import Decision, decision_key
+from composer_replication.tasks.leaks.shown_code import shows_any, spans_of
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.proposal import Proposal
+from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store_records import SUITE_SECONDS
-from composer_replication.tasks.swebench.proposed_build import build_proposed
 from composer_replication.tasks.swebench.swebench_bases import base_source
 from composer_replication.tasks.swebench.swebench_files import Instance, UnreadableRow, read_instances
 from composer_replication.tasks.swebench_rows import tree_sha256
@@ -112,24 +119,51 @@ def import_swebench(
             where=str(repositories),
             fix="give an existing folder, or leave --repositories out to fetch them by git.",
         )
+    check_arguments(
+        [str(path)], {}, hidden_share=hidden_share, jobs=jobs, max_tasks=None, suite_seconds=suite_seconds
+    )
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
     refused += map(_unreadable, unreadable)
-    return build_proposed(
-        opened,
-        proposals,
-        refused,
-        out,
-        seed=seed,
-        jobs=jobs,
-        hidden_share=hidden_share,
-        with_truth=with_truth,
-        suite_seconds=suite_seconds,
-        backend=backend,
-        progress=progress,
-        command=_command(
-            path, out, repositories, seed, hidden_share, with_truth=with_truth, suite_seconds=suite_seconds
-        ),
+
+    def choose(run: Build) -> None:
+        # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
+        pins = {source.source: ("given@",) for source in opened}
+        ready = run.prepare_all(opened, pins) if opened else {}
+        usable = [proposal for proposal in proposals if proposal.source in ready]
+        candidates = [_candidate(run, ready[proposal.source], proposal) for proposal in usable]
+        run.by_key = {candidate.key: candidate for candidate in candidates}
+        run.decide(candidates, None)
+        while with_truth and run.add_truth():
+            run.decide(candidates, None)  # nothing new is tried; what was refused counts as that
+        run.decisions += [_unusable(run, proposal) for proposal in proposals if proposal.source not in ready]
+        run.decisions += refused
+        run.unusable.clear()  # each of its candidates counts, not the repository
+
+    command = _command(
+        path, out, repositories, seed, hidden_share, with_truth=with_truth, suite_seconds=suite_seconds
+    )
+    settings = Settings(
+        seed, hidden_share, with_truth=with_truth, command=command, suite_seconds=suite_seconds
+    )
+    return run_build(out, settings, choose, jobs=jobs, backend=backend, progress=progress)
+
+
+def _candidate(run: Build, repository: PreparedRepository, proposal: Proposal) -> Candidate:
+    key = decision_key(
+        repository.record,
+        f"{proposal.deletion.pin}/{proposal.digest}",
+        hidden_share=run.settings.hidden_share,
+        seed=run.settings.seed,
+        with_truth=run.settings.with_truth,
+    )
+    return Candidate(repository, proposal.deletion, is_pinned=True, key=key, proposal=proposal)
+
+
+def _unusable(run: Build, proposal: Proposal) -> Decision:
+    error = run.unusable[proposal.source]
+    return Decision(
+        proposal.digest, proposal.source, proposal.instance_id, reason=error.reason, detail=error.detail
     )
 
 

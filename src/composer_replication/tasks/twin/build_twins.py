@@ -19,21 +19,8 @@ from pathlib import PurePosixPath
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.twin.stub_scores import play_stubs
-from composer_replication.tasks.twin.twin_judge import (
-    PLAY_SECONDS,
-    RELATIVE_LIMITS,
-    judge_relatives,
-    judge_twin,
-    subject_of,
-)
-from composer_replication.tasks.twin.twin_records import (
-    Twin,
-    TwinScore,
-    Vector,
-    read_twin,
-    score_digests,
-    twin_bytes,
-)
+from composer_replication.tasks.twin.twin_judge import subject_of
+from composer_replication.tasks.twin.twin_records import Twin, Vector, score_digests
 from composer_replication.tasks.twin.twin_run import (
     CALL_SECONDS,
     GOLDEN_CALL_SECONDS,
@@ -42,23 +29,9 @@ from composer_replication.tasks.twin.twin_run import (
     RecordedCall,
     Subject,
     pickler_fingerprint,
-    play,
+    play_apart,
     record_calls,
 )
-
-__all__ = [
-    "Note",
-    "Twin",
-    "TwinScore",
-    "Vector",
-    "build_twins",
-    "is_candidate",
-    "judge_relatives",
-    "judge_twin",
-    "read_twin",
-    "score_digests",
-    "twin_bytes",
-]
 
 Note = Callable[[str, str], None]
 """Told (pin, reason) for each function that gets no twin."""
@@ -76,8 +49,6 @@ _FILTER_SEEDS = ("1", "4242")
 _GATE_SEEDS = ("0", "7", "123")
 _RECORD_SECONDS = 600.0
 _NUM_RECORDINGS = 2
-_JOB_WALL_SECONDS = 60.0
-"""Of a play by the clock, for each of its jobs, where that is more than ``PLAY_SECONDS``."""
 _TEXT_WORK = re.compile(
     r"\bre\.\w|\.(sub|match|fullmatch|search|finditer|findall|split|rsplit|splitlines|replace|join|lower|upper|strip"
     r"|lstrip|rstrip|title|capitalize|startswith|endswith|translate|zfill|ljust|rjust|casefold|encode|decode)\("
@@ -219,27 +190,16 @@ class _Build:
         hash_seed: str = "0",
         call_seconds: float = GOLDEN_CALL_SECONDS,
     ) -> list[JobReport]:
-        """Do jobs in one sandbox. Where one takes it down, all are parted until that one stands alone."""
-        if not jobs:
-            return []
-        reports, problem = play(
+        """As ``play_apart``, over the original files."""
+        return play_apart(
             self.files,
             self.environment,
             subjects,
             jobs,
             backend=self.backend,
-            limits=RELATIVE_LIMITS,
-            timeout_seconds=max(PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)),
             hash_seed=hash_seed,
             call_seconds=call_seconds,
         )
-        if not problem:
-            return reports
-        if len(jobs) == 1:
-            return [JobReport(error=problem, is_unknown=True)]
-        half = len(jobs) // 2
-        parts = (jobs[:half], jobs[half:])
-        return [report for part in parts for report in self.play(subjects, part, hash_seed, call_seconds)]
 
     def is_whole(self, pin: str, report: JobReport) -> bool:
         """Whether a job came to its end; where not, it is told."""

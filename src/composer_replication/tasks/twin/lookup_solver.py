@@ -14,17 +14,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 from composer_replication.tasks.planning.body_cuts import BodyCut
-from composer_replication.tasks.twin.twin_run import Job, RecordedCall, Subject, helper_sources, play
+from composer_replication.tasks.twin.twin_run import Job, RecordedCall, Subject, helper_sources, play_apart
 
 HELPER = "composer_lookup_table"
 """The module that holds the table; it lies where the tree's packages are imported from."""
 
-_ANSWER_SECONDS = 600.0
-_ANSWER_LIMITS = Limits(memory_bytes=4 * 1024**3)
 _HELPER = """
 import base64, gc, inspect, json, pickle, sys, types, zlib
 
@@ -94,35 +91,20 @@ def answered_calls(
     Raises:
         SandboxFailure: the sandbox broke.
     """
-    subjects = [Subject(cut.path, cut.symbol, tuple(call.blob for call in calls)) for cut, calls in functions]
-    answers: dict[str, list[bytes | None]] = {}
-    problems: dict[str, str] = {}
-    replayed = _answers(files, environment, subjects, backend)
-    for (cut, calls), (own, problem) in zip(functions, replayed, strict=True):
-        answers[cut.pin] = [own.get(index) for index in range(len(calls))]
-        if problem:
-            problems[cut.pin] = problem
-    return answers, problems
-
-
-def _answers(
-    files: Mapping[str, bytes], environment: Environment, subjects: Sequence[Subject], backend: str | None
-) -> list[tuple[dict[int, bytes], str]]:
-    """Answers by number of the call, and an empty text or why the run failed, which costs its culprit alone."""
-    reports, problem = play(
+    reports = play_apart(
         files,
         environment,
-        subjects,
-        [Job(number, "answers") for number in range(len(subjects))],
+        [Subject(cut.path, cut.symbol, tuple(call.blob for call in calls)) for cut, calls in functions],
+        [Job(number, "answers") for number in range(len(functions))],
         backend=backend,
-        limits=_ANSWER_LIMITS,
-        timeout_seconds=_ANSWER_SECONDS,
     )
-    if not problem or len(subjects) == 1:
-        return [(report.answers, problem) for report in reports]
-    half = len(subjects) // 2
-    parts = (subjects[:half], subjects[half:])
-    return [answers for part in parts for answers in _answers(files, environment, part, backend)]
+    answers: dict[str, list[bytes | None]] = {}
+    problems: dict[str, str] = {}
+    for (cut, calls), report in zip(functions, reports, strict=True):
+        answers[cut.pin] = [report.answers.get(index) for index in range(len(calls))]
+        if report.is_unknown:
+            problems[cut.pin] = report.error
+    return answers, problems
 
 
 def helper_file(

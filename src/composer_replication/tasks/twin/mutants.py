@@ -13,21 +13,15 @@ import ast
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
 
-from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.lines import Lines
-from composer_replication.tasks.syntax_trees import parse_syntax
-from composer_replication.tasks.twin.build_twins import judge_relatives
-from composer_replication.tasks.twin.twin_records import Twin
-
-Passes = Callable[[Sequence[str]], Sequence[bool]]
-"""Told bodies in the place of the golden one; says for each whether it passes."""
+from composer_replication.tasks.syntax_trees import first_line, parse_syntax
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -81,10 +75,8 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20, seed: int = 0)
 def _function_at(text: str, cut: BodyCut) -> ast.FunctionDef | ast.AsyncFunctionDef:
     name = cut.symbol.rpartition(".")[2].partition("#")[0]
     for node in _functions(text):
-        if node.name == name:
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if first == cut.first_line:
-                return node
+        if node.name == name and first_line(node) == cut.first_line:
+            return node
     raise ValueError(f"{cut.pin} is not in the text")
 
 
@@ -170,25 +162,3 @@ def _of_expression(node: ast.expr) -> Iterator[_Change]:
             yield "constant", node, repr(value + 1)
         elif isinstance(value, str):
             yield "string", node, repr(f"XX{value}")
-
-
-def passes_twin(
-    files: Mapping[str, bytes],
-    cut: BodyCut,
-    twin: Twin,
-    environment: Environment,
-    *,
-    backend: str | None = None,
-) -> Passes:
-    """A judge that replays the twin; all bodies share one sandbox, each in a process of its own.
-
-    For relatives of the golden code alone: one policy's code must not share a sandbox with another's.
-    """
-    text = files[cut.path].decode()
-
-    def judge(bodies: Sequence[str]) -> list[bool]:
-        overlays = [{cut.path: text[: cut.start] + body + text[cut.end :]} for body in bodies]
-        scores = judge_relatives(files, environment, twin, overlays, backend=backend)
-        return [score.passed for score in scores]
-
-    return judge

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.twin.twin_judge import PLAY_SECONDS, RELATIVE_LIMITS, subject_of
+from composer_replication.tasks.twin.twin_judge import subject_of
 from composer_replication.tasks.twin.twin_records import Twin, TwinScore, score_digests
-from composer_replication.tasks.twin.twin_run import Job, JobReport, Subject, play
+from composer_replication.tasks.twin.twin_run import Job, JobReport, Subject, play_apart
 
 NUM_FIRST_CALLS = 5
 """A constant is asked for so many recorded calls before it is asked for all: nearly every one fails here."""
@@ -109,17 +110,4 @@ def judge_stubs(
     Raises:
         SandboxFailure: the sandbox broke.
     """
-
-    def play_jobs(subjects: Sequence[Subject], jobs: Sequence[Job]) -> list[JobReport]:
-        reports, problem = play(
-            files,
-            environment,
-            subjects,
-            jobs,
-            backend=backend,
-            limits=RELATIVE_LIMITS,
-            timeout_seconds=PLAY_SECONDS,
-        )
-        return [replace(report, error=problem) for report in reports] if problem else reports
-
-    return play_stubs(twins, play_jobs)
+    return play_stubs(twins, partial(play_apart, files, environment, backend=backend))

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
-from composer_replication.tasks.twin.twin_run import WALL_FACTOR, Job, Subject, pickler_fingerprint, play
-
-PLAY_SECONDS = 1800.0
-"""For all functions of a repository, or all relatives of one function."""
-RELATIVE_LIMITS = Limits(memory_bytes=4 * 1024**3)
-"""Of a sandbox that replays golden code and its relatives."""
+from composer_replication.tasks.twin.twin_run import (
+    WALL_FACTOR,
+    Job,
+    Subject,
+    pickler_fingerprint,
+    play,
+    play_apart,
+)
 
 
 def subject_of(twin: Twin) -> Subject:
@@ -79,8 +81,7 @@ def judge_twins(
 ) -> list[TwinScore]:
     """Judge a tree of our own making by several twins: one sandbox, a process for each.
 
-    A policy's code gets ``judge_twin``, for it could harm its neighbours here. Where one of the functions takes the
-    sandbox down, each is judged alone.
+    A policy's code gets ``judge_twin``, for it could harm its neighbours here.
 
     Args:
         files: the tree, for example with the golden code, or without it.
@@ -95,61 +96,14 @@ def judge_twins(
     """
     for twin in twins:
         _check_pickler(twin)
-    if not twins:
-        return []
-    reports, problem = play(
+    reports = play_apart(
         files,
         environment,
         [subject_of(twin) for twin in twins],
         [Job(number) for number in range(len(twins))],
         backend=backend,
-        limits=RELATIVE_LIMITS,
-        timeout_seconds=WALL_FACTOR * timeout_seconds * len(twins),
         job_seconds=timeout_seconds,
     )
-    if problem and len(twins) > 1:
-        return [
-            judge_twin(files, environment, twin, backend=backend, timeout_seconds=timeout_seconds)
-            for twin in twins
-        ]
     return [
-        score_digests(twin, report.digests, problem or report.error)
-        for twin, report in zip(twins, reports, strict=True)
+        score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
     ]
-
-
-def judge_relatives(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    twin: Twin,
-    overlays: Sequence[Mapping[str, str]],
-    *,
-    backend: str | None = None,
-) -> list[TwinScore]:
-    """Judge near relatives of the golden code, all in one sandbox, each in a process of its own.
-
-    For mutants and baits of our own making alone: a policy's code gets ``judge_twin``.
-
-    Args:
-        files: the original tree.
-        environment: in which its tests run.
-        twin: of the function.
-        overlays: for each relative the files that differ; all the same paths.
-        backend: sandbox backend; None for the best of this machine.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-    """
-    jobs = [Job(0, overlay=overlay) for overlay in overlays]
-    if not jobs:
-        return []
-    reports, problem = play(
-        files,
-        environment,
-        [subject_of(twin)],
-        jobs,
-        backend=backend,
-        limits=RELATIVE_LIMITS,
-        timeout_seconds=PLAY_SECONDS,
-    )
-    return [score_digests(twin, report.digests, problem or report.error) for report in reports]

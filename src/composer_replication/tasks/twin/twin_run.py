@@ -28,7 +28,7 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import ARGUMENTS, import_roots, runner_text
+from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, runner_text
 from composer_replication.tasks.test_run import variables as run_variables
 from composer_replication.tasks.views import write_files
 
@@ -47,6 +47,11 @@ ADDRESS_BYTES = 3 * 1024**3
 PLAYER_BYTES = 1024**3
 """Memory of the player: a mutated integer may ask for a list of any length. At most half of what its sandbox
 may use, so that such a call fails alone and not the sandbox."""
+_PLAY_SECONDS = 1800.0
+_JOB_WALL_SECONDS = 60.0
+"""Of ``play_apart`` by the clock, for each of its jobs, where that is more than ``_PLAY_SECONDS``."""
+_OWN_LIMITS = Limits(memory_bytes=4 * 1024**3)
+"""Of a sandbox that replays golden code and its relatives."""
 _OUTPUT_BYTES = 512 * 1024**2
 _MAX_CALLS_BYTES = 64 * 1024**2
 _SHARED = ("canonical_encoding", "call_pickle", "call_mutation", "call_steps", "unseeded_random")
@@ -155,7 +160,7 @@ def record_calls(
         )  # fmt: skip
     records = _records(done.stdout, nonce)
     if not records or records[-1].get("event") != "end":
-        return {}, f"the recording did not end{_last_words(done)}"
+        return {}, f"the recording did not end{last_words(done)}"
     ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
     found: dict[str, tuple[RecordedCall, ...]] = {}
     for record in records:
@@ -221,6 +226,54 @@ def play(
     return _read_player(done, nonce, len(jobs), timeout_seconds, job_seconds)
 
 
+def play_apart(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    subjects: Sequence[Subject],
+    jobs: Sequence[Job],
+    *,
+    backend: str | None = None,
+    hash_seed: str = "0",
+    call_seconds: float = CALL_SECONDS,
+    job_seconds: float = JOB_SECONDS,
+) -> list[JobReport]:
+    """As ``play``, for code of our own making. Where one job takes the sandbox down, all are parted until it stands alone.
+
+    Returns:
+        A report for each job; of one that took down its own sandbox nothing is known.
+
+    Raises:
+        SandboxFailure: the sandbox broke, or the player did not even start (CR0470).
+    """
+    if not jobs:
+        return []
+    reports, problem = play(
+        files,
+        environment,
+        subjects,
+        jobs,
+        backend=backend,
+        limits=_OWN_LIMITS,
+        timeout_seconds=max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)),
+        hash_seed=hash_seed,
+        call_seconds=call_seconds,
+        job_seconds=job_seconds,
+    )
+    if not problem:
+        return reports
+    if len(jobs) == 1:
+        return [JobReport(error=problem, is_unknown=True)]
+    half = len(jobs) // 2
+    return [
+        report
+        for part in (jobs[:half], jobs[half:])
+        for report in play_apart(
+            files, environment, subjects, part,
+            backend=backend, hash_seed=hash_seed, call_seconds=call_seconds, job_seconds=job_seconds,
+        )
+    ]  # fmt: skip
+
+
 def _subject_to_json(subject: Subject, roots: Sequence[str]) -> dict[str, Any]:
     return {
         "path": subject.path,
@@ -280,7 +333,7 @@ def _read_player(
     if not records or records[0]["event"] != "ready":
         raise SandboxFailure(
             "CR0470",
-            f"the program that replays calls did not start{_last_words(done)}.",
+            f"the program that replays calls did not start{last_words(done)}.",
             fix="composer-rl sandbox selftest, then the same command again",
         )
     problem = ""
@@ -296,7 +349,7 @@ def _read_player(
     elif done.truncated:
         problem = "the records are cut off"
     elif not problem and [record["event"] for record in records].count("end") != 1:
-        problem = f"the run ended without its one closing record{_last_words(done)}"
+        problem = f"the run ended without its one closing record{last_words(done)}"
     return reports, problem
 
 
@@ -328,11 +381,6 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
     else:
         return "an unknown record"
     return ""
-
-
-def _last_words(result: ExecResult) -> str:
-    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-    return f" (exit code {result.exit_code}{'; last output: ' + lines[-1][:200] if lines else ''})"
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Runs inside the sandbox, given as ``python -c``: tries to get golden code that it knows by hashes.
+"""Runs inside the sandbox, given as ``python -c``: tries to get golden code whose lines it is told.
 
 Not imported by the package and never placed in a tree. The request on standard input brings
-a nonce, the hashes, and the text of the search. Code of the tree runs in child processes only.
+a nonce, the lines, and the text of the search. Code of the tree runs in child processes only.
 """
 
 import json
@@ -28,7 +28,7 @@ except BaseException as error:
         file = importlib.util.find_spec(name).origin or ""
     except BaseException:
         pass
-print("\\n" + json.dumps(["thief-file", file, raised]), flush=True)
+print("\\n" + json.dumps(["told-file", file, raised]), flush=True)
 sources = []
 for symbol in ["", *symbols] if module else []:
     value = module
@@ -43,7 +43,7 @@ for symbol in ["", *symbols] if module else []:
         sources.append(inspect.getsource(value))
     except Exception:
         pass
-print("\\n" + json.dumps(["thief-sources", "\\n".join(sources)]), flush=True)
+print("\\n" + json.dumps(["told-sources", "\\n".join(sources)]), flush=True)
 """
 FETCH = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read(1)"
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()"
@@ -84,7 +84,7 @@ def told_by(command):
             tag, *values = json.loads(line)
         except (ValueError, TypeError):
             continue
-        if tag in ("thief-file", "thief-sources"):
+        if tag in ("told-file", "told-sources"):
             told[tag] = values
     return told, ending
 
@@ -111,10 +111,10 @@ def ask_importlib(engine, search, question, request, tree):
             continue
         request_text = json.dumps([roots, module, list(symbols)])
         told, ending = told_by([sys.executable, "-P", "-B", "-c", INSPECT, request_text])
-        file, raised = told.get("thief-file", ("", ""))
+        file, raised = told.get("told-file", ("", ""))
         if file and not file.startswith(tree + "/"):
             leaks.add(engine.Leak(task_id, "importable", file))
-        for source in told.get("thief-sources", ()):
+        for source in told.get("told-sources", ()):
             if any(found.task_id == task_id for found in search.search_text(source, in_tree=True)):
                 leaks.add(engine.Leak(task_id, "inspect", os.path.relpath(file, tree)))
         if len(told) < 2:
@@ -127,19 +127,10 @@ def ask_importlib(engine, search, question, request, tree):
 def ask_network(engine, task_id, request):
     """Fetch the original with pip, reach an index, or a port that listens on the machine outside."""
     package = request["packages"][task_id]
+    download = ["download", "--no-deps", "-d", "/tmp/pip", package]
     attempts = {
-        "pip download": [
-            sys.executable,
-            "-P",
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "-d",
-            "/tmp/pip",
-            package,
-        ],
-        "pip": ["pip", "download", "--no-deps", "-d", "/tmp/pip", package],
+        "pip download": [sys.executable, "-P", "-m", "pip", *download],
+        "pip": ["pip", *download],
         "a port of the machine": [sys.executable, "-I", "-c", CONNECT, str(request["port"])],
     }
     attempts |= {f"urllib {url}": [sys.executable, "-I", "-c", FETCH, url] for url in request["urls"]}
@@ -157,8 +148,11 @@ def ask_git(engine, search, tree):
         output = output_of([*begin, *words])
         if output is None and os.path.exists(os.path.join(tree, ".git")):
             failed.add(f"git {words[0]}: no answer")
-        for target in search.search_text((output or b"").decode("utf-8", "replace"), in_tree=True):
-            leaks.add(engine.Leak(target.task_id, "git", f"git {words[0]}"))
+        path = f".git/{words[0]}"  # so the channel is git, whatever the form
+        leaks |= {
+            engine.Leak(leak.task_id, leak.channel, f"git {words[0]}")
+            for leak in search.search_bytes(path, output or b"", in_tree=True)
+        }
     return leaks, failed
 
 
@@ -199,12 +193,12 @@ def main():
     request = json.loads(sys.stdin.buffer.read())
     engine = load(request["modules"])
     targets = [engine.target_from_json(value) for value in request["targets"]]
-    search = engine.Search(targets, request["salt"], unmarshal=True)
+    search = engine.Search(targets, unmarshal=True)
     tree = os.getcwd()
     skip = ["/proc", "/sys", *request["skip"]]
     leaks = set()
     for root in request["roots"] if listed("/") else request["shown"]:
-        leaks |= search.search_folder(root, tree=tree, skip=skip, binaries=False)
+        leaks |= search.search_folder(root, tree=tree, skip=skip)
     failed: set[str] = set()
     if request["asks"]:
         questions = modules_of(targets).items()

@@ -1,4 +1,4 @@
-"""What the thief asks from inside a real sandbox: each question finds its plant, and a missing answer is no clean one."""
+"""What is asked from inside a real sandbox: each question finds its plant, and a missing answer is no clean one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.leak_fingerprints import fingerprints, symbols_between
+from composer_replication.tasks.leaks.leak_targets import symbols_between, targets_of
 from composer_replication.tasks.store import TaskStore
 
-SALT = "salt"
 TEXT, NUMBERS = "tinymath/text.py", "tinymath/numbers.py"
-Steal = Callable[..., "Answer"]
+InsideSearch = Callable[..., "Answer"]
 
 
 class Answer:
-    """The thief's answer: (channel, path) of what was found, and what could not be asked."""
+    """The answer: (channel, path) of what was found, and what could not be asked."""
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         self.leaks = {(channel, path) for _, channel, path in value["leaks"]}
@@ -36,8 +35,8 @@ class Answer:
 
 
 @pytest.fixture
-def steal(make_store: Any, sized_tasks: Any, environment: Environment) -> Steal:
-    """Steal from the rollout tree of a task with some files planted, ``golden`` ones by their path alone."""
+def search_inside(make_store: Any, sized_tasks: Any, environment: Environment) -> InsideSearch:
+    """InsideSearch from the rollout tree of a task with some files planted, ``golden`` ones by their path alone."""
 
     def run(
         task_id: str,
@@ -49,10 +48,10 @@ def steal(make_store: Any, sized_tasks: Any, environment: Environment) -> Steal:
     ) -> Answer:
         store: TaskStore = make_store(sized_tasks[task_id], name=task_id)
         (task,) = store.tasks()
-        targets = [known.target for known in fingerprints(store, task, SALT)]
+        targets = targets_of(store, task)
         original = store.files(task, "golden")
         files = {**store.files(task, "rollout"), **{path: original[path] for path in golden}, **(extra or {})}
-        return Answer(leak_scan.steal(files, (task,), targets, where, SALT, backend=backend))
+        return Answer(leak_scan.search_inside(files, (task,), targets, where, backend=backend))
 
     return run
 
@@ -81,48 +80,56 @@ def test_symbols_of_a_place() -> None:
 @pytest.mark.parametrize(
     "task_id", ["t-module-body", "t-feature-body", "t-class-whole", "t-module-whole", "t-feature-whole"]
 )
-def test_a_clean_tree_of_each_size_gives_nothing_and_answers_everything(steal: Steal, task_id: str) -> None:
-    answer = steal(task_id)
+def test_a_clean_tree_of_each_size_gives_nothing_and_answers_everything(
+    search_inside: InsideSearch, task_id: str
+) -> None:
+    answer = search_inside(task_id)
     assert (answer.leaks, answer.failed) == (set(), [])
 
 
 @pytest.mark.long
-def test_without_namespaces_he_finds_what_lies_in_the_tree(steal: Steal) -> None:
-    """The root of the file system and ``/proc`` are closed to him there, and what is shown is searched all the same."""
+def test_without_namespaces_what_lies_in_the_tree_is_found(search_inside: InsideSearch) -> None:
+    """The root of the file system and ``/proc`` are closed there, and what is shown is searched all the same."""
     if not (check := choose_backend("sandlock").is_available()).ok:
         pytest.skip(check.detail)
-    clean = steal("t-module-body", backend="sandlock")
+    clean = search_inside("t-module-body", backend="sandlock")
     assert (clean.leaks, clean.failed) == (set(), [])
-    found = steal("t-module-body", golden=(TEXT,), backend="sandlock")
+    found = search_inside("t-module-body", golden=(TEXT,), backend="sandlock")
     assert len({channel for channel, _ in found.leaks}) > 1  # by the walk, too
 
 
-def test_a_module_task_and_the_second_file_of_a_feature_are_inspected(steal: Steal) -> None:
-    assert steal("t-module-body", golden=(TEXT,)).of("inspect") == {TEXT}
-    assert steal("t-feature-body", golden=(TEXT,)).of("inspect") == {TEXT}
-    assert steal("t-feature-body", golden=(NUMBERS,)).of("inspect") == {NUMBERS}
+def test_a_module_task_and_the_second_file_of_a_feature_are_inspected(search_inside: InsideSearch) -> None:
+    assert search_inside("t-module-body", golden=(TEXT,)).of("inspect") == {TEXT}
+    assert search_inside("t-feature-body", golden=(TEXT,)).of("inspect") == {TEXT}
+    assert search_inside("t-feature-body", golden=(NUMBERS,)).of("inspect") == {NUMBERS}
 
 
-def test_a_name_that_leads_to_another_file_is_followed(steal: Steal, text_files: tuple[bytes, bytes]) -> None:
+def test_a_name_that_leads_to_another_file_is_followed(
+    search_inside: InsideSearch, text_files: tuple[bytes, bytes]
+) -> None:
     original, broken = text_files
     planted = {TEXT: broken + b"\n\nfrom tinymath._old import shout\n", "tinymath/_old.py": original}
-    assert steal("t-module-body", planted).of("inspect") == {TEXT}
+    assert search_inside("t-module-body", planted).of("inspect") == {TEXT}
     unused = {"tinymath/_old.py": original}  # not reached by any name: only the walk finds it
-    assert steal("t-module-body", unused).of("inspect") == set()
+    assert search_inside("t-module-body", unused).of("inspect") == set()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("task_id", ["t-module-body", "t-module-whole"])
 @pytest.mark.parametrize("code", [b"", b"\nraise ImportError('needs more')\n"])
 def test_an_installed_copy_of_a_module_is_importable(
-    steal: Steal, own_environment: Environment, text_files: tuple[bytes, bytes], task_id: str, code: bytes
+    search_inside: InsideSearch,
+    own_environment: Environment,
+    text_files: tuple[bytes, bytes],
+    task_id: str,
+    code: bytes,
 ) -> None:
     """Also one that cannot be imported to its end: where it lies is told first."""
     package = next(own_environment.root.glob("lib/python*/site-packages")) / "tinymath"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "text.py").write_bytes(text_files[0] + code)
-    answer = steal(task_id, where=own_environment)
+    answer = search_inside(task_id, where=own_environment)
     lost_code = ("text.py",) if task_id == "t-module-body" else ("text.py", "__init__.py")
     assert answer.of("importable") == {str(package / name) for name in lost_code}
     assert answer.failed == []
@@ -145,13 +152,15 @@ def test_an_installed_copy_of_a_module_is_importable(
         ),
     ],
 )
-def test_a_question_without_answer_is_said(steal: Steal, planted: dict[str, bytes], problem: str) -> None:
-    assert steal("t-module-body", planted).failed == [f"t-module-body: {problem}"]
+def test_a_question_without_answer_is_said(
+    search_inside: InsideSearch, planted: dict[str, bytes], problem: str
+) -> None:
+    assert search_inside("t-module-body", planted).failed == [f"t-module-body: {problem}"]
 
 
-def test_a_module_that_prints_and_fails_has_answered(steal: Steal) -> None:
+def test_a_module_that_prints_and_fails_has_answered(search_inside: InsideSearch) -> None:
     planted = {TEXT: b"print('[1, 2]')\nprint('{')\nraise SystemExit(5)\n"}
-    assert steal("t-module-body", planted).failed == []
+    assert search_inside("t-module-body", planted).failed == []
 
 
 class TestGit:
@@ -174,7 +183,7 @@ class TestGit:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
     def test_a_squashed_repository_tells_by_its_reflog(
-        self, steal: Steal, tmp_path: Path, text_files: tuple[bytes, bytes]
+        self, search_inside: InsideSearch, tmp_path: Path, text_files: tuple[bytes, bytes]
     ) -> None:
         repository = tmp_path / "repository"
         repository.mkdir()
@@ -189,12 +198,12 @@ class TestGit:
         self.git(repository, "commit", "-q", "-a", "-m", "squashed")
         self.git(repository, "repack", "-adkq")
         planted = self.read(repository)
-        assert steal("t-module-body", planted).of("git") >= {"git log", "git cat-file"}
+        assert search_inside("t-module-body", planted).of("git") >= {"git log", "git cat-file"}
         without_logs = {path: data for path, data in planted.items() if not path.startswith(".git/logs/")}
-        assert "git log" not in steal("t-module-body", without_logs).of("git")
+        assert "git log" not in search_inside("t-module-body", without_logs).of("git")
 
     def test_an_object_that_nothing_names_is_found(
-        self, steal: Steal, tmp_path: Path, text_files: tuple[bytes, bytes]
+        self, search_inside: InsideSearch, tmp_path: Path, text_files: tuple[bytes, bytes]
     ) -> None:
         repository = tmp_path / "repository"
         repository.mkdir()
@@ -204,38 +213,42 @@ class TestGit:
         self.git(repository, "commit", "-q", "-m", "only the broken file")
         (repository / "text.py").write_bytes(text_files[0])
         self.git(repository, "hash-object", "-w", "text.py")
-        found = steal("t-module-body", self.read(repository)).of("git")
+        found = search_inside("t-module-body", self.read(repository)).of("git")
         assert "git cat-file" in found
         assert "git log" not in found
 
-    def test_a_repository_that_git_cannot_read_is_said(self, steal: Steal) -> None:
-        answer = steal("t-module-body", {".git/HEAD": b"nothing\n"})
+    def test_a_repository_that_git_cannot_read_is_said(self, search_inside: InsideSearch) -> None:
+        answer = search_inside("t-module-body", {".git/HEAD": b"nothing\n"})
         assert answer.failed == ["git cat-file: no answer", "git log: no answer"]
 
     def test_the_fresh_repository_of_a_rollout_is_clean(
-        self, steal: Steal, text_files: tuple[bytes, bytes]
+        self, search_inside: InsideSearch, text_files: tuple[bytes, bytes]
     ) -> None:
-        answer = steal("t-module-body", with_git({TEXT: text_files[1]}))
+        answer = search_inside("t-module-body", with_git({TEXT: text_files[1]}))
         assert (answer.leaks, answer.failed) == (set(), [])
         planted = {**with_git({TEXT: text_files[0]}), TEXT: text_files[1]}
-        assert steal("t-module-body", planted).of("git") >= {"git log", "git cat-file"}
+        assert search_inside("t-module-body", planted).of("git") >= {"git log", "git cat-file"}
 
 
 class TestEnvironment:
     def test_a_variable_that_holds_the_code_is_found(
-        self, steal: Steal, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
+        self, search_inside: InsideSearch, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
     ) -> None:
         real = leak_scan._variables
         for text, expected in zip(text_files, ({"/proc/self/environ"}, set()), strict=True):
             variables = {"OLD_CODE": text.decode()}
             monkeypatch.setattr(leak_scan, "_variables", lambda where, v=variables: {**real(where), **v})
-            found = steal("t-module-body").of("environment-variable")
+            found = search_inside("t-module-body").of("environment-variable")
             assert found >= expected
             assert bool(found) == bool(expected)
 
     @pytest.mark.parametrize("name", ["environ", "cmdline"])
     def test_what_another_process_was_started_with_is_found(
-        self, steal: Steal, own_environment: Environment, text_files: tuple[bytes, bytes], name: str
+        self,
+        search_inside: InsideSearch,
+        own_environment: Environment,
+        text_files: tuple[bytes, bytes],
+        name: str,
     ) -> None:
         """The interpreter of the environment starts a process that has the code, as a service of tests would."""
         words = {"environ": ("'60'", "{'OLD': text}"), "cmdline": ("'60', text", "{}")}[name]
@@ -247,22 +260,22 @@ class TestEnvironment:
         start = f"import sys; text = bytes.fromhex({text}).decode(); {code}\n"
         packages = next(own_environment.root.glob("lib/python*/site-packages"))
         (packages / "service.pth").write_text(start)
-        found = steal("t-module-body", where=own_environment).of("environment-variable")
+        found = search_inside("t-module-body", where=own_environment).of("environment-variable")
         assert {path.rpartition("/")[2] for path in found} == {name}
         assert all(path.split("/")[2].isdigit() for path in found)
 
-    def test_the_program_of_the_thief_is_nobodys_secret(
-        self, steal: Steal, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
+    def test_the_program_of_the_search_is_nobodys_secret(
+        self, search_inside: InsideSearch, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
     ) -> None:
         """It stands in the command line of the process that started it, and shares lines with much code."""
         real, shared = leak_scan._source, text_files[0].decode()
         assert "'''" not in shared
 
         def source(name: str) -> str:
-            return f"_ = r'''\n{shared}\n'''\n{real(name)}" if name == "leak_thief" else real(name)
+            return f"_ = r'''\n{shared}\n'''\n{real(name)}" if name == "inside_search" else real(name)
 
         monkeypatch.setattr(leak_scan, "_source", source)
-        assert steal("t-module-body").of("environment-variable") == set()
+        assert search_inside("t-module-body").of("environment-variable") == set()
 
 
 class TestWalk:
@@ -273,8 +286,8 @@ class TestWalk:
         def run(walk: leak_scan.Walk, where: Environment) -> set[tuple[str, str]]:
             store: TaskStore = make_store(sized_tasks["t-module-body"])
             (task,) = store.tasks()
-            targets = [known.target for known in fingerprints(store, task, SALT)]
-            answer = Answer(leak_scan.steal({}, (), targets, where, SALT, walk=walk))
+            targets = targets_of(store, task)
+            answer = Answer(leak_scan.search_inside({}, (), targets, where, walk=walk))
             return answer.leaks
 
         return run
@@ -289,10 +302,10 @@ class TestWalk:
         packages = next(own_environment.root.glob("lib/python*/site-packages"))
         code = compile(text_files[0], "elsewhere.py", "exec", dont_inherit=True)
         (packages / "old.py").write_bytes(text_files[0])
-        (packages / "old.bin").write_bytes(marshal.dumps(code))
+        (packages / "old.pyc").write_bytes(bytes(16) + marshal.dumps(code))
         assert walk("environment", own_environment) == {
             ("installed", str(packages / "old.py")),
-            ("code-object", str(packages / "old.bin")),
+            ("pyc", str(packages / "old.pyc")),
         }
 
     def test_the_walk_of_the_system_finds_what_lies_in_another_folder_that_is_shown(

@@ -1,4 +1,4 @@
-"""The deleted code of a task, span by span: for searching texts that somebody will see, and for nothing else."""
+"""Does a text, or a file of a rollout's tree, show the deleted code of a task?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from composer_replication.records import Edit, Task
-from composer_replication.tasks.leaks.copies import distinctive_lines
 from composer_replication.tasks.store import TaskStore
 
 _NAMES_ONLY = re.compile(r"(?:[\w.]++|['\"][\w.]*+['\"]|[(),\s\\]|#[^\n]*+)*+")
@@ -23,6 +22,46 @@ _EMPTY_BODIES = frozenset(
         "return NotImplemented",
     }
 )
+
+
+def distinctive_lines(body: str) -> list[str]:
+    """The lines of a body without indentation, blank lines and comments."""
+    lines = (line.strip() for line in body.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def copied_share(bodies: Sequence[str], files: Mapping[str, bytes]) -> tuple[float, str]:
+    """Which share of the lines of some bodies stands in a tree once more, and a file that has it.
+
+    A body counts as copied when a file holds it line for line; indentation, blank lines and
+    comments do not hide it. One of a single line is not looked for: short lines repeat by
+    nature, and neighbours are what a policy learns from.
+    """
+    lines_of = [distinctive_lines(body) for body in bodies]
+    total = sum(len(lines) for lines in lines_of)
+    plain: dict[str, str] = {}
+    copied, example = 0, ""
+    for lines in lines_of:
+        path = _copy_of(lines, files, plain) if len(lines) > 1 else ""
+        copied += len(lines) if path else 0
+        example = example or path
+    return (copied / total if total else 0.0), example
+
+
+def _copy_of(lines: Sequence[str], files: Mapping[str, bytes], plain: dict[str, str]) -> str:
+    """The first file that holds the lines; ``plain`` keeps files that were read, as one text each."""
+    needle, first = _joined(lines), lines[0].encode()
+    for path, data in sorted(files.items()):
+        if first in data:
+            if path not in plain:
+                plain[path] = _joined(distinctive_lines(data.decode("utf-8", "replace")))
+            if needle in plain[path]:
+                return path
+    return ""
 
 
 def golden_spans(store: TaskStore, task: Task) -> tuple[str, ...]:
@@ -70,11 +109,10 @@ def shows_body(text: str, golden_body: str) -> bool:
     """Whether the body's lines stand in the text, one after the other.
 
     Indentation, blank lines and comments do not count. Other than in a whole tree
-    (``leaks.find_copy``), one line is enough: so short a text repeats nothing by nature.
+    (``copied_share``), one line is enough: so short a text repeats nothing by nature.
     """
     lines = distinctive_lines(golden_body)
-    needle = "\n" + "\n".join(lines) + "\n"
-    return bool(lines) and needle in "\n" + "\n".join(distinctive_lines(text)) + "\n"
+    return bool(lines) and _joined(lines) in _joined(distinctive_lines(text))
 
 
 def shows_any(text: str, spans: Iterable[str]) -> bool:

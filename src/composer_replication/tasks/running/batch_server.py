@@ -1,0 +1,477 @@
+"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, then forks off each run of a batch and answers for it.
+
+Not imported by the package and never placed in a tree. Code of a tree runs in the forks alone.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+
+PATIENCE_SECONDS = 10.0
+LOOK_SECONDS = 0.5
+END_SECONDS = 0.05
+"""How often it is asked whether a run has ended that closes its streams late, or never."""
+PLACES_OF_ALL = ("/tmp", "/dev/shm")
+STAGE = "run"
+"""What the folder of a run is called while the run lasts: so all of them see their tree at one path."""
+
+
+class Lookout:
+    """Notes whether anything asked for a module that the trees have: it would come from elsewhere."""
+
+    def __init__(self, names):
+        self.names = frozenset(names)
+        self.seen = []
+
+    def find_spec(self, name, path=None, _target=None):
+        if path is None and name in self.names:
+            self.seen.append(name)
+
+
+def import_quietly(name, attributes=()):
+    """Import a module as a test file would; what cannot be imported fails again, and is seen, in the run."""
+    import importlib
+
+    try:
+        module = importlib.import_module(name)
+    except Exception:
+        return
+    for attribute in attributes:
+        if not hasattr(module, attribute):
+            import_quietly(f"{name}.{attribute}")
+
+
+def preload(wanted, lookout):
+    """Import the test runner, its plugins and what the trees import; False where a fork would not do."""
+    sys.meta_path.insert(0, lookout)
+    try:
+        import importlib.metadata
+
+        import pytest  # noqa: F401
+        from _pytest.config import default_plugins
+
+        for name in default_plugins:
+            if f"no:{name}" not in wanted["blocked"]:
+                import_quietly(f"_pytest.{name}")
+        for entry in importlib.metadata.entry_points(group="pytest11"):
+            if f"no:{entry.name}" not in wanted["blocked"]:
+                import_quietly(entry.module)
+        for name, attributes in wanted["modules"]:
+            import_quietly(name, attributes)
+    except BaseException:
+        return False
+    finally:
+        sys.meta_path.remove(lookout)
+    return not lookout.seen and not has_threads()
+
+
+def compiled(source, place, is_rewritten):
+    """The code object of a file; None where that fails or warns: it does so again, and is seen, in the run."""
+    import ast
+
+    from _pytest.assertion import rewrite
+
+    try:
+        code = source
+        if is_rewritten:
+            code = ast.parse(source, filename=place)
+            rewrite.rewrite_asserts(code, source, place, None)
+        return compile(code, place, "exec", dont_inherit=True)
+    except Exception:
+        return None
+
+
+def compile_shared(sources, tree):
+    """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests."""
+    import warnings
+
+    as_imported: dict[tuple[str, bytes], object] = {}
+    as_rewritten: dict[tuple[str, bytes], object] = {}
+    deepest = sys.getrecursionlimit()
+    sys.setrecursionlimit(deepest * 3 // 4)  # a run compiles from deeper down, so it may find a file too deep
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for path, number, is_rewritten in sources:
+            with open(os.path.join(str(number), "tree", path), "rb") as file:
+                source = file.read()
+            place = os.path.join(tree, path)
+            (as_rewritten if is_rewritten else as_imported)[place, source] = compiled(
+                source, place, is_rewritten
+            )
+    sys.setrecursionlimit(deepest)
+    return as_imported, as_rewritten
+
+
+def hand_out(as_imported, as_rewritten):
+    """Let imports find compiled code; once each, since a second import makes code objects of its own."""
+    from importlib.machinery import SourceFileLoader
+
+    from _pytest.assertion import rewrite
+
+    compile_source, read_pyc = SourceFileLoader.source_to_code, getattr(rewrite, "_read_pyc", None)
+
+    def source_to_code(loader, data, path, *more, **options):
+        if type(data) is bytes and type(path) is str and not more and not options:
+            code = as_imported.pop((path, data), None)
+            if code is not None:
+                return code
+        return compile_source(loader, data, path, *more, **options)
+
+    # Python leaves frames of that name out of the traceback of a syntax error.
+    name = compile_source.__code__.co_filename
+    source_to_code.__code__ = source_to_code.__code__.replace(co_filename=name)
+
+    def read_code(source, *more, **options):
+        try:
+            with open(source, "rb") as file:
+                code = as_rewritten.pop((str(source), file.read()), None)
+        except OSError:
+            code = None
+        return read_pyc(source, *more, **options) if code is None else code  # type: ignore[misc]
+
+    if as_imported:
+        SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
+    if as_rewritten and read_pyc:
+        rewrite._read_pyc = read_code
+
+
+def has_threads():
+    """Whether this process has more than one thread; without ``/proc``, whether it could have."""
+    import threading
+
+    try:
+        return threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        foreign = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
+        return threading.active_count() > 1 or any(
+            name.endswith(".so") and "site-packages" in name for name in foreign
+        )
+
+
+class Server:
+    """Starts the runs, keeps their time, collects what they say, clears up behind them.
+
+    Args:
+        orders: the batch.
+        run_tests: what a fork does; None: each run gets an interpreter of its own.
+        own_descriptor: not to be left to a run.
+    """
+
+    def __init__(self, orders, run_tests, own_descriptor):
+        self.run_tests = run_tests
+        self.own_descriptor = own_descriptor
+        self.keep_bytes = orders["keep_bytes"]
+        self.root = os.getcwd()
+        self.pending = [run["folder"] for run in orders["runs"]]
+        places = {*PLACES_OF_ALL, os.environ["HOME"], os.environ["TMPDIR"]}
+        self.before = {place: set(names_in(place)) for place in places if is_private(place)}
+
+    def run(self, order):
+        """One run, with its tree at the path of all; None when that path is lost."""
+        number, _, tree = order["folder"].partition("/")
+        away, stage = (os.path.join(self.root, name) for name in (number, STAGE))
+        try:
+            os.rename(away, stage)
+        except OSError:
+            return None
+        result = self.attend(order, os.path.join(stage, tree))
+        with contextlib.suppress(OSError):
+            os.rename(stage, away)
+        return result
+
+    def attend(self, order, folder):
+        """See one run from its start to its last process."""
+        started = time.monotonic()
+        request_read, request_write = os.pipe()
+        records_read, records_write = os.pipe()
+        words_read, words_write = os.pipe()
+        theirs, ours = (request_read, records_write, words_write), (request_write, records_read, words_read)
+        pid = os.fork()
+        if pid == 0:
+            become_run(folder, theirs, (*ours, self.own_descriptor), self.run_tests)
+        for descriptor in theirs:
+            os.close(descriptor)
+        for descriptor in ours:
+            os.set_blocking(descriptor, False)
+        streams = {records_read: bytearray(), words_read: bytearray()}
+        lost: set[int] = set()
+        patience = Patience(started + order["timeout_seconds"], order["idle_seconds"])
+        request = json.dumps(order["request"]).encode()
+        code = self.feed_and_drain(pid, (request_write, request), streams, lost, patience)
+        end_all(pid)
+        for descriptor, kept in streams.items():
+            while self.drain(descriptor, kept, lost):
+                pass
+            os.close(descriptor)
+        return {
+            "exit_code": 137 if code is None else 128 - code if code < 0 else code,
+            "stdout": streams[records_read].decode(errors="replace"),
+            "last_words": last_line(streams[words_read].decode(errors="replace")),
+            "truncated": bool(lost),
+            "timed_out": code is None,
+            "seconds": time.monotonic() - started,
+        }
+
+    def feed_and_drain(self, pid, request, streams, lost, patience):
+        """Move bytes until the run has ended; its exit code, or None when the patience with it was over first."""
+        request_write, rest = request
+        with selectors.DefaultSelector() as selector:
+            selector.register(request_write, selectors.EVENT_WRITE)
+            for descriptor in streams:
+                selector.register(descriptor, selectors.EVENT_READ)
+            try:
+                while True:
+                    found, status = os.waitpid(pid, os.WNOHANG)
+                    if found:
+                        return os.waitstatus_to_exitcode(status)
+                    if patience.is_over():
+                        return None
+                    # Streams are closed a moment before the end.
+                    pause = min(patience.pause(), END_SECONDS if selector.get_map() else 0.001)
+                    for key, _ in selector.select(pause):
+                        if key.fd == request_write:
+                            rest = write_some(request_write, rest)
+                            if not rest:
+                                selector.unregister(request_write)
+                                os.close(request_write)
+                                request_write = None
+                        elif self.drain(key.fd, streams[key.fd], lost) is None:
+                            selector.unregister(key.fd)
+            finally:
+                if request_write is not None:
+                    os.close(request_write)
+
+    def drain(self, descriptor, kept, lost):
+        """Take what is there: True for something, False for nothing yet, None at the end."""
+        try:
+            data = os.read(descriptor, 1 << 18)
+        except BlockingIOError:
+            return False
+        room = self.keep_bytes - len(kept)
+        kept += data[:room]
+        if len(data) > room:
+            lost.add(descriptor)
+        return True if data else None
+
+    def clear_up(self, folder):
+        """Remove the tree of a run that is over and all that it left in the places of all."""
+        self.pending.remove(folder)
+        for name in names_in(self.root) if is_private(self.root) else ():
+            if not any(other == name or other.startswith(f"{name}/") for other in self.pending):
+                remove(os.path.join(self.root, name))
+        for place, before in self.before.items():
+            for name in set(names_in(place)) - before:
+                remove(os.path.join(place, name))
+
+
+class Patience:
+    """How long a run is waited for: to a deadline, or until nothing of it has done anything, or wanted to, for so long.
+
+    Unlike the time by the clock, ``idle_seconds`` (None: nobody asks) do not depend on how busy the machine is.
+    """
+
+    def __init__(self, deadline, idle_seconds):
+        self.deadline = deadline
+        self.idle_seconds = idle_seconds
+        self.ticks = None
+        self.since = self.looked = time.monotonic()
+
+    def pause(self):
+        """How long to wait until the next look."""
+        left = max(0.0, self.deadline - time.monotonic())
+        return left if self.idle_seconds is None else min(left, LOOK_SECONDS)
+
+    def is_over(self):
+        """Look, at processes at most every ``LOOK_SECONDS``."""
+        now = time.monotonic()
+        if self.idle_seconds is None or now - self.looked < LOOK_SECONDS:
+            return now >= self.deadline
+        ticks = ticks_used(orphans(os.getpid(), set()))
+        # One tick, of a hundred in a second, is what waking up and looking at a clock may need.
+        if ticks is None or self.ticks is None or not 0 <= ticks - self.ticks <= 1:
+            self.since = now
+        self.ticks, self.looked = ticks, now
+        return now >= self.deadline or now - self.since >= self.idle_seconds
+
+
+def end_all(group):
+    """End the run's session, and whatever left it, as far as this sandbox lets us see processes."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+        alive = orphans(os.getpid(), set())
+        for pid in alive:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not alive:
+            return
+        time.sleep(0.001)
+
+
+def names_in(place):
+    """What a folder holds; nothing where it cannot be read."""
+    try:
+        return os.listdir(place)
+    except OSError:
+        return []
+
+
+def ticks_used(pids):
+    """Processor time of all threads of these processes; None if one runs or would, or where there is none."""
+    ticks = 0
+    for pid in pids:
+        for thread in names_in(f"/proc/{pid}/task"):
+            try:
+                with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8", errors="replace") as handle:
+                    fields = handle.read().rpartition(")")[2].split()
+            except OSError:
+                return None
+            if fields[0] in "RD":
+                return None
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks if pids else None
+
+
+def write_some(descriptor, data):
+    """Write what fits now; the answer is the rest."""
+    try:
+        return data[os.write(descriptor, data[: 1 << 16]) :]
+    except BlockingIOError:
+        return data
+    except OSError:  # it ended without reading: its own affair
+        return b""
+
+
+def last_line(text):
+    """What a report shows of the last words."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+def orphans(root, spared):
+    """Living processes below one, but for ``spared``; none where there is no ``/proc``."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for name in names_in("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as handle:
+                    state, parent = handle.read().rpartition(")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            children.setdefault(int(parent), []).append((int(name), state))
+    found, queue = [], [root]
+    while queue:
+        for pid, state in children.get(queue.pop(), []):
+            queue.append(pid)
+            if pid not in spared and state not in "ZX":
+                found.append(pid)
+    return found
+
+
+def is_private(place):
+    """Whether a folder was made for this sandbox alone: ours, and closed to all others.
+
+    The host's ``/tmp`` is open to all. Nothing in it is ever touched, whatever it may be that
+    runs this program.
+    """
+    try:
+        info = os.stat(place)
+    except OSError:
+        return False
+    return info.st_uid == os.geteuid() and not info.st_mode & 0o077
+
+
+def remove(path):
+    """Remove a file or folder, whatever modes a run gave it; a mount point stays."""
+    try:
+        if os.path.islink(path) or not os.path.isdir(path):
+            os.unlink(path)
+            return
+        os.chmod(path, 0o700)
+        for folder, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(os.path.join(folder, name)):
+                    os.chmod(os.path.join(folder, name), 0o700)
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def adopt_orphans():
+    """Become the parent of whatever leaves its session, so that it can be found."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def become_run(folder, descriptors, others, run_tests):
+    """Be what a lone runner is: its folder, its streams, nothing else; never returns."""
+    code = 1
+    try:
+        for descriptor in others:
+            os.close(descriptor)
+        os.setsid()
+        os.chdir(folder)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        if "PWD" in os.environ:
+            os.environ["PWD"] = folder
+        sys.argv[1:] = []
+        if run_tests is None:
+            os.execv(sys.orig_argv[0], sys.orig_argv[:-1])
+        run_tests()
+    except SystemExit as error:  # what the interpreter does with it at the end of a program
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            code = 120  # as the interpreter says it
+        os._exit(code & 0xFF)
+
+
+def serve(run_tests, make_channel):
+    """Run the batch that standard input asks for; one JSON line for each run that was seen to its end."""
+    import gc
+
+    descriptor = os.dup(1)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)
+    orders = json.loads(sys.stdin.buffer.read())
+    channel = make_channel(descriptor, orders["nonce"])
+    wanted = orders["preload"]
+    signal.alarm(
+        int(wanted["seconds"])
+    )  # an import that never ends ends the batch: each run is done alone then
+    is_forked = wanted["fork"] and preload(wanted, Lookout(wanted["tree_names"]))
+    if is_forked and wanted["shared"]:
+        hand_out(*compile_shared(wanted["shared"], os.path.join(os.getcwd(), STAGE, "tree")))
+    signal.alarm(0)
+    gc.collect()
+    gc.freeze()
+    adopt_orphans()
+    channel.send("started", way="fork" if is_forked else "spawn")
+    server = Server(orders, run_tests if is_forked else None, descriptor)
+    for number, order in enumerate(orders["runs"]):
+        result = server.run(order)
+        if result is None:
+            break
+        channel.send("run", number=number, **result)
+        server.clear_up(order["folder"])
+    os._exit(0)

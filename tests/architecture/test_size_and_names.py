@@ -15,7 +15,7 @@ MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
     "src": 88904,
-    "src/composer_replication/cli": 7819,
+    "src/composer_replication/cli": 7815,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1291,
     "src/composer_replication/losses": 1411,

@@ -204,7 +204,7 @@ def _open_parts(
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.early_refusals import check_num_prompts
     from composer_replication.trainer.model_loading import load_model
-    from composer_replication.trainer.model_trial import fast_dtype
+    from composer_replication.trainer.model_trial import loading_note
     from composer_replication.trainer.parameter_hash import parameter_sha256
     from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
     from composer_replication.trainer.run_setup import (
@@ -220,11 +220,7 @@ def _open_parts(
     arguments.seed += replica.number if replica else 0  # of sampling alone
     method = resolve_method(config)
     check_num_prompts(config, arguments, len(rows))
-    progress(f"model: loading {config.model.name}")
-    if config.model.dtype == "bfloat16" and fast_dtype() == "float32":
-        progress(
-            "model: this machine has no instructions for bfloat16; --set model.dtype=float32 is far faster"
-        )
+    progress(loading_note(config.model))
     as_chat = config.rollouts.prompt_style == "chat" or config.agent is not None
     model, tokenizer = load_model(
         config.model, seed=config.seed, needs_chat_template=as_chat, needs_reference=arguments.beta != 0.0

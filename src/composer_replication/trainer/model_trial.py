@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from composer_replication.config import RunConfig
+from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import MissingError
 from composer_replication.trainer.cost_probe import resident_bytes
 from composer_replication.trainer.model_loading import load_model
@@ -52,6 +52,13 @@ def fast_dtype() -> Literal["float32", "bfloat16"]:
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"  # noqa: SLF001 - no public name
+
+
+def loading_note(section: ModelSection) -> str:
+    """What is loaded, and whether its numbers are slow here."""
+    is_slow = section.dtype == "bfloat16" and fast_dtype() == "float32"
+    more = "; this machine has no instructions for bfloat16: --set model.dtype=float32 is far faster"
+    return f"model: loading {section.name}{more if is_slow else ''}"
 
 
 def load_for_trial(config: RunConfig, device: TrainingDevice) -> tuple[Any, Any, int]:

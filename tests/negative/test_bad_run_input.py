@@ -133,6 +133,7 @@ def test_values_that_trl_refuses_begin_no_run(
     assert not (recipe.parent / "run").exists()
 
 
+@pytest.mark.long
 def test_values_that_only_the_trainer_can_refuse(command: Command, recipe: Path) -> None:
     run = recipe.parent / "run"
     for setting, code in (

@@ -91,6 +91,7 @@ def test_train_and_held_out_tasks_that_are_near_copies(
     assert "rank" not in answer.err + answer.out
 
 
+@pytest.mark.long
 def test_a_run_does_not_go_on_with_another_split(
     command: Command, recipe: Path, own_store: TaskStore
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_new_recipe_loads_and_trains_two_steps(
     assert summary["heldout_last"] is not None
 
 
+@pytest.mark.long
 def test_a_stored_split_is_used(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = call(capsys, "tasks", "split", str(store), "--heldout-fraction", "0.6", "--seed", "1")
     assert code == 0

@@ -132,6 +132,7 @@ def test_a_minus_turns_the_numbers_round() -> None:
 steps = st.lists(st.integers(0, 60), min_size=1, max_size=25, unique=True).map(sorted)
 
 
+@pytest.mark.long
 @settings(deadline=None)  # the machine may be busy
 @given(proxy=steps, truth=steps, kl=steps)
 def test_alignment_is_pandas_merge_asof(proxy: list[int], truth: list[int], kl: list[int]) -> None:

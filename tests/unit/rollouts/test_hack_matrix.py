@@ -90,7 +90,9 @@ def test_there_are_classes_enough() -> None:
 
 
 @pytest.mark.parametrize("name", HACK_CLASSES)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_each_class_is_caught(name: str, seed: int) -> None:
     missed = hack_matrix.misses_of([name], [CASE], seed=seed)[name]
     assert [[call.arguments for turn in episode.turns for call, _ in turn] for episode in missed] == []
@@ -145,6 +147,7 @@ def test_every_call_is_one_that_the_tools_take() -> None:
     }
 
 
+@pytest.mark.long
 def test_it_builds_a_small_store(capsys: pytest.CaptureFixture[str]) -> None:
     assert hack_matrix.main(["--small", "--honest", "4", "--classes", "early-exit,hard-coded-inputs"]) == 0
     said = capsys.readouterr().out

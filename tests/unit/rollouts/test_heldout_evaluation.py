@@ -277,6 +277,7 @@ def test_the_sentinel_is_never_answered_from_memory(grader: Grader, clamp: Task)
 # ---- canaries
 
 
+@pytest.mark.long
 def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: TaskStore, clamp: Task) -> None:
     canary = make_canary(store, clamp)
     forger = """

@@ -114,6 +114,7 @@ def test_a_call_blocks_no_loop_and_a_cancelled_one_leaves_nothing(host: AttemptH
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_an_attempt_that_is_cancelled_while_it_opens_leaves_nothing(
     host: AttemptHost, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:

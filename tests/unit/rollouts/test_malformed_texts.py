@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import pytest
 from fake_sandbox import FakeSandbox, done
 from malformed_texts import WRITERS, malformed_texts
 
@@ -56,6 +57,7 @@ def test_right_replies_are_read_in_every_way_of_writing_them() -> None:
             assert found and all(call.name for call in found), (dialect, write(calls))
 
 
+@pytest.mark.long
 def test_no_malformed_reply_is_a_traceback() -> None:
     counts = read_and_make(10_000, seed=7)
     assert counts["made"] > 1000 and counts["refused"] > 3000  # both ways are taken

@@ -52,6 +52,7 @@ def test_what_is_long_and_no_longer_is_looked_at(command: str) -> None:
     assert names(inspect(bash(command))) == {"git-history"}
 
 
+@pytest.mark.long
 def test_honest_long_texts_are_read_to_the_end() -> None:
     data = "line\n" * 100_000
     assert names(inspect(call("write_file", path="data.txt", content=data))) == set()

@@ -383,6 +383,7 @@ def all_are_results(num_replies: int, seed: int) -> tuple[int, int]:
     return num_refused, box.counts.num_invalid
 
 
+@pytest.mark.long
 def test_no_malformed_reply_is_a_traceback() -> None:
     num_refused, num_invalid = all_are_results(10_000, seed=1)
     assert (

@@ -173,6 +173,7 @@ def test_a_digest_is_the_start_of_sha256_of_the_text() -> None:
     assert digest(encode(1)) == "2dd6c364aacb"
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.one_of(st.integers(), st.text()), nested), st.randoms(use_true_random=False))
 def test_the_order_of_a_dict_does_not_count(value: dict[object, object], draw) -> None:
     pairs = list(value.items())

@@ -227,6 +227,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, how: str) -> None:
         record_difficulty(tmp_path, 1, [row("t", 4, 1, None)])
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(
         st.integers(0, 5), st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1

@@ -154,6 +154,7 @@ def test_a_test_that_ends_the_run_in_another_order_is_left_out(
     assert (record.green, record.left_out) == ({"test_a.py::test_first"}, ("test_a.py::test_leaves",))
 
 
+@pytest.mark.long
 def test_orders_are_drawn_by_the_seed_and_keep_groups_together(run) -> None:
     in_files, drawn, again = run(NESTED), run(NESTED, seed=0), run(NESTED, seed=0)
     backwards = run(NESTED, seed=0, backwards=True)

@@ -229,6 +229,7 @@ def _check_own(subject: Subject, bench: Bench) -> None:
     judge_own(subject, bench, next(own_runs(subject, bench)))
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_parted_hides_nothing(planted: PreparedRepository) -> None:
     subject = judge(planted, "counted")  # its file counts its own tests
     assert (len(subject.visible), subject.hidden) == (2, ())
@@ -243,6 +244,7 @@ def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted
         _check_own(parted, planted.bench)
 
 
+@pytest.mark.long
 def test_constants_have_only_the_time_in_which_a_fault_is_noticed(
     planted: PreparedRepository, fine: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +268,7 @@ def test_constants_have_only_the_time_in_which_a_fault_is_noticed(
     assert noticed < usual
 
 
+@pytest.mark.long
 def test_a_constant_that_never_ends_costs_no_more_than_it_takes_to_notice_it(
     planted: PreparedRepository, fine: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +316,7 @@ def test_selected_tests_first_give_the_same_subject(planted: PreparedRepository,
         )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_function_behind_everything_is_no_task(
     make_project: Callable[[Mapping[str, str]], Path], tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def solved(symbol: str, runner: Environment, twin: Twin, visible: list[str]) -> 
     return with_tables(FILES, [cut], {cut.pin: table})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("symbol", ["Till.give", "share"])
 def test_visible_tests_pass_and_the_twin_fails(run, runner: Environment, twins, symbol: str) -> None:
     files = solved(symbol, runner, twins[symbol], VISIBLE[symbol])

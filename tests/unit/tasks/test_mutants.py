@@ -115,6 +115,7 @@ def test_all():
 """
 
 
+@pytest.mark.long
 def test_the_twin_finds_each_fault_that_changes_an_answer() -> None:
     files = {"clip.py": REAL.encode(), "test_clip.py": TESTS.encode()}
     cut: BodyCut = find_body_cuts("clip.py", REAL)[0]

@@ -136,6 +136,7 @@ def test_a_store_keeps_it_and_stays_the_same_to_the_byte(
         source_of(tmp_path / "second")
 
 
+@pytest.mark.long
 def test_a_licence_that_an_earlier_version_read_otherwise_is_read_anew(tmp_path: Path) -> None:
     source = open_source(str(write(tmp_path / "repo")))
     fingerprint = measured(tmp_path / "store", source)

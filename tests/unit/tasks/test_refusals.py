@@ -115,6 +115,7 @@ def tables(draw: Any) -> dict[str, Any]:
     )
 
 
+@pytest.mark.long
 @given(tables())
 def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
     found = source("x.py", pyproject_toml=tomli_w.dumps(table).encode())

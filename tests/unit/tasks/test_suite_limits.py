@@ -185,6 +185,7 @@ def with_seconds(record: RepositoryRecord, seconds: float) -> RepositoryRecord:
     return RepositoryRecord.from_json({**record.to_json(), "suite_seconds": seconds})
 
 
+@pytest.mark.long
 def test_tests_that_want_too_much_memory(make_project: MakeProject, tmp_path: Path) -> None:
     large = "".join(f"def test_large_{i}():\n    bytearray(3 * 1024**3)\n\n\n" for i in range(5))
     root = make_project({"planted.py": ONE, "test_a.py": large, "test_planted.py": TEST_ONE})

@@ -510,6 +510,7 @@ def test_files_worth_compiling_are_held_by_several_and_imported() -> None:
 # --- how a batch is cut ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_large_trees_are_parted(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     # 3 files of one block and 2 folders (the root, tests) are 5 blocks of 4 KiB a tree: 20,480 bytes.
     runs = [BatchRun(project("return 42", data=f"{number}"), IDS, 60.0) for number in range(5)]
@@ -575,6 +576,7 @@ def test_a_run_ends_when_one_of_each_group_has_failed(environment: Environment) 
     ]
 
 
+@pytest.mark.long
 def test_what_had_failed_when_time_ran_out_is_known(environment: Environment) -> None:
     endless = many("assert name != 'b'\n    while name == 'c': pass\n    return 1", [], seconds=1.0)
     (report,) = run_batch([endless], environment)

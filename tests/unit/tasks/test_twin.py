@@ -259,6 +259,7 @@ def test_who_gets_a_twin(built) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_search_that_has_cost_enough_ends_with_few_calls(runner, twins, monkeypatch) -> None:
     whole, limit = twin_run._source("twin_player"), "MAX_NODES = 1_000_000"
     assert whole.count(limit) == 1

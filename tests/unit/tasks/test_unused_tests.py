@@ -64,6 +64,7 @@ def test_they_are_counted_and_explained(built: BuildSummary) -> None:
     assert line in render_stats(stats).splitlines()
 
 
+@pytest.mark.long
 def test_a_build_that_goes_on_still_knows_and_the_fingerprint_does_not(
     built: BuildSummary, tmp_path: Path
 ) -> None:

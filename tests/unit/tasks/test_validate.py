@@ -133,6 +133,7 @@ def test_each_change_fails_a_gate(
     assert not any(test in summary.failed[0].detail for test in tests), "a hidden test would be named"
 
 
+@pytest.mark.long
 def test_a_statement_that_holds_the_code_fails(copy: Path) -> None:
     store = TaskStore.open(copy)
     body = store.golden_body(store.tasks()[0])
@@ -146,6 +147,7 @@ def test_a_statement_that_holds_the_code_fails(copy: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "reason"),
     [("{body}", "shows-code"), ("It is checked by {hidden}.", "names-hidden-test"), ("", "")],
@@ -263,6 +265,7 @@ def without_hidden(store: TaskStore) -> str:
     return task.task_id
 
 
+@pytest.mark.long
 def test_a_task_without_a_truth_is_named(copy: Path) -> None:
     task_id = without_hidden(TaskStore.open(copy))
     summary = validate_store(copy, repeat=1)

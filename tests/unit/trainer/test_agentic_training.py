@@ -457,6 +457,7 @@ def test_bad_settings_give_one_sentence(
     assert "\n" not in raised.value.message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launch", "words"),
     [

@@ -375,6 +375,7 @@ def test_a_server_without_log_probabilities_is_refused(server: PolicyServer) -> 
         fit(server)
 
 
+@pytest.mark.long
 def test_a_server_that_is_down_is_refused_or_waited_for(server: PolicyServer) -> None:
     nobody = open_server("http://127.0.0.1:9")
     said: list[str] = []

@@ -161,7 +161,8 @@ def _rendered(row: PairRow, tokenizer: Tokenizer, where: str) -> list[str]:
     render = partial(tokenizer.apply_chat_template, tools=_tools(row) or None, tokenize=False)
     try:
         prompt = str(render(row["prompt"], add_generation_prompt=True))
-        wholes = [str(render([*row["prompt"], *row[side]])) for side in ("chosen", "rejected")]
+        talks = [[*row["prompt"], *row[side]] for side in ("chosen", "rejected")]
+        wholes = [str(render(talk, add_generation_prompt=False)) for talk in talks]
     except Exception as error:  # whatever the template raises
         raise _unusable(f"the chat template does not take the messages: {error}", where) from error
     if not all(whole.startswith(prompt) for whole in wholes):

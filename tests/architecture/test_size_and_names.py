@@ -14,22 +14,22 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 91294,
-    "src/composer_replication/cli": 7837,
+    "src": 90913,
+    "src/composer_replication/cli": 7825,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1291,
-    "src/composer_replication/losses": 1427,
+    "src/composer_replication/losses": 1390,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 3228,
-    "src/composer_replication/rollouts": 20047,
+    "src/composer_replication/rollouts": 20042,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9891,
     "src/composer_replication/tasks": 25698,
     "src/composer_replication/traces": 3669,
-    "src/composer_replication/trainer": 11996,
+    "src/composer_replication/trainer": 11720,
     "src/composer_replication/cli/explanations": 1589,
     "benchmarks": 7763,
-    "tests": 76453,
+    "tests": 76306,
 }
 BANNED = {
     "utils",

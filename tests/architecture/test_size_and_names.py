@@ -14,11 +14,11 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 88904,
+    "src": 88837,
     "src/composer_replication/cli": 7815,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1291,
-    "src/composer_replication/losses": 1411,
+    "src/composer_replication/losses": 1390,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 3228,
     "src/composer_replication/rollouts": 20042,
@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 9891,
     "src/composer_replication/tasks": 24069,
     "src/composer_replication/traces": 3217,
-    "src/composer_replication/trainer": 11778,
+    "src/composer_replication/trainer": 11735,
     "src/composer_replication/cli/explanations": 1584,
     "benchmarks": 7763,
     "tests": 75169,

@@ -28,7 +28,6 @@ def support_divergence(
     teacher_logp_NK: torch.Tensor,
     *,
     jsd_alpha: float,
-    with_tail: bool = True,
 ) -> torch.Tensor:
     """Divergence of student and teacher over the student's top k and one tail class, per position.
 
@@ -44,14 +43,12 @@ def support_divergence(
             (they sum to at most 1); carries the gradient.
         teacher_logp_NK: the same tokens under the teacher.
         jsd_alpha: interpolation, 0 to 1. SDPO uses 0.5 with k = 100, and 1 with k = 20 under rich feedback.
-        with_tail: add the tail class (default). Without it both sides are renormalised to the support,
-            and mass outside it is not seen.
 
     Returns:
         Divergence (N,), at least 0 but for rounding. Infinite where one side gives probability 0 to a
         class that the other needs (never for 0 < jsd_alpha < 1).
 
-    Departs from the reference: the tail is kept by default, where TRL drops it.
+    Departs from the reference: the tail is kept, where TRL drops it by default.
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
@@ -59,8 +56,7 @@ def support_divergence(
         InputError: CR0782, shapes that differ.
     """
     _require_pair(student_logp_NK, teacher_logp_NK, where="support_divergence")
-    whole = with_tail_class if with_tail else renormalised
-    return divergence(whole(student_logp_NK), whole(teacher_logp_NK), jsd_alpha=jsd_alpha)
+    return divergence(with_tail_class(student_logp_NK), with_tail_class(teacher_logp_NK), jsd_alpha=jsd_alpha)
 
 
 def divergence(
@@ -92,11 +88,6 @@ def with_tail_class(logp_NK: torch.Tensor) -> torch.Tensor:
     logp = _wide(logp_NK)
     log_mass = logp.logsumexp(-1, keepdim=True).clamp(max=-torch.finfo(logp.dtype).eps)
     return torch.cat([logp, torch.log(-torch.expm1(log_mass))], dim=-1)
-
-
-def renormalised(logp_NK: torch.Tensor) -> torch.Tensor:
-    """The distribution given that the token lies in the support: same shape, rows sum to 1."""
-    return _wide(logp_NK).log_softmax(-1)
 
 
 def _kl(from_logp: torch.Tensor, to_logp: torch.Tensor) -> torch.Tensor:

@@ -39,8 +39,6 @@ class HintDistillationMetrics:
     """Turns with an unmasked token."""
     num_open_turns: torch.Tensor
     """Turns that the gate let through."""
-    mean_weight: torch.Tensor
-    """Mean weight of unmasked tokens in open turns; 0 where none is open."""
 
 
 def hint_distillation_loss(
@@ -97,7 +95,6 @@ def hint_distillation_loss(
             num_tokens=count,
             num_turns=kept_BT.any(-1).sum(),
             num_open_turns=open_BT.any(-1).sum(),
-            mean_weight=weights_BT.where(open_BT, 0.0).sum() / open_BT.sum().clamp(min=1),
         )
     return loss, metrics
 

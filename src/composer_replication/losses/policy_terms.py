@@ -120,11 +120,6 @@ class ImportanceMetrics:
     """Share of tokens whose ratio is above the clip: truncated, or set to 0."""
     effective_sample_share: torch.Tensor
     """(sum w)^2 / (n sum w^2), 1 where all weights are equal; 0 where all are 0."""
-    mean_ratio: torch.Tensor
-    """Before the clip (ratios above e^20 count as e^20)."""
-    max_ratio: torch.Tensor
-    mean_log_ratio: torch.Tensor
-    """Drift between the two log-probabilities, nats per token; 0 where they agree."""
 
 
 def truncated_importance_weights(
@@ -162,13 +157,9 @@ def truncated_importance_weights(
     ratio_BT = log_ratio_BT.clamp(max=_MOST_LOG_RATIO).exp()
     is_above_BT = (ratio_BT > clip) & kept_BT
     weights_BT = ratio_BT.masked_fill(is_above_BT, clip).where(kept_BT, 0.0)
-    count = kept_BT.sum()
     metrics = ImportanceMetrics(
-        masked_share=is_above_BT.sum() / count,
+        masked_share=is_above_BT.sum() / kept_BT.sum(),
         effective_sample_share=effective_sample_share(weights_BT, kept_BT),
-        mean_ratio=ratio_BT.where(kept_BT, 0.0).sum() / count,
-        max_ratio=ratio_BT.where(kept_BT, 0.0).max(),
-        mean_log_ratio=log_ratio_BT.sum() / count,
     )
     return weights_BT, metrics
 

@@ -31,17 +31,16 @@ def test_the_mean_over_unmasked_tokens_by_hand() -> None:
     assert divergence.grad.tolist() == [[0.25, 0.25, 0.0], [0.25, 0.0, 0.25]]
     assert metrics.divergence.item() == pytest.approx(0.8)
     assert metrics.divergence_B.tolist() == pytest.approx([1.5, 0.1])
-    counts = (metrics.num_tokens, metrics.num_turns, metrics.num_open_turns, metrics.mean_weight)
-    assert [value.item() for value in counts] == [4, 2, 2, 1.0]
+    counts = (metrics.num_tokens, metrics.num_turns, metrics.num_open_turns)
+    assert [value.item() for value in counts] == [4, 2, 2]
 
 
 def test_token_and_turn_weights_by_hand() -> None:
     tokens = torch.tensor([[2.0, 0.5, math.nan], [1.0, -1.0, 3.0]])  # wrong ones stand under the mask
-    loss, metrics = hint_distillation_loss(
+    loss, _ = hint_distillation_loss(
         DIVERGENCE, MASK, weight_BT=tokens, turn_weight_B=torch.tensor([1.0, 10.0])
     )
     assert loss.item() == pytest.approx((2 * 1 + 0.5 * 2 + 10 * (0.1 + 0.3)) / 4)
-    assert metrics.mean_weight.item() == pytest.approx((2 + 0.5 + 10 + 30) / 4)
 
 
 def test_a_closed_turn_gives_no_gradient_and_does_not_make_others_louder() -> None:
@@ -61,7 +60,7 @@ def test_all_turns_closed_is_a_loss_of_exactly_nothing() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert divergence.grad is not None
     assert not divergence.grad.any()
-    assert (metrics.num_open_turns.item(), metrics.mean_weight.item()) == (0, 0.0)
+    assert metrics.num_open_turns.item() == 0
 
 
 def test_no_token_at_all_is_an_error_and_an_empty_turn_is_not() -> None:

@@ -156,9 +156,6 @@ def test_importance_weights_by_hand() -> None:
     assert not weights.requires_grad
     assert metrics.masked_share.item() == pytest.approx(1 / 3)
     assert metrics.effective_sample_share.item() == pytest.approx(25 / 27, rel=1e-5)
-    assert metrics.mean_ratio.item() == pytest.approx(7 / 3)
-    assert metrics.max_ratio.item() == pytest.approx(4.0)
-    assert metrics.mean_log_ratio.item() == pytest.approx(LN2)
 
 
 def test_equal_log_probabilities_weigh_one() -> None:
@@ -174,7 +171,7 @@ def test_a_far_drift_stays_finite() -> None:
         torch.zeros(1, 2), torch.tensor([[-1e30, -1.0]]), torch.ones(1, 2)
     )
     assert weights.tolist() == [[2.0, 2.0]]
-    assert math.isfinite(metrics.max_ratio.item())
+    assert math.isfinite(metrics.effective_sample_share.item())
 
 
 def test_effective_sample_share_of_one_and_of_none() -> None:

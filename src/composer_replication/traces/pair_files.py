@@ -148,8 +148,7 @@ def _tokenised(row: PairRow, tokenizer: Tokenizer, where: str) -> PreferencePair
         raise _unusable("a side of the pair has no token", where)
     if chosen == rejected:
         raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
-    weight, source = float(row.get("weight", 1.0)), str(row.get("source", ""))
-    return PreferencePair(prompt, chosen, rejected, weight=weight, source=source)
+    return PreferencePair(prompt, chosen, rejected, float(row.get("weight", 1.0)), str(row.get("source", "")))
 
 
 def _rendered(row: PairRow, tokenizer: Tokenizer, where: str) -> list[str]:

@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def measure_step(
         size = StepSize(1, group_size, len(prompt), num_tokens, is_shared)
         held = _memory_bytes(model)
         _forget_peak(model)
-        sampling = _seconds(lambda at=size: _sample(model, tokenizer, prompt, at), model)  # type: ignore[misc]  # bound on purpose
-        training = _seconds(lambda at=size: _train(model, prompt, at), model)  # type: ignore[misc]  # bound on purpose
+        sampling = _seconds(partial(_sample, model, tokenizer, prompt, size), model)
+        training = _seconds(partial(_train, model, prompt, size), model)
         peak = _memory_bytes(model, at_peak=True)
         model.zero_grad(set_to_none=True)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)

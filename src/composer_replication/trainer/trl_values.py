@@ -23,6 +23,13 @@ _ABOVE_ZERO = {
     "top_p",
 }
 """The libraries take 0 and less for these, and then divide by them, or train something else without a word."""
+_NOT_NEGATIVE = {"beta", "entropy_coef", "epsilon", "epsilon_high", "max_grad_norm", "min_p", "top_k"}
+_AT_MOST_ONE = {"min_p", "top_p"}
+_ONE_OF = {
+    "importance_sampling_level": ("token", "sequence"),
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
+}
+"""TRL looks at these steps later, or never."""
 _ALSO_TAKEN: dict[str, Any] = {"scale_rewards": str | bool}
 """Where TRL takes more than it declares."""
 
@@ -97,4 +104,12 @@ def _type_problem(kind: Any, value: Any) -> str:
 def _range_problem(key: str, value: Any) -> str:
     if key == "max_steps" and not (value == -1 or value >= 1):
         return "it must be at least 1, or -1 for num_train_epochs to count"
-    return "it must be above 0" if key in _ABOVE_ZERO and value is not None and not value > 0 else ""
+    if key in _ONE_OF and value not in _ONE_OF[key]:
+        return f"it must be one of {', '.join(_ONE_OF[key])}"
+    if value is None:
+        return ""
+    if key in _ABOVE_ZERO and not value > 0:
+        return "it must be above 0"
+    if key in _NOT_NEGATIVE and not value >= 0:
+        return "it must be at least 0"
+    return "it must be at most 1" if key in _AT_MOST_ONE and not value <= 1 else ""

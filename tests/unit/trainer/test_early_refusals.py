@@ -111,6 +111,9 @@ def test_fp16_on_a_processor(tmp_path: Path) -> None:
         ("num_train_epochs", 0.0, "above 0"),
         ("push_to_hub", True, "sends nothing to a hub"),
         ("temperature", 0.0, "above 0"),
+        ("loss_type", "gropo", "one of grpo, bnpo"),
+        ("beta", -0.1, "at least 0"),
+        ("top_p", 1.1, "at most 1"),
     ],
 )
 def test_values_that_no_library_refuses(tmp_path: Path, key: str, value: Any, words: str) -> None:

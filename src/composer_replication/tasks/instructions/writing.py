@@ -142,9 +142,11 @@ def _gone_imports(
             for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
                 bound = alias.asname or alias.name.partition(".")[0]
                 if bound in words and _finds_nothing(node, alias.name, modules):
-                    alone = ast.Import([alias])
-                    if isinstance(node, ast.ImportFrom):
-                        alone = ast.ImportFrom(node.module, [alias], node.level)
+                    alone = (
+                        ast.ImportFrom(node.module, [alias], node.level)
+                        if isinstance(node, ast.ImportFrom)
+                        else ast.Import([alias])
+                    )
                     found[ast.unparse(alone)] = None
     return tuple(found)
 

@@ -108,7 +108,7 @@ def test_the_page_of_recipe_keys_names_every_key(recipe_keys: ModuleType) -> Non
         '| `dtype` | `"float32"` or `"bfloat16"` | `"float32"` |  |',
         "| `name` | string | **required** |  |",
         "## `[model.lora]`",
-        "| `strict_killswitch` | true or false | `true` |  |",
+        "| `prefix_sharing` | true or false | `false` |  |",
     ):
         assert expected in text
 

@@ -25,7 +25,7 @@ class EksTarget(KubernetesTarget):
         """``--option`` of ``--to eks``."""
 
         cluster: str = Field(description="name of the cluster")
-        region: str = Field(description="us-east-1")
+        region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="us-east-1")
         service_account: str = "composer-rl"
         role: str = Field(
             "", description="ARN that pods act as, for S3", pattern=r"^$|^arn:aws[a-z-]*:iam::\d{12}:role/.+$"

@@ -39,7 +39,7 @@ class SageMakerTarget(Target):
     class Options(TargetOptions):
         """``--option`` of ``--to sagemaker``."""
 
-        region: str
+        region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="us-east-1")
         role: str = Field(description="ARN that the job acts as")
         image: str = Field(description="container image in ECR with composer-replication")
         instance_type: str = Field(description="ml.p5.48xlarge")

@@ -36,6 +36,11 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
         (("--to", "slurm", "--option", "partitions=x"), "CR0930", "the nearest is partition"),
         (("--to", "slurm", "--option", "cpus=0"), "CR0930", "greater than or equal to 1"),
         (("--to", "ray", "--option", "run=/x"), "CR0930", "needs the option address"),
+        (
+            ("--to", "eks", "--option", "image=i", "--option", "cluster=c", "--option", "region=us east"),
+            "CR0930",
+            "region",
+        ),
         (("--to", "local", "--option", "cpus"), "CR0930", "not KEY=VALUE"),
         (("--to", "local", "--nodes", "2"), "CR0930", "one node"),
         (("--to", "local", "--nodes", "0"), "CR0930", "at least 1"),

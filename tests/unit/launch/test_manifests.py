@@ -103,6 +103,8 @@ def loose_ends(objects: dict[str, Any]) -> list[str]:
     ):
         if not all(selector.items() <= one.items() for one in labels):
             found.append(f"{kind} selects no pod")
+    if type(objects["PodDisruptionBudget"]["spec"].get("minAvailable")) is not int:
+        found.append("a budget that no controller can count")
     for pod in (one["spec"] for one in templates):
         names = {one["name"] for one in pod["containers"]}
         found += [f"no container {name}" for name in every(main, "containerName") if name not in names]
@@ -195,6 +197,7 @@ job      backoffLimit: 16 -> backofLimit: 16                         backofLimit
 job      backoffLimit: 16 -> backoffLimit: "16"                      is not of type
 job      containerName: trainer -> containerName: trainers           no container trainers
 job      selector: {"composer-rl/job": "run"} -> selector: {"a": "b"}  Service selects no pod
+job      minAvailable: 1 -> maxUnavailable: 1  no controller can count
 job      - {name: data, mountPath -> - {name: date, mountPath        volume
 job      metadata: {name: "run" -> metadata: {name: "Run_1"          name Run_1
 job-all  "effect": "NoExecute" -> "effect": "NoExec"                 effect NoExec

@@ -101,7 +101,7 @@ def test_a_store_of_an_earlier_version_is_not_called_unfinished(
 def test_the_command_of_a_build(tmp_path: Path) -> None:
     plain = {
         "symbols": {}, "granularities": ("function",), "removals": ("body",), "with_truth": True,
-        "max_tasks": None, "seed": 0, "hidden_share": 0.5, "suite_seconds": 60.0,
+        "max_tasks": None, "seed": 0, "hidden_share": 0.5, "suite_seconds": 30.0,
     }  # fmt: skip
     out = tmp_path / "with space"
     begin = f"composer-rl tasks build sdist:a==1 --out '{out}'"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,11 +172,11 @@ def test_code_in_the_tree_fails(copy: Path) -> None:
     (task,) = store.tasks()
     # What is told apart is the code itself: a second copy of it makes its lines no longer distinctive,
     # so the copy is one that only unpacking shows.
-    data = zlib.compress(store.files(task, "golden")[task.path])
+    data = gzip.compress(store.files(task, "golden")[task.path])
     digest = store.put_blob(data)
-    rewrite(copy, "repositories", lambda value: value["files"].update({"tests/old.z": digest}))
+    rewrite(copy, "repositories", lambda value: value["files"].update({"tests/old.gz": digest}))
     (failed,) = validate_store(copy, repeat=1).failed
-    assert (failed.gate, "tests/old.z" in failed.detail) == ("leak", True)
+    assert (failed.gate, "tests/old.gz" in failed.detail) == ("leak", True)
 
 
 def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:

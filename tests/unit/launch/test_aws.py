@@ -13,10 +13,11 @@ from typing import Any
 import boto3
 import botocore.awsrequest
 import pytest
+from botocore.client import BaseClient
 from moto.server import ThreadedMotoServer
 
 from composer_replication.cli.main import main
-from composer_replication.errors import UsageError
+from composer_replication.errors import MissingError, UsageError
 from composer_replication.launch.job import Job, Resources, recipe_files
 from composer_replication.launch.job_status import JobState
 from composer_replication.launch.sagemaker import shape_problems
@@ -196,13 +197,30 @@ def test_a_planted_error_is_found(path: tuple[str, ...], value: Any, said: str, 
 def test_a_cluster_of_eks_gets_its_association_once(
     aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """moto knows clusters and no associations, so these are answered here; kubectl is tried in tests/interop/launch."""
-    options = {"image": "i", "cluster": "c", "region": REGION, "role": ROLE}
-    target = open_target("eks", options, tmp_path)
+    """moto knows clusters and no associations: those are answered here, their parameters held against the service's model."""
+    asked: list[dict[str, Any]] = []
+    at_moto = BaseClient._make_api_call
+
+    def answered(client: Any, operation: str, parameters: dict[str, Any]) -> Any:
+        if "PodIdentityAssociation" not in operation:
+            return at_moto(client, operation, parameters)
+        shape = client.meta.service_model.operation_model(operation).input_shape
+        assert shape_problems(shape, parameters) == []
+        if operation == "CreatePodIdentityAssociation":
+            asked.append(parameters)
+        return {"associations": asked}
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", answered)
+    monkeypatch.setenv("PATH", str(tmp_path))  # kubectl is tried in tests/interop/launch
+    target = open_target("eks", {"image": "i", "cluster": "c", "region": REGION, "role": ROLE}, tmp_path)
     with pytest.raises(UsageError, match="No cluster found for name: c"):
         submitted(target, job(), tmp_path)
+    assert asked == []
     boto3.client("eks", region_name=REGION).create_cluster(
         name="c", roleArn=ROLE, resourcesVpcConfig={"subnetIds": []}
     )
-    with pytest.raises(UsageError, match="eks"):  # its 404 for associations, in one sentence
-        submitted(target, job(), tmp_path)
+    for _ in range(2):
+        with pytest.raises(MissingError, match="kubectl"):
+            submitted(target, job(), tmp_path)
+    place = {"clusterName": "c", "namespace": "default", "serviceAccount": "composer-rl", "roleArn": ROLE}
+    assert asked == [json.loads((tmp_path / "pod-identity.json").read_text())] == [place]

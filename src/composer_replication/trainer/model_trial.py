@@ -48,7 +48,7 @@ def training_device(available_bytes: int | None) -> TrainingDevice:
 
 
 def fast_dtype() -> Literal["float32", "bfloat16"]:
-    """What this machine multiplies fast; a processor without instructions for bfloat16 takes seventeen times as long."""
+    """What this machine multiplies fast; without instructions for bfloat16 a processor multiplies it number by number."""
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"  # noqa: SLF001 - no public name

@@ -182,15 +182,19 @@ class TestGit:
         )
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
+    def committed(self, repository: Path, text: bytes) -> Path:
+        """A repository of one commit."""
+        repository.mkdir()
+        self.git(repository, "init", "-q", "-b", "main")
+        (repository / "text.py").write_bytes(text)
+        self.git(repository, "add", ".")
+        self.git(repository, "commit", "-q", "-m", "first")
+        return repository
+
     def test_a_squashed_repository_tells_by_its_reflog(
         self, search_inside: InsideSearch, tmp_path: Path, text_files: tuple[bytes, bytes]
     ) -> None:
-        repository = tmp_path / "repository"
-        repository.mkdir()
-        self.git(repository, "init", "-q", "-b", "main")
-        (repository / "text.py").write_bytes(text_files[0])
-        self.git(repository, "add", ".")
-        self.git(repository, "commit", "-q", "-m", "before")
+        repository = self.committed(tmp_path / "repository", text_files[0])
         (repository / "text.py").write_bytes(text_files[1])
         self.git(repository, "commit", "-q", "-a", "-m", "after")
         # One commit without a parent takes the place of both; the reflog still names them.
@@ -205,12 +209,7 @@ class TestGit:
     def test_an_object_that_nothing_names_is_found(
         self, search_inside: InsideSearch, tmp_path: Path, text_files: tuple[bytes, bytes]
     ) -> None:
-        repository = tmp_path / "repository"
-        repository.mkdir()
-        self.git(repository, "init", "-q", "-b", "main")
-        (repository / "text.py").write_bytes(text_files[1])
-        self.git(repository, "add", ".")
-        self.git(repository, "commit", "-q", "-m", "only the broken file")
+        repository = self.committed(tmp_path / "repository", text_files[1])
         (repository / "text.py").write_bytes(text_files[0])
         self.git(repository, "hash-object", "-w", "text.py")
         found = search_inside("t-module-body", self.read(repository)).of("git")

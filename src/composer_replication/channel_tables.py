@@ -182,7 +182,7 @@ class RaySection(Section):
 
     ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. There are ``num_actors`` actors, each of which
     asks Ray for ``num_cpus`` and ``resources``; 0 is one for each episode that runs at a time, or as many as the nodes have room
-    for where that is less. No more episodes run at a time than there are actors; an attempt waits ``waiting_seconds`` for a
+    for where that is less; several processes of a run share the room. No more episodes run at a time than there are actors; an attempt waits ``waiting_seconds`` for a
     free one. A run may be resumed with another table, or without one.
     """
 

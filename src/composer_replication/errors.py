@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from typing import Any
 
+HALTED_EXIT_CODE = 5
+INTERRUPTED_EXIT_CODE = 130
+
 
 class ComposerError(Exception):
     """One sentence that says what is wrong, where, and what to type next.
@@ -125,7 +128,7 @@ class CollapseStopError(ComposerError, RuntimeError):
         status: the status that fired, the very object.
     """
 
-    exit_code = 5
+    exit_code = HALTED_EXIT_CODE
 
     def __init__(self, status: Any) -> None:
         reason = getattr(status, "reason", "") or "the guard fired"

@@ -33,8 +33,8 @@ class RayHead:
 
 
 @contextmanager
-def running_ray(root: Path, **more: str) -> Iterator[RayHead]:
-    """One processor; ``more`` are variables of its workers. Afterwards no process of it is left."""
+def running_ray(root: Path, *, num_cpus: int = 1, **more: str) -> Iterator[RayHead]:
+    """Variables of its workers are ``more``. Afterwards no process of it is left."""
     (root / "scratch").mkdir()
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     ours = {
@@ -49,7 +49,7 @@ def running_ray(root: Path, **more: str) -> Iterator[RayHead]:
         prefix="ray-", dir="/tmp"
     ) as name:  # the paths of its sockets must be short
         folder = Path(name)
-        head, port = start_head(folder, ours, root / "log")
+        head, port = start_head(folder, ours, root / "log", num_cpus)
         try:
             yield RayHead(f"127.0.0.1:{port}", token, ours, root / "cache", root / "scratch", head.pid)
         finally:
@@ -92,12 +92,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_head(folder: Path, environment: dict[str, str], log: Path) -> tuple[subprocess.Popen[bytes], int]:
+def start_head(
+    folder: Path, environment: dict[str, str], log: Path, num_cpus: int
+) -> tuple[subprocess.Popen[bytes], int]:
     for _ in range(START_TRIES):
         port = free_port()
         words = [
             "--head", f"--port={port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}",
-            "--include-dashboard=false", "--no-monitor",
+            "--include-dashboard=false", "--no-monitor", f"--num-cpus={num_cpus}",
         ]  # fmt: skip
         head = start_ray(words, environment, log)
         if head.poll() is None:

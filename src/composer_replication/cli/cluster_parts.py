@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.launched_process import launched_size
+
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
     from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
@@ -69,6 +71,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
     return ClusterOptions(
         **(placing | {"num_actors": config.ray.num_actors or most}),
         fits_nodes=config.ray.num_actors == 0,
+        num_drivers=launched_size(),
         backend=config.sandbox.backend,
         attempt=attempt_options(config),
         reward=reward_options(config),

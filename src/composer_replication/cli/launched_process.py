@@ -11,8 +11,14 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
 
     The first one alone locks and writes the run folder, and speaks. Known before torch is loaded.
     """
-    size, rank = environment.get("WORLD_SIZE", ""), environment.get("RANK", "")
-    return int(rank) if size.isdecimal() and int(size) > 1 and rank.isdecimal() else 0
+    rank = environment.get("RANK", "")
+    return int(rank) if launched_size(environment) > 1 and rank.isdecimal() else 0
+
+
+def launched_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes the launch has; 1 where this one is alone."""
+    size = environment.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1
 
 
 def file_part() -> str:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from composer_replication import __version__
 from composer_replication.cli.launched_process import launched_rank
 from composer_replication.cli.visible_text import visible
-from composer_replication.errors import ComposerError, UsageError
+from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, UsageError
 
 PROGRAM = "composer-rl"
 VERBS = (
@@ -48,7 +48,6 @@ VERBS = (
 """Modules of this folder, in the order in which ``--help`` lists them."""
 
 BUG_EXIT_CODE = 1
-INTERRUPTED_EXIT_CODE = 130
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -31,7 +31,7 @@ from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.cli.trained_model import keep_model
 from composer_replication.config import RunConfig, dump_config, load_config
-from composer_replication.errors import CollapseStopError, UsageError
+from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
 from composer_replication.report import write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
 NUM_ENDS = 5  # steps averaged at either end of the run
-HALTED_EXIT_CODE = 5
 
 
 @dataclass(slots=True)

@@ -36,16 +36,18 @@ class EksTarget(KubernetesTarget):
         efa: int = Field(0, ge=0, description="EFA interfaces of each node")
 
     def render(self, job: Job) -> dict[str, str]:
-        files = super().render(job)
-        if self.options.role and self.options.role_by == "pod-identity":
-            files[ASSOCIATION_NAME] = f"{json.dumps(self._association(), indent=2)}\n"
+        options, files = self.options, super().render(job)
+        if options.role and options.role_by == "pod-identity":
+            place = {"clusterName": options.cluster, "namespace": options.namespace}
+            wanted = {**place, "serviceAccount": options.service_account, "roleArn": options.role}
+            files[ASSOCIATION_NAME] = f"{json.dumps(wanted, indent=2)}\n"
         return files
 
     def values(self, job: Job) -> dict[str, Any]:
         """The service account with its role, Karpenter's labels, EFA."""
         options, values = self.options, super().values(job)
-        by_annotation = bool(options.role) and options.role_by == "irsa"
-        annotations = {"eks.amazonaws.com/role-arn": options.role} if by_annotation else {}
+        is_irsa = options.role and options.role_by == "irsa"
+        annotations = {"eks.amazonaws.com/role-arn": options.role} if is_irsa else {}
         selector = {"karpenter.sh/capacity-type": "spot"} if options.spot else {}
         if options.instance_type:
             selector["node.kubernetes.io/instance-type"] = options.instance_type
@@ -60,14 +62,9 @@ class EksTarget(KubernetesTarget):
         with aws_refusals("eks"):
             client: Any = boto3.client("eks", region_name=options.region)
             client.describe_cluster(name=options.cluster)
-            if (self.folder / ASSOCIATION_NAME).is_file():
-                wanted = self._association()
+            if (rendered := self.folder / ASSOCIATION_NAME).is_file():
+                wanted = json.loads(rendered.read_text())
                 place = {key: wanted[key] for key in ("clusterName", "namespace", "serviceAccount")}
                 if not client.list_pod_identity_associations(**place)["associations"]:
                     client.create_pod_identity_association(**wanted)
         return super().submit(job)
-
-    def _association(self) -> dict[str, str]:
-        options = self.options
-        place = {"clusterName": options.cluster, "namespace": options.namespace}
-        return {**place, "serviceAccount": options.service_account, "roleArn": options.role}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-HALTED_EXIT_CODE = 5
-INTERRUPTED_EXIT_CODE = 130
+from composer_replication.errors import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE
+
 _HALTED = re.compile(rf"exit codes?\D{{0,20}}\b{HALTED_EXIT_CODE}\b", re.IGNORECASE)
 
 

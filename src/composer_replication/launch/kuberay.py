@@ -35,4 +35,4 @@ class KubeRayTarget(KubernetesTarget):
         if found.get("jobDeploymentStatus") == "Suspended":
             return JobStatus(JobState.STOPPED, detail="suspended; kubectl can resume it")
         state = JobState.__members__.get(found.get("jobStatus", ""), JobState.WAITING)  # Ray's names are ours
-        return told(state, found.get("message", ""))
+        return self._with_reason(told(state, found.get("message", "")), job_id)

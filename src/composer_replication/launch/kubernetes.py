@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
+from composer_replication.errors import HALTED_EXIT_CODE
 from composer_replication.launch.clients import run_client
 from composer_replication.launch.job import Job, Variable
-from composer_replication.launch.job_status import HALTED_EXIT_CODE, JobState, JobStatus, told
+from composer_replication.launch.job_status import JobState, JobStatus, told
 from composer_replication.launch.targets import Target, TargetOptions, filled
 
 MANIFEST_NAME = "manifests.yaml"
 JOB_LABEL = "composer-rl/job"
 RECIPE_MOUNT = "/etc/composer-rl/recipe"
 DATA_MOUNT = "/data"
+_OWN_NAMES = r"(-replica-\d+|-\w{5})?(-\d+|-head|-rollouts-worker)?(-\w{5})?"
+"""What Kubernetes, JobSet and KubeRay put behind a job's name for what they make of it."""
 _PAIRS = r"^$|^[\w./-]+=[\w./-]*(,[\w./-]+=[\w./-]*)*$"
 _TAINTS = r"^$|^[^,:=]+(=[^,:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute)(,[^,:=]+(=[^,:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute))*$"
 
@@ -88,7 +93,7 @@ class KubernetesTarget(Target):
         status = _status(self._found(job_id))
         if status.state is JobState.FAILED and HALTED_EXIT_CODE in self._exit_codes(job_id):
             return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, status.detail)
-        return status
+        return self._with_reason(status, job_id)
 
     def logs(self, job_id: str) -> str:
         return self._kubectl("logs", *_pods(job_id), "--tail=-1", "--prefix", "--max-log-requests=100")
@@ -104,6 +109,16 @@ class KubernetesTarget(Target):
         pods = json.loads(self._kubectl("get", "pods", *_pods(job_id), "-o", "json"))["items"]
         statuses = [one for pod in pods for one in pod.get("status", {}).get("containerStatuses", [])]
         return [one["state"]["terminated"]["exitCode"] for one in statuses if "terminated" in one["state"]]
+
+    def _with_reason(self, status: JobStatus, job_id: str) -> JobStatus:
+        """Why a job does not start, by the cluster's last warning: an image, a quota, no node with such GPUs."""
+        if status.state is not JobState.WAITING:
+            return status
+        own = re.compile(rf"{job_id.partition('/')[2]}{_OWN_NAMES}")
+        said = self._kubectl("get", "events", "--field-selector=type=Warning", "-o", "json")
+        found = [one for one in json.loads(said)["items"] if own.fullmatch(one["involvedObject"]["name"])]
+        last = max(found, key=lambda one: str(one.get("lastTimestamp")), default=None)
+        return replace(status, detail=f"{last['reason']}: {last['message']}") if last else status
 
     def _kubectl(self, *words: str) -> str:
         context = ["--context", self.options.context] if self.options.context else []
@@ -137,5 +152,5 @@ def _status(found: dict[str, Any]) -> JobStatus:
         return told(JobState.FAILED, f"{failed.get('reason', '')}: {failed.get('message', '')}")
     if found.get("spec", {}).get("suspend"):
         return JobStatus(JobState.STOPPED, detail="suspended; kubectl can resume it")
-    is_active = any(one.get("active") for one in (status, *status.get("replicatedJobsStatus", [])))
-    return JobStatus(JobState.RUNNING if is_active else JobState.WAITING)
+    is_ready = any(one.get("ready") for one in (status, *status.get("replicatedJobsStatus", [])))
+    return JobStatus(JobState.RUNNING if is_ready else JobState.WAITING)

@@ -24,9 +24,7 @@ class RayTarget(Target):
         """``--option`` of ``--to ray``."""
 
         address: str = Field(pattern="^https?://", description="of the cluster's dashboard: http://HOST:8265")
-        run: str = Field(
-            description="run folder on storage that all nodes see: an absolute path", pattern="^/"
-        )
+        run: str = Field(pattern="^/", description="run folder: a path on storage that all nodes see")
         python: str = Field("python", description="the interpreter of the cluster")
 
     def render(self, job: Job) -> dict[str, str]:

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from composer_replication.errors import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE
 from composer_replication.launch.job import GRACE_SECONDS
-from composer_replication.launch.job_status import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE
 
 
 class Node:

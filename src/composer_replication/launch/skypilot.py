@@ -38,9 +38,7 @@ class SkyPilotTarget(Target):
         image: str = Field(description="docker:IMAGE with composer-replication")
         gpu_type: str = Field("", description="H100, where --gpus is given")
         spot: bool = False
-        store: str = Field(
-            pattern="^(s3|gs|r2|cos|nebius)://.+$", description="bucket for the run: s3://NAME"
-        )
+        store: str = Field(pattern="^(s3|gs|r2|cos|nebius)://.+$", description="the run's bucket: s3://NAME")
 
     def render(self, job: Job) -> dict[str, str]:
         is_known = bool(self.options.gpu_type) or not job.resources.gpus

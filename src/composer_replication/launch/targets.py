@@ -14,10 +14,10 @@ from typing import Any
 import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer_replication.errors import ComposerError, UsageError
+from composer_replication.errors import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE, ComposerError, UsageError
 from composer_replication.launch.clients import refusal
 from composer_replication.launch.job import GRACE_SECONDS, Job
-from composer_replication.launch.job_status import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE, JobStatus
+from composer_replication.launch.job_status import JobStatus
 
 TARGETS = {
     "local": "local:LocalTarget",

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-HALTED_EXIT_CODE = 5
-INTERRUPTED_EXIT_CODE = 130
+from composer_replication.errors import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE
+
 PROGRAM = "composer_replication.cli.main"
 
 

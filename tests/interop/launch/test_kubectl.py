@@ -23,6 +23,7 @@ PLACES = {
     "rayjob": ("kuberay", "ray.io/v1/rayjobs", "RayJob"),
 }
 PODS = "/api/v1/namespaces/runs/pods"
+EVENTS = "/api/v1/namespaces/runs/events"
 TAKEN_BY_THE_HALT = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}
 
 
@@ -47,7 +48,8 @@ def server() -> Iterator[kmock.KubernetesEmulator]:
         "namespaced": True,
         "verbs": ["get", "list"],
     }
-    emulator["get /api/v1"] << {"kind": "APIResourceList", "groupVersion": "v1", "resources": [pods]}
+    events = {**pods, "name": "events", "singularName": "event", "kind": "Event"}
+    emulator["get /api/v1"] << {"kind": "APIResourceList", "groupVersion": "v1", "resources": [pods, events]}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "runs"}}
     emulator["get /api/v1/namespaces/runs"] << space
     done(emulator.__aenter__())
@@ -95,16 +97,29 @@ def put_pods(server: kmock.KubernetesEmulator, *states: dict[str, Any]) -> None:
     server[f"get {PODS}"] << {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods}
 
 
+def put_warnings(server: kmock.KubernetesEmulator, *warnings: tuple[str, str, str, int]) -> None:
+    """Of what, the reason, the message, the minute."""
+    items = [
+        {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"w{i}", "namespace": "runs"}, "type": "Warning",
+         "involvedObject": {"name": name}, "reason": reason, "message": said,
+         "lastTimestamp": f"2026-01-01T00:{minute:02}:00Z"}
+        for i, (name, reason, said, minute) in enumerate(warnings)
+    ]  # fmt: skip
+    server[f"get {EVENTS}"] << {"apiVersion": "v1", "kind": "EventList", "metadata": {}, "items": items}
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "spec", "pod", "state"),
     [
         ("job", {}, {}, None, "waiting"),
-        ("job", {"active": 2}, {}, None, "running"),
+        ("job", {"active": 2, "ready": 2}, {}, None, "running"),
+        ("job", {"active": 2, "ready": 0}, {}, None, "waiting"),
         ("job", {"active": 2}, {"suspend": True}, None, "stopped"),
         ("job", {"conditions": [{"type": "Complete", "status": "True"}]}, {}, 0, "succeeded"),
         ("job", {"conditions": [{**TAKEN_BY_THE_HALT, "message": "failed with exit code 5 matching FailJob"}]}, {}, None, "halted"),
         ("job", {"conditions": [{**TAKEN_BY_THE_HALT, "message": "failed with exit code 51"}]}, {}, 1, "failed"),
-        ("jobset", {"replicatedJobsStatus": [{"name": "replica", "active": 1}]}, {}, None, "running"),
+        ("jobset", {"replicatedJobsStatus": [{"name": "replica", "ready": 1}]}, {}, None, "running"),
+        ("jobset", {"replicatedJobsStatus": [{"name": "replica", "active": 1, "ready": 0}]}, {}, None, "waiting"),
         ("jobset", {"conditions": [TAKEN_BY_THE_HALT]}, {}, 5, "halted"),
         ("jobset", {"conditions": [TAKEN_BY_THE_HALT]}, {}, 1, "failed"),
         ("jobset", {"conditions": [{"type": "Completed", "status": "True"}]}, {}, 0, "succeeded"),
@@ -121,9 +136,32 @@ def test_status(
 ) -> None:  # fmt: skip
     put(server, kind, status, **spec)
     put_pods(server, {"running": {}} if pod is None else {"terminated": {"exitCode": pod}})
+    put_warnings(server)
     answer = opened(PLACES[kind][0]).status(f"{kind}/run")
     assert answer.state == state
     assert answer.exit_code == {"halted": 5, "succeeded": 0}.get(state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_what"),
+    [
+        ("job", "run-1-abcde"), ("job", "run"), ("jobset", "run-replica-3-0-abcde"), ("jobset", "run-replica-0"),
+        ("rayjob", "run-abcde-head-fghij"), ("rayjob", "run-abcde-rollouts-worker-fghij"), ("rayjob", "run-abcde"),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_job_from_starting_is_said(
+    server: kmock.KubernetesEmulator, opened: Any, kind: str, of_what: str
+) -> None:
+    put(server, kind, {"active": 1})
+    put_warnings(
+        server,
+        ("run-2-0-abcde", "Failed", "an image of another job", 9),
+        (of_what, "Failed", 'Failed to pull image "i": not found', 5),
+        (of_what, "FailedScheduling", "0/3 nodes are available", 1),
+    )
+    answer = opened(PLACES[kind][0]).status(f"{kind}/run")
+    assert (answer.state, answer.detail) == ("waiting", 'Failed: Failed to pull image "i": not found')
+    assert [one.params.get("fieldSelector") for one in server[f"get {EVENTS}"]] == ["type=Warning"]
 
 
 @pytest.mark.parametrize("kind", PLACES)

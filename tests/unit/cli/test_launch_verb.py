@@ -94,6 +94,72 @@ def test_a_client_that_is_not_installed(
     assert not list(tmp_path.rglob("job.json"))
 
 
+IMAGE = ("--option", "image=docker:i", "--option", "store=s3://b")
+CLIENTS = {
+    "slurm": ("sbatch", (), "12", ["--test-only job.sbatch", "--parsable job.sbatch"]),
+    "kubernetes": ("kubectl", IMAGE[:2], "job/tiny-cpu", ["-n default apply --dry-run=server -f FILE", "-n default apply -f FILE"]),
+    "skypilot": ("sky", IMAGE, "7", ["jobs launch --yes --detach-run task-tiny-cpu.yaml"]),
+}  # fmt: skip
+"""The program, options, the id that comes back, and how it is called: where it can, first as a question."""
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize("target", CLIENTS)
+def test_what_the_client_refuses_is_submitted_nowhere(
+    target: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The program is a stand-in; real ones are met in tests/e2e and tests/interop."""
+    name, options, job_id, calls = CLIENTS[target]
+    says = {"slurm": "12", "kubernetes": "", "skypilot": "Job submitted, ID: 7"}[target]
+    answers = "echo 'quota exceeded' >&2; exit 1" if is_refused else f"echo '{says}'"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n{answers}\n')
+    (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", target, *options)
+    file = str(tmp_path / "jobs" / "tiny-cpu" / "manifests.yaml")
+    called = (tmp_path / "calls").read_text().replace(file, "FILE").splitlines()
+    if is_refused:
+        assert (exit_code, result["error"]["code"], called) == (2, "CR0932", calls[:1])
+        assert "quota exceeded" in result["error"]["message"]
+    else:
+        assert (exit_code, result["id"], called) == (0, job_id, calls)
+    assert bool(list(tmp_path.rglob("job.json"))) != is_refused
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "package", "extra"),
+    [
+        ("ray", ("address=http://127.0.0.1:1", "run=/x"), "ray", "ray"),
+        ("sagemaker", ("region=us-east-1", "role=r", "image=i", "instance_type=m", "bucket=s3://b"), "boto3", "aws"),
+        ("eks", ("region=us-east-1", "image=i", "cluster=c"), "boto3", "aws"),
+    ],
+)  # fmt: skip
+def test_a_missing_extra_is_named(
+    target: str, options: tuple[str, ...], package: str, extra: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, package, None)
+    given = [part for one in options for part in ("--option", one)]
+    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", target, *given)
+    assert (exit_code, result["error"]["code"]) == (3, "CR0101")
+    assert package in result["error"]["message"]
+    assert result["error"]["fix"] == f"pip install 'composer-replication[{extra}]'"
+    assert not list(tmp_path.rglob("job.json"))
+
+
+@pytest.mark.parametrize("target", ["local", "slurm"])
+def test_a_secret_that_is_not_set_here(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", target, "--secret", "HF_TOKEN")
+    assert (exit_code, result["error"]["code"]) == (2, "CR0930")
+    assert result["error"]["fix"] == "export HF_TOKEN first."
+    assert not list(tmp_path.rglob("job.json"))
+
+
 def test_a_job_that_was_never_launched(capsys: pytest.CaptureFixture[str]) -> None:
     exit_code, result = answer(capsys, "launch", "status", "nothing")
     assert (exit_code, result["error"]["code"]) == (4, "CR0933")

@@ -7,6 +7,7 @@ import pytest
 from composer_replication.cli.launched_process import (
     file_part,
     launched_rank,
+    launched_size,
     shards_by_fsdp2,
     shards_weights,
 )
@@ -14,19 +15,19 @@ from composer_replication.cli.main import main
 
 
 @pytest.mark.parametrize(
-    ("environment", "rank"),
+    ("environment", "rank", "size"),
     [
-        ({}, 0),
-        ({"WORLD_SIZE": "8", "RANK": "0"}, 0),
-        ({"WORLD_SIZE": "8", "RANK": "5"}, 5),
-        ({"RANK": "5"}, 0),  # left over in a shell: a lone process writes its folder all the same
-        ({"WORLD_SIZE": "1", "RANK": "5"}, 0),
-        ({"WORLD_SIZE": "all", "RANK": "5"}, 0),
+        ({}, 0, 1),
+        ({"WORLD_SIZE": "8", "RANK": "0"}, 0, 8),
+        ({"WORLD_SIZE": "8", "RANK": "5"}, 5, 8),
+        ({"RANK": "5"}, 0, 1),  # left over in a shell: a lone process writes its folder all the same
+        ({"WORLD_SIZE": "1", "RANK": "5"}, 0, 1),
+        ({"WORLD_SIZE": "all", "RANK": "5"}, 0, 1),
     ],
     ids=str,
 )
-def test_the_launcher_tells_the_rank(environment: dict[str, str], rank: int) -> None:
-    assert launched_rank(environment) == rank
+def test_the_launcher_tells_rank_and_size(environment: dict[str, str], rank: int, size: int) -> None:
+    assert (launched_rank(environment), launched_size(environment)) == (rank, size)
 
 
 def test_the_first_process_has_the_plain_names_and_other_verbs_than_train_always_speak(

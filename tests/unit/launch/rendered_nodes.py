@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -100,8 +101,17 @@ def of_pods(text: str, root: Path, replica: int | None) -> list[NodeProcess]:
     return [_pod(spec["template"], objects, labels, i, hosts, root / f"pod-{i}", root) for i in pods]
 
 
+def of_rayjob(text: str, root: Path) -> list[NodeProcess]:
+    """The entrypoint, which Ray's job server runs in the head's pod."""
+    objects = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    spec = objects["RayJob"]["spec"]
+    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]
+    head["spec"]["containers"][0]["command"] = shlex.split(spec["entrypoint"])
+    return [_pod(head, objects, {}, None, {}, root / "pod-0", root)]
+
+
 def _pod(
-    template: dict[str, Any], objects: dict[str, Any], labels: dict[str, str], index: int,
+    template: dict[str, Any], objects: dict[str, Any], labels: dict[str, str], index: int | None,
     hosts: dict[str, str], own: Path, shared: Path,
 ) -> NodeProcess:  # fmt: skip
     container = template["spec"]["containers"][0]
@@ -121,7 +131,7 @@ def _pod(
                 )
             places[mount["mountPath"]] = str(shared / "claim")
     all_labels = {**template["metadata"]["labels"], **labels}
-    variables = {"JOB_COMPLETION_INDEX": str(index)}
+    variables = {} if index is None else {"JOB_COMPLETION_INDEX": str(index)}
     for one in container["env"]:
         if "value" in one:
             variables[one["name"]] = one["value"]

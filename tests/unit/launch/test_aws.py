@@ -103,6 +103,18 @@ def test_nothing_is_left_when_a_replica_is_refused(
     assert stopped == ["run-0"]
 
 
+def test_a_quota_of_sagemaker_is_one_sentence(
+    aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boto3.client("s3", region_name=REGION).create_bucket(Bucket="runs")
+    target = open_target("sagemaker", OPTIONS, tmp_path)
+    said = {"__type": "ResourceLimitExceeded", "message": "the limit for ml.p5.48xlarge is 0 instances"}
+    answered(target, monkeypatch, creations=[(400, json.dumps(said).encode())], stops=(200, b""))
+    with pytest.raises(UsageError, match=r"ResourceLimitExceeded.*is 0 instances\.") as caught:
+        submitted(target, job(), tmp_path)
+    assert caught.value.code == "CR0932"
+
+
 def answered(
     target: Target, monkeypatch: pytest.MonkeyPatch, *, creations: list[Any], stops: tuple[int, bytes]
 ) -> list[str]:

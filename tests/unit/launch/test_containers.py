@@ -92,8 +92,27 @@ def test_a_planted_error_is_found(old: str, new: str, said: str) -> None:
 WORKS = {
     "trainer": "composer-rl train recipes/tiny-cpu/run.toml --out run --set trl.max_steps=1",
     "rollout-worker": "ray start --head --port=0 --include-dashboard=false --disable-usage-stats && ray stop",
+    "serve-env": f"""
+        set -e
+        composer-rl tasks build {ROOT}/recipes/tiny-cpu/project --out store --max-tasks 1 --quiet
+        port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+        composer-rl serve-env store --port $port & server=$!
+        python -c "
+import time, urllib.request
+for _ in range(120):
+    try:
+        urllib.request.urlopen('http://127.0.0.1:$port/health').read()
+    except OSError:
+        time.sleep(1)
+    else:
+        break
+else:
+    raise SystemExit('no answer')
+" || {{ kill $server; exit 1; }}
+        kill $server
+        wait $server || true""",
 }
-"""What a job runs in each; a worker is a head here, since it has none to join."""
+"""What a job runs in each; a worker is a head here, since it has none to join, and a server is asked whether it is well."""
 
 
 @pytest.mark.long
@@ -115,12 +134,13 @@ def test_its_steps_run_in_an_empty_environment(name: str, tmp_path: Path) -> Non
         assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 
-    for word, rest in steps_of(FILES[name].read_text()):
+    for word, rest in steps_of(re.sub(r"(?<= )/source\b", f"{folder}/source", FILES[name].read_text())):
         if word == "COPY":
             *sources, target = rest.split()
+            (folder / target).mkdir(parents=True, exist_ok=True)
             for source in sources:
                 if (ROOT / source).is_dir():
-                    shutil.copytree(ROOT / source, folder / target)
+                    shutil.copytree(ROOT / source, folder / target, dirs_exist_ok=True)
                 else:
                     shutil.copy(ROOT / source, folder / target)
         elif word == "RUN" and "pip install" in rest:

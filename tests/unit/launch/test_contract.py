@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import os
-import socket
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +30,9 @@ from composer_replication.trainer import node_processes
 
 from . import rendered_nodes as rendered
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from ray_head import free_port, running_ray
+
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 NODES = 2
 SETTINGS = (
@@ -46,6 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "slurm": {},
     "ray": {"address": "http://127.0.0.1:8265", "processes": NODES},
     "kubernetes": {"image": "registry.example/trainer:1"},
+    "kuberay": {"image": "registry.example/trainer:1", "processes": NODES},
     "eks": {"image": "registry.example/trainer:1", "cluster": "c", "region": "us-east-1", "role": ROLE, "efa": 1},
     "sagemaker": {
         "image": "registry.example/trainer:1", "region": "us-east-1", "role": ROLE,
@@ -67,6 +71,8 @@ def nodes_of(
             return rendered.of_slurm(files["job.sbatch"], root, NODES, replica)
         case "ray":
             return rendered.of_ray(files[f"{name}.sh"], root)
+        case "kuberay":
+            return rendered.of_rayjob(files["manifests.yaml"], root)
         case "sagemaker":
             return rendered.of_sagemaker(files[f"training-job-{name}.json"], root)
         case "skypilot":
@@ -74,14 +80,11 @@ def nodes_of(
     return rendered.of_pods(files["manifests.yaml"], root, replica)
 
 
-KNOWN_VARIABLES = {"HF_HOME", "COMPOSER_RL_CACHE", "JOB_COMPLETION_INDEX", "GIVEN"}
-"""Read by the Hugging Face libraries, by ours, by the command, and given by the test."""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+ON_ONE_NODE = ("local", "ray", "kuberay")
+KNOWN_VARIABLES = {"HF_HOME", "COMPOSER_RL_CACHE", "JOB_COMPLETION_INDEX", "REPLICA", "head", "GIVEN"}
+"""Read by the Hugging Face libraries, by ours, by the rendered commands, and given by the test."""
+OF_OTHERS = re.compile(r"PATH|HOME|PWD|OLDPWD|SHLVL|_|LC_CTYPE|(SLURM|SKYPILOT)_\w+")
+"""Of a shell, and of the schedulers that fill them in."""
 
 
 def rendered_files(target: str, root: Path, python: str, replicas: int = 1) -> dict[str, str]:
@@ -89,7 +92,7 @@ def rendered_files(target: str, root: Path, python: str, replicas: int = 1) -> d
     options = {**OPTIONS[target], "port": free_port()}
     if target in ("local", "slurm", "ray"):
         options |= {"run": str(root / "run"), "python": python}
-    one_node = target in ("local", "ray")
+    one_node = target in ON_ONE_NODE
     resources = Resources(nodes=1 if one_node else NODES, processes=NODES if one_node else 1)
     given = {"GIVEN": "a 'b' $c"}
     job = Job("contract", RECIPE, recipe_files(RECIPE), SETTINGS, resources, replicas, given)
@@ -154,14 +157,13 @@ def check(calls: list[dict[str, Any]], num_nodes: int, replica: int | None = Non
         recipe = Path(call["cwd"]) / train.recipe
         if train.verb != "train" or not train.resume or recipe.read_bytes() != RECIPE.read_bytes():
             raise rendered.BrokenRenderingError(f"{train.verb} does not go on with this recipe")
-        known = KNOWN_VARIABLES | (set() if replica is None else {"REPLICA"})
-        given = set(call["env"]) & {"HF_HOME", "COMPOSER_RL_CACHE", "GIVEN", "REPLICA"}
+        unread = {name for name in call["env"] if not OF_OTHERS.fullmatch(name)} - KNOWN_VARIABLES
         if (train.replica, train.num_replicas) != ((None, None) if replica is None else (replica, 2)):
             raise rendered.BrokenRenderingError(
                 f"replica {train.replica} of {train.num_replicas} is not {replica}"
             )
-        if given - known or call["env"].get("GIVEN") != "a 'b' $c":
-            raise rendered.BrokenRenderingError(f"variables: {given}, {call['env'].get('GIVEN')}")
+        if unread or call["env"].get("GIVEN") != "a 'b' $c":
+            raise rendered.BrokenRenderingError(f"nothing reads {unread}, or GIVEN is lost")
     if sorted(ranks) != list(range(num_nodes)) or len(runs) != 1:
         raise rendered.BrokenRenderingError(f"ranks {ranks} of {num_nodes} nodes, runs {runs}")
     if replica is not None and not runs.pop().endswith(f"/replica-{replica}"):
@@ -181,12 +183,14 @@ def hold(target: str, root: Path, recorder: str, old: str = "", new: str = "") -
     assert any(old in text for text in files.values()), old
     broken = {path: text.replace(old, new) if old else text for path, text in files.items()}
     found = recorded(nodes_of(name, broken, root, replica), recorder)
-    check(found, 1 if name in ("local", "ray") else NODES, replica)
+    check(found, 1 if name in ON_ONE_NODE else NODES, replica)
 
 
-@pytest.mark.parametrize("target", [*OPTIONS, *(f"{name} of 2" for name in OPTIONS if name != "local")])
+@pytest.mark.parametrize(
+    "target", [*OPTIONS, *(f"{name} of 2" for name in OPTIONS if name not in ("local", "kuberay"))]
+)
 def test_every_command_is_one_that_its_parsers_take(target: str, tmp_path: Path, recorder: str) -> None:
-    """Replicas on this machine are made by `replicas start`: tests/e2e/test_replicas.py launches them."""
+    """Replicas on this machine are made by `replicas start`: tests/e2e/test_replicas.py launches them. KubeRay has none."""
     hold(target, tmp_path, recorder)
 
 
@@ -217,6 +221,10 @@ def test_every_command_is_one_that_its_parsers_take(target: str, tmp_path: Path,
         ("kubernetes", 'claimName: "contract-data"', 'claimName: "data"'),
         ("kubernetes", "configMap: {name: contract-recipe", "configMap: {name: contract"),
         ("kubernetes", "completions: 2", "completions: 1"),
+        ("kubernetes", "name: HF_HOME", "name: HF_HOMES"),
+        ("kuberay", "/etc/composer-rl/recipe/run.toml", "/etc/recipe/run.toml"),
+        ("kuberay", "--ray auto", "--rays auto"),
+        ("kuberay", "name: GIVEN", "name: GIVE"),
         ("eks", "/etc/composer-rl/recipe/run.toml", "/etc/recipe/run.toml"),
         ("sagemaker", '"InstanceCount": 2', '"InstanceCount": 1'),
         ("sagemaker", '"--sagemaker", ', '"--sage", '),
@@ -236,14 +244,19 @@ def test_a_planted_error_is_found(target: str, old: str, new: str, tmp_path: Pat
 @pytest.mark.parametrize("target", OPTIONS)
 def test_the_rendered_processes_train_together(target: str, tmp_path: Path) -> None:
     files = rendered_files(target, tmp_path, sys.executable)
-    cache = {"COMPOSER_RL_CACHE": str(cache_folder()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    given = {"COMPOSER_RL_CACHE": str(cache_folder()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     running = []
-    for process in nodes_of(target, files, tmp_path):
-        process.folder.mkdir(parents=True, exist_ok=True)
-        own = {"PATH": f"{process.environment['PATH']}:{path}" if "PATH" in process.environment else path}
-        running.append(process.start({**cache, **own}))
-    said = [process.communicate(timeout=800)[0] for process in running]
+    with contextlib.ExitStack() as cluster:
+        if target == "kuberay":
+            (tmp_path / "ray").mkdir()
+            head = cluster.enter_context(running_ray(tmp_path / "ray", num_cpus=4))
+            given |= {**head.token, "RAY_ADDRESS": head.address}  # where it runs, "auto" finds it
+        for process in nodes_of(target, files, tmp_path):
+            process.folder.mkdir(parents=True, exist_ok=True)
+            own = {"PATH": f"{process.environment['PATH']}:{path}" if "PATH" in process.environment else path}
+            running.append(process.start({**given, **own}))
+        said = [process.communicate(timeout=800)[0] for process in running]
     assert [process.returncode for process in running] == [0] * len(running), said
     run = next(tmp_path.rglob("summary.json")).parent
     assert len(list(tmp_path.rglob("summary.json"))) == 1

@@ -96,10 +96,13 @@ def loose_ends(objects: dict[str, Any]) -> list[str]:
     found = []
     main = next(objects[kind] for kind in ("JobSet", "RayJob", "Job") if kind in objects)
     templates = [one for one in every(main, "template") if "containers" in one.get("spec", {})]
+    templates += every(main, "submitterPodTemplate")
     labels = [one["metadata"]["labels"] for one in templates]
     for kind, selector in (
         ("Service", objects.get("Service", {}).get("spec", {}).get("selector", {})),
         ("PodDisruptionBudget", objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]),
+        ("NetworkPolicy", objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]),
+        ("ingress", every(objects["NetworkPolicy"], "from")[0][0]["podSelector"]["matchLabels"]),
     ):
         if not all(selector.items() <= one.items() for one in labels):
             found.append(f"{kind} selects no pod")
@@ -108,12 +111,12 @@ def loose_ends(objects: dict[str, Any]) -> list[str]:
     for pod in (one["spec"] for one in templates):
         names = {one["name"] for one in pod["containers"]}
         found += [f"no container {name}" for name in every(main, "containerName") if name not in names]
-        volumes = {one["name"]: one for one in pod["volumes"]}
-        mounted = {one["name"] for one in every(pod, "volumeMounts")[0]}
+        volumes = {one["name"]: one for one in pod.get("volumes", [])}
+        mounted = {one["name"] for mounts in every(pod, "volumeMounts") for one in mounts}
         found += [f"volume {name}" for name in mounted ^ volumes.keys()]
-        keys = {one["key"] for one in volumes["recipe"]["configMap"]["items"]}
-        if keys != objects["ConfigMap"]["binaryData"].keys():
-            found.append("keys of the recipe")
+        for items in every(pod, "items"):
+            if {one["key"] for one in items} != objects["ConfigMap"]["binaryData"].keys():
+                found.append("keys of the recipe")
         account = pod.get("serviceAccountName")
         if "ServiceAccount" in objects and objects["ServiceAccount"]["metadata"]["name"] != account:
             found.append(f"no service account {account}")
@@ -189,6 +192,16 @@ def test_a_halt_is_final_and_a_lost_node_is_not(case: str) -> None:
         assert second["action"] == "RestartJob"  # its replica alone
 
 
+def test_a_cluster_of_ray_repeats_no_run_and_its_driver_is_heard() -> None:
+    objects = {one["kind"]: one for one in yaml.safe_load_all(manifests("kuberay"))}
+    spec, labels = objects["RayJob"]["spec"], objects["RayJob"]["metadata"]["labels"]
+    assert spec["backoffLimit"] == 0
+    assert spec["submitterPodTemplate"]["metadata"]["labels"] == labels
+    assert "command" not in spec["submitterPodTemplate"]["spec"]["containers"][0]
+    operator = every(objects["NetworkPolicy"], "from")[0][1]  # it asks the head how the run stands
+    assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
+
+
 PLANTED = """
 job      completionMode: Indexed -> completionMode: Index            completionMode Index
 job      restartPolicy: Never -> restartPolicy: Sometimes            restartPolicy Sometimes
@@ -199,6 +212,8 @@ job      containerName: trainer -> containerName: trainers           no containe
 job      selector: {"composer-rl/job": "run"} -> selector: {"a": "b"}  Service selects no pod
 job      minAvailable: 1 -> maxUnavailable: 1  no controller can count
 job      - {name: data, mountPath -> - {name: date, mountPath        volume
+job      policyTypes: [Ingress] -> policyTypes: Ingress             is not of type
+job      podSelector: {matchLabels: {"composer-rl/job": "run"}} -> podSelector: {matchLabels: {"a": "b"}}  NetworkPolicy selects no pod
 job      metadata: {name: "run" -> metadata: {name: "Run_1"          name Run_1
 job-all  "effect": "NoExecute" -> "effect": "NoExec"                 effect NoExec
 jobset   action: FailJobSet -> action: StopJobSet                    is not one of
@@ -208,6 +223,7 @@ jobset   replicas: 4 -> replicas: "4"                                is not of t
 eks      serviceAccountName: "composer-rl" -> serviceAccountName: "other"  no service account other
 kuberay  rayClusterSpec: -> rayCluster:                              rayCluster
 kuberay  submissionMode: K8sJobMode -> submissionMode: JobMode       submissionMode JobMode
+kuberay  submitterPodTemplate: -> submitterTemplate:                 submitterTemplate
 kuberay  groupName: rollouts -> group: rollouts                      group
 """
 """What is rendered for which case, the error instead, and what is said of it."""

@@ -271,6 +271,8 @@ def test_options_out_of_range(wrong: dict[str, Any]) -> None:
         ({"num_cpus": 0.5}, 7),
         ({"num_cpus": 0.0}, 9),
         ({"num_cpus": 0.5, "resources": {"jail": 1.0}}, 2),
+        ({"num_drivers": 2}, 1),
+        ({"num_cpus": 0.5, "num_drivers": 2}, 3),
         ({"resources": {"gone": 1.0}}, 1),
         ({"resources": {"gone": 1.0}, "fits_nodes": False}, 9),
     ],

@@ -12,9 +12,9 @@ import pytest
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said
 
 from composer_replication.cli.agent_parts import open_player
-from composer_replication.cli.training_run import HALTED_EXIT_CODE, run_recipe
+from composer_replication.cli.training_run import run_recipe
 from composer_replication.config import load_config
-from composer_replication.errors import SandboxFailure
+from composer_replication.errors import HALTED_EXIT_CODE, SandboxFailure
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.trajectories import read_trajectories

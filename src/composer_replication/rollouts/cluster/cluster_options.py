@@ -20,6 +20,7 @@ class ClusterOptions:
         num_actors: attempts and gradings at the same time, over all nodes. Those for which the cluster has no room
             wait until Ray places them; the others work meanwhile.
         fits_nodes: take fewer actors, but one at least, where the nodes have not room for so many when the cluster is joined.
+        num_drivers: processes of the run that share the nodes; each takes its part of the room.
         num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
             nothing: the sandbox does.
         resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
@@ -38,6 +39,7 @@ class ClusterOptions:
 
     num_actors: int = 4
     fits_nodes: bool = False
+    num_drivers: int = 1
     num_cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
     max_restarts: int = -1
@@ -75,7 +77,8 @@ def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> Clu
         min((node.get(name, 0.0) / share for name, share in asked.items()), default=math.inf)
         for node in nodes
     )
-    room = sum(math.floor(min(each, options.num_actors)) for each in rooms)
+    room = sum(math.floor(min(each, options.num_actors * options.num_drivers)) for each in rooms)
+    room //= options.num_drivers
     return replace(options, num_actors=max(1, min(options.num_actors, room)))
 
 

@@ -80,12 +80,8 @@ def make_check():
     return changed
 
 
-def hook_callers(config):
-    """The hooks by name. Before pytest 9 a proxy stands before them, which keeps what it was asked for."""
-    proxy = dict(vars(config.hook))
-    relay = proxy.pop("_hook_relay", None)
-    if relay is None:
-        return proxy
+def hook_callers(config, relay):
+    """The hooks of ``relay`` by name. In pytest 7 and 8 a proxy stands before it, which keeps what it was asked for."""
     wrapped = (
         "ignore_collect",
         "collect_file",
@@ -93,15 +89,18 @@ def hook_callers(config):
         "report_header",
         "report_collectionfinish",
     )
-    for name in wrapped:  # the proxy has functions of its own for these
-        proxy.pop(f"pytest_{name}", None)
-    return {**vars(relay), **proxy}
+    found, names = dict(vars(relay)), {f"pytest_{name}" for name in wrapped}
+    if config.hook is not relay:  # the proxy has functions of its own for these names
+        kept = vars(config.hook).items()
+        found.update((name, each) for name, each in kept if each is not relay and name not in names)
+    return found
 
 
 def make_hook_check(config):
     """A function that names the hooks of the test runner that do not call what they called when it was first seen."""
     kept: dict[int, tuple[object, object]] = {}
-    callers = hook_callers(config)
+    relay = config.pluginmanager.hook
+    callers = hook_callers(config, relay)
     plugins = {id(plugin) for plugin in config.pluginmanager.get_plugins()}
     manager, execute, is_first = config.pluginmanager, config.pluginmanager._inner_hookexec, [True]
     ident, every = id, hook_callers
@@ -110,7 +109,7 @@ def make_hook_check(config):
         found = []
         if manager._inner_hookexec is not execute:
             found.append("hook calls exchanged")
-        for name, caller in [*every(config).items()]:
+        for name, caller in every(config, relay).items():
             if callers.setdefault(name, caller) is not caller:
                 found.append(f"hook {name} exchanged")
             for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
@@ -135,7 +134,7 @@ def plugins_of(config, root):
         else:
             kind = plugin if type(plugin) is type(os) else type(plugin)
             found.add(f"plugin {getattr(kind, '__module__', '')}.{kind.__name__}")
-    for name, caller in hook_callers(config).items():
+    for name, caller in hook_callers(config, config.pluginmanager.hook).items():
         for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
             if getattr(each.plugin, getattr(each.function, "__name__", ""), each.function) != each.function:
                 found.add(f"hook {name} of {each.plugin_name} exchanged")

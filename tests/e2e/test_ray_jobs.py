@@ -104,11 +104,15 @@ def test_a_killed_worker_ends_the_run_and_the_same_launch_goes_on(launcher: Laun
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_stopped_job_ends(launcher: Launcher) -> None:
-    launcher.launch("stopped", **{"trl.max_steps": 100000})
-    wait_for(lambda: launcher.state("stopped") == "running")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_stopped_job_has_saved(nodes: int, launcher: Launcher) -> None:
+    launcher.launch("stopped", "--nodes", nodes, **{"trl.max_steps": 100000})
+    run = launcher.folder / "run" / "stopped"
+    wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 1)
+    assert launcher.state("stopped") == "running"
     assert launcher("stop", "stopped")["stopped"]
     assert launcher.ended("stopped", 0)["state"] == "stopped"
+    wait_for(lambda: any((run / "checkpoints").glob("checkpoint-*/MANIFEST.json")))
 
 
 def test_a_wrong_token_and_a_wrong_address_are_one_sentence(launcher: Launcher) -> None:

@@ -73,17 +73,14 @@ def run(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.errors import UsageError
 
-    is_question = args.recipe in _QUESTIONS
-    if is_question and args.job is not None:
+    if args.recipe in _QUESTIONS:
+        if args.job is None:
+            fix = f"composer-rl launch {args.recipe} JOB"
+            raise UsageError("CR0206", f"{args.recipe} needs a job.", where="launch", fix=fix)
         return _answer(args.recipe, args.jobs / args.job)
-    if is_question or args.to is None or args.job is not None:
+    if args.to is None or args.job is not None:
         problem = "--to is missing" if args.job is None else f"unknown argument {args.job!r}"
-        problem = f"{args.recipe} needs a job" if is_question else problem
-        fix = (
-            f"composer-rl launch {args.recipe} JOB"
-            if is_question
-            else "composer-rl launch RECIPE.toml --to TARGET"
-        )
+        fix = "composer-rl launch RECIPE.toml --to TARGET"
         raise UsageError("CR0206", f"{problem}.", where="launch", fix=fix)
     with needs_extra(_EXTRAS.get(args.to, args.to), f"launching to {args.to}"):
         return _launch(args)
@@ -132,11 +129,18 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
     """The recipe as a job: checked whole, before anything is rendered."""
     from composer_replication.config import load_config, parse_override
     from composer_replication.launch.job import Job, Resources, checked, recipe_files
+    from composer_replication.launch.targets import option_error
 
     options = target.options
     recipe = Path(args.recipe).resolve()
     files = recipe_files(recipe)
-    config = load_config(recipe, dict(parse_override(text) for text in args.overrides))
+    overrides = dict(parse_override(text) for text in args.overrides)
+    if args.replicas > 1 and args.to != "local":  # there they may meet in a folder that is made for them
+        overrides["replicas.num_replicas"] = args.replicas
+    config = load_config(recipe, overrides)
+    if config.replicas is not None and config.replicas.num_replicas > 1 == args.replicas:
+        several = config.replicas.num_replicas
+        raise option_error(f"the recipe is for {several} replicas", "--replicas", f"--replicas {several}")
     processes = options.processes or max(1, args.gpus)
     resources = Resources(args.nodes, args.gpus, processes, options.cpus, options.memory_gib)
     environment = _pairs(args.env, "--env", "OMP_NUM_THREADS=8")
@@ -177,7 +181,7 @@ def render(result: Result) -> str:
     if "logs" in result:
         return str(result["logs"]).rstrip("\n")
     if "stopped" in result:
-        return f"{result['job']} was told to end; it saves a checkpoint first."
+        return f"{result['job']} was told to end; it saves a checkpoint in the time that its target gives it."
     if "state" in result:
         code = "" if result["exit_code"] is None else f", exit code {result['exit_code']}"
         return f"{result['job']} on {result['target']}: {result['state']}{code}" + (

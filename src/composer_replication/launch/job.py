@@ -66,8 +66,8 @@ class Job:
         ``folder`` and ``run`` are where the recipe's files and the run lie at the target; each replica has a
         folder of its own in the run, and ``replica`` is its number or what stands for it there.
         """
-        always = ["--quiet", "--resume", "--out"]
-        words = ["train", f"{folder}/{self.recipe.name}", *self.setting_words(), *always]
+        recipe = f"{folder}/{self.recipe.name}"
+        words = ["train", recipe, *self.setting_words(), "--quiet", "--resume", "--out"]
         if replica is None:
             return [*words, run]
         own = type(replica)(f"{run}/replica-{replica}")  # a Variable stays one

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from composer_replication.errors import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE
 
-_HALTED = re.compile(rf"exit codes?\D{{0,20}}\b{HALTED_EXIT_CODE}\b", re.IGNORECASE)
+_HALTED = re.compile(rf"exit codes?\D{{0,20}}\b(\d+, )*{HALTED_EXIT_CODE}\b", re.IGNORECASE)
 
 
 class JobState(StrEnum):
@@ -35,12 +35,8 @@ class JobStatus:
 
 def ended(exit_code: int, detail: str = "") -> JobStatus:
     """The status of a job that ended by itself."""
-    known = {
-        0: JobState.SUCCEEDED,
-        HALTED_EXIT_CODE: JobState.HALTED,
-        INTERRUPTED_EXIT_CODE: JobState.STOPPED,
-    }
-    return JobStatus(known.get(exit_code, JobState.FAILED), exit_code, detail)
+    names = {0: "SUCCEEDED", HALTED_EXIT_CODE: "HALTED", INTERRUPTED_EXIT_CODE: "STOPPED"}
+    return JobStatus(JobState[names.get(exit_code, "FAILED")], exit_code, detail)
 
 
 def told(state: JobState, said: str) -> JobStatus:

@@ -19,6 +19,7 @@ class KubeRayTarget(KubernetesTarget):
         """``--option`` of ``--to kuberay``."""
 
         rollout_workers: int = Field(2, ge=1, description="pods that attempt and grade tasks")
+        worker_image: str = Field("", description="container image of theirs; empty: the same")
         worker_cpus: int = Field(4, ge=1, description="cores of each of them")
         ray_version: str = Field("2.60.0", description="of Ray in the image")
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from composer_replication.errors import HALTED_EXIT_CODE
-from composer_replication.launch.clients import run_client
+from composer_replication.launch.clients import refusal, run_client
 from composer_replication.launch.job import Job, Variable
 from composer_replication.launch.job_status import JobState, JobStatus, told
 from composer_replication.launch.targets import Target, TargetOptions, filled
@@ -83,11 +83,13 @@ class KubernetesTarget(Target):
         }
 
     def submit(self, job: Job) -> str:
-        """First as a question to the server, then for good."""
-        path = str(self.folder / MANIFEST_NAME)
-        self._kubectl("apply", "--dry-run=server", "-f", path)
+        """First as a question to the server, then for good; a job that is there already would not start again."""
+        path, kind = str(self.folder / MANIFEST_NAME), self.values(job)["kind"].lower()
+        said = self._kubectl("apply", "--dry-run=server", "-f", path)
+        if not re.search(rf"^{kind}\.\S+/{job.name} created", said, re.MULTILINE):
+            raise refusal("kubectl", f"{kind} {job.name} is there: delete it, or take another --name")
         self._kubectl("apply", "-f", path)
-        return f"{self.values(job)['kind'].lower()}/{job.name}"
+        return f"{kind}/{job.name}"
 
     def status(self, job_id: str) -> JobStatus:
         status = _status(self._found(job_id))

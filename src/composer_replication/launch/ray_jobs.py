@@ -6,12 +6,13 @@ asks Ray for the nodes and starts the processes on each.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pydantic import Field
 
 from composer_replication.launch.clients import refusal
-from composer_replication.launch.job import Job, shell_line
+from composer_replication.launch.job import GRACE_SECONDS, Job, shell_line
 from composer_replication.launch.job_folder import RECIPE_FOLDER
 from composer_replication.launch.job_status import JobState, JobStatus, ended, told
 from composer_replication.launch.targets import Target, TargetOptions, require
@@ -30,32 +31,30 @@ class RayTarget(Target):
     def render(self, job: Job) -> dict[str, str]:
         shown = ", ".join(job.secrets)
         require(not shown, f"ray would show {shown} to others", "--secret", "set it where Ray is started")
-        return {f"{name}.sh": f"{line}\n" for name, line in self._entrypoints(job).items()}
-
-    def _entrypoints(self, job: Job) -> dict[str, str]:
-        lines, asked, python = {}, job.resources, self.options.python
+        files, asked, python = {}, job.resources, self.options.python
+        variables = {**job.environment, "RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_SECONDS)}
         for offset, (name, replica) in enumerate(job.each_replica()):
             words = job.train_words(RECIPE_FOLDER, self.options.run, replica)
             port = str(self.options.port + offset)
             command = job.node_command(python, words, [], port=port, folder=RECIPE_FOLDER)
-            if asked.nodes > 1:
+            request = {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus}
+            if asked.nodes > 1:  # they ask for a bundle a node themselves
+                request = {}
                 each = f"--nodes {asked.nodes} --cpus {asked.cpus} --gpus {asked.gpus}".split()
                 command = [python, "-m", "composer_replication.launch.ray_nodes", *each, "--", *command]
-            lines[name] = shell_line(command)
-        return lines
+            whole = {"entrypoint": shell_line(command), **request, "runtime_env": {"env_vars": variables}}
+            files[f"{name}.json"] = f"{json.dumps(whole, indent=2)}\n"
+        return files
 
     def submit(self, job: Job) -> str:
-        asked, lines = job.resources, self._entrypoints(job)
-        kept = {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus}
-        runtime = {"working_dir": str(self.folder), "env_vars": dict(job.environment)}
-        more = {"runtime_env": runtime, **(kept if asked.nodes == 1 else {})}
         again = self.folder.stat().st_mtime_ns  # a name may be launched again
 
         def submit(name: str) -> str:
-            own_id = f"{name}-{again}"
-            return str(self._asked("submit_job", entrypoint=lines[name], submission_id=own_id, **more))
+            request = json.loads((self.folder / f"{name}.json").read_text())
+            request["runtime_env"]["working_dir"] = str(self.folder)
+            return str(self._asked("submit_job", submission_id=f"{name}-{again}", **request))
 
-        return self.submit_each(lines, submit)
+        return self.submit_each([name for name, _ in job.each_replica()], submit)
 
     def status(self, job_id: str) -> JobStatus:
         return _status(self._asked("get_job_info", job_id))

@@ -45,7 +45,7 @@ def placed(command: Sequence[str], rank: int, head: str) -> list[str]:
 
 
 def run_on(nodes: Sequence[Any], command: Sequence[str]) -> int:
-    """Run the command on all nodes; the first bad end is passed on to the others."""
+    """Run the command on all nodes; the first bad end, or an order to end, is passed on to the others, which may save."""
     import ray
 
     head = ray.get(nodes[0].address.remote())
@@ -53,14 +53,17 @@ def run_on(nodes: Sequence[Any], command: Sequence[str]) -> int:
     codes: list[int] = []
     patience: float | None = None
     while waiting:
-        done, waiting = ray.wait(waiting, timeout=patience)
-        if not done:
-            break
         try:
+            done, waiting = ray.wait(waiting, timeout=patience)
             codes += [ray.get(one) for one in done]
+        except KeyboardInterrupt:
+            codes.append(INTERRUPTED_EXIT_CODE)
         except ray.exceptions.RayError as error:
             sys.stderr.write(f"a node was lost: {type(error).__name__}\n")
             codes.append(1)
+        else:
+            if not done:
+                break
         if any(codes) and patience is None:
             patience = float(GRACE_SECONDS)
             if HALTED_EXIT_CODE not in codes:
@@ -72,9 +75,8 @@ def run_on(nodes: Sequence[Any], command: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask for the nodes, run, and end with the run's exit code."""
     parser = argparse.ArgumentParser(prog="ray_nodes", description=__doc__)
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--cpus", type=float, required=True)
-    parser.add_argument("--gpus", type=float, required=True)
+    for name, kind in (("--nodes", int), ("--cpus", float), ("--gpus", float)):
+        parser.add_argument(name, type=kind, required=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     import ray
@@ -90,11 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = {"num_cpus": options.cpus, "num_gpus": options.gpus, "max_concurrency": 2}
     places = (Placed(group, placement_group_bundle_index=i) for i in range(options.nodes))
     nodes = [actor.options(**asked, scheduling_strategy=place).remote() for place in places]
-    try:
-        return run_on(nodes, options.command[1:])
-    except KeyboardInterrupt:
-        ray.get([node.end.remote() for node in nodes])
-        return INTERRUPTED_EXIT_CODE
+    return run_on(nodes, options.command[1:])
 
 
 if __name__ == "__main__":

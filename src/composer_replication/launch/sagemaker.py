@@ -49,11 +49,15 @@ class SageMakerTarget(Target):
         wait_hours: int = Field(0, ge=0, description="for spot instances, run included; 0: no spot")
 
     def render(self, job: Job) -> dict[str, str]:
+        from botocore.session import Session
+
         shown, instead = ", ".join(job.secrets), "let the role read it from Secrets Manager"
         require(not shown, f"sagemaker would show {shown} to others", "--secret", instead)
-        shape = self._client("sagemaker").meta.service_model.operation_model("CreateTrainingJob").input_shape
+        with aws_refusals("sagemaker"):  # a client would look for credentials
+            operation = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
         files = {REQUEST_NAME.format(name): self._request(job, name, i) for name, i in job.each_replica()}
-        problems = [problem for text in files.values() for problem in shape_problems(shape, json.loads(text))]
+        requests = [json.loads(text) for text in files.values()]
+        problems = [found for one in requests for found in shape_problems(operation.input_shape, one)]
         said = f"SageMaker refuses this: {'; '.join(problems[:1])}"
         require(not problems, said, "sagemaker", "correct that option")
         return files
@@ -100,7 +104,8 @@ class SageMakerTarget(Target):
     def _client(self, service: str) -> Any:
         import boto3
 
-        return boto3.client(service, region_name=self.options.region)
+        with aws_refusals(service):
+            return boto3.client(service, region_name=self.options.region)
 
 
 def _status(found: dict[str, Any]) -> JobStatus:

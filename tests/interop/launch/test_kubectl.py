@@ -14,9 +14,11 @@ import kmock
 import pytest
 
 from composer_replication.errors import UsageError
+from composer_replication.launch.job import Job, recipe_files
 from composer_replication.launch.targets import Target, open_target
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 PLACES = {
     "job": ("kubernetes", "batch/v1/jobs", "Job"),
     "jobset": ("kubernetes", "jobset.x-k8s.io/v1alpha2/jobsets", "JobSet"),
@@ -177,6 +179,27 @@ def test_logs_and_stop(server: kmock.KubernetesEmulator, opened: Any, kind: str)
     assert asked == ["composer-rl/job=run"]
     target.stop(f"{kind}/run")
     assert server.objects[PLACES[kind][1], "runs", "run"].raw["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_job_that_is_there_already_is_not_said_to_be_submitted(
+    opened: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the real kubectl says of an object that is there as it is: a server that keeps all of a manifest is not here."""
+    target: Target = opened(PLACES[kind][0])
+    said = {"job": "job.batch", "jobset": "jobset.jobset.x-k8s.io", "rayjob": "rayjob.ray.io"}[kind]
+    asked = []
+
+    def answer(*words: str) -> str:
+        asked.append(words[:2])
+        return f"configmap/run-recipe unchanged (server dry run)\n{said}/run unchanged (server dry run)\n"
+
+    monkeypatch.setattr(target, "_kubectl", answer)
+    replicas = 2 if kind == "jobset" else 1
+    job = Job("run", RECIPE, recipe_files(RECIPE), replicas=replicas)
+    with pytest.raises(UsageError, match="is there: delete it") as caught:
+        target.submit(job)
+    assert (caught.value.code, asked) == ("CR0932", [("apply", "--dry-run=server")])
 
 
 def test_what_is_not_there_is_one_sentence(

@@ -15,6 +15,7 @@ from composer_replication.cli.main import build_parser, main
 from composer_replication.launch import local
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
+KUBERAY = ("--to", "kuberay", "--option", "image=i")
 LOCAL = ("launch", str(RECIPE), "--to", "local")
 
 
@@ -48,7 +49,13 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
         (("--to", "local", "--name", "A_b"), "CR0930", "the name"),
         (("--to", "local", "--env", "1=2"), "CR0930", "no name of a variable"),
         (("--to", "local", "--accelerate", "no.yaml"), "CR0930", "no file no.yaml"),
-        (("--to", "kuberay", "--option", "image=i", "--replicas", "2"), "CR0930", "one replica"),
+        (
+            (*KUBERAY, "--replicas", "2", "--set", "replicas.transport=s3://b"),
+            "CR0930",
+            "one replica",
+        ),
+        (("--to", "slurm", "--replicas", "2"), "CR0204", "replicas.transport is missing"),
+        (("--to", "slurm", "--set", "replicas.transport=s3://b"), "CR0930", "for 2 replicas"),
         (
             ("--to", "ray", "--option", "address=http://x", "--option", "run=/x", "--secret", "A"),
             "CR0930",
@@ -111,7 +118,11 @@ def test_what_the_client_refuses_is_submitted_nowhere(
 ) -> None:  # fmt: skip
     """The program is a stand-in; real ones are met in tests/e2e and tests/interop."""
     name, options, job_id, calls = CLIENTS[target]
-    says = {"slurm": "12", "kubernetes": "", "skypilot": "Job submitted, ID: 7"}[target]
+    says = {
+        "slurm": "12",
+        "kubernetes": "job.batch/tiny-cpu created (server dry run)",
+        "skypilot": "Job submitted, ID: 7",
+    }[target]
     answers = "echo 'quota exceeded' >&2; exit 1" if is_refused else f"echo '{says}'"
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n{answers}\n')
@@ -132,7 +143,7 @@ def test_what_the_client_refuses_is_submitted_nowhere(
     ("target", "options", "package", "extra"),
     [
         ("ray", ("address=http://127.0.0.1:1", "run=/x"), "ray", "ray"),
-        ("sagemaker", ("region=us-east-1", "role=r", "image=i", "instance_type=m", "bucket=s3://b"), "boto3", "aws"),
+        ("sagemaker", ("region=us-east-1", "role=r", "image=i", "instance_type=m", "bucket=s3://b"), "botocore", "aws"),
         ("eks", ("region=us-east-1", "image=i", "cluster=c"), "boto3", "aws"),
     ],
 )  # fmt: skip

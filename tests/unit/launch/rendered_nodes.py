@@ -169,7 +169,7 @@ def of_sagemaker(text: str, root: Path) -> list[NodeProcess]:
     algorithm = request["AlgorithmSpecification"]
     channel = request["InputDataConfig"][0]["ChannelName"]
     found = []
-    for i, host in enumerate(hosts):
+    for host in hosts:
         place = root / host / "resourceconfig.json"
         place.parent.mkdir()
         place.write_text(json.dumps({"current_host": host, "hosts": list(reversed(hosts))}))
@@ -181,7 +181,6 @@ def of_sagemaker(text: str, root: Path) -> list[NodeProcess]:
         words = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
         command = [_placed(word, places, {}) for word in words]
         found.append(NodeProcess(command, request["Environment"], root / host))
-        assert i == hosts.index(host)
     return found
 
 
@@ -202,9 +201,10 @@ def of_skypilot(text: str, root: Path) -> list[NodeProcess]:
     ]
 
 
-def of_ray(line: str, root: Path) -> list[NodeProcess]:
-    """The entrypoint in the working directory that travels with the job; its variables travel with the submission."""
-    return [NodeProcess(["/bin/bash", "-c", line], {"GIVEN": "a 'b' $c"}, root)]
+def of_ray(text: str, root: Path) -> list[NodeProcess]:
+    """The entrypoint in the working directory that travels with the job, with its variables."""
+    request = json.loads(text)
+    return [NodeProcess(["/bin/bash", "-c", request["entrypoint"]], request["runtime_env"]["env_vars"], root)]
 
 
 def _given(word: str, variables: Mapping[str, str]) -> str:

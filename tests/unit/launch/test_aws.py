@@ -157,6 +157,34 @@ def test_without_a_bucket_or_credentials_it_says_what_aws_said(
     assert caught.value.code == "CR0932"
 
 
+def test_a_profile_that_is_not_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    flags = [part for key, value in OPTIONS.items() for part in ("--option", f"{key}={value}")]
+    assert main(["launch", str(RECIPE), "--to", "sagemaker", *flags]) == 2
+    assert capsys.readouterr().err.startswith("CR0932")
+    assert not list(tmp_path.rglob("job.json"))
+
+
+def test_a_request_is_rendered_without_network_and_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("rendering asked the network")
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("socket.socket.connect", refused)
+    assert list(open_target("sagemaker", OPTIONS, tmp_path).render(job(2))) == [
+        "training-job-run-0.json",
+        "training-job-run-1.json",
+    ]
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import venv
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from ray_head import free_port
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -64,6 +68,11 @@ def problems_of(text: str) -> list[str]:
     return found
 
 
+def command_of(text: str) -> str:
+    """The file's own command, for a shell."""
+    return shlex.join(json.loads(next(rest for word, rest in steps_of(text) if word == "CMD")))
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_it_fits_what_it_speaks_of(name: str) -> None:
     assert problems_of(FILES[name].read_text()) == []
@@ -90,8 +99,22 @@ def test_a_planted_error_is_found(old: str, new: str, said: str) -> None:
 
 
 WORKS = {
-    "trainer": "composer-rl train recipes/tiny-cpu/run.toml --out run --set trl.max_steps=1",
-    "rollout-worker": "ray start --head --port=0 --include-dashboard=false --disable-usage-stats && ray stop",
+    "trainer": """
+        composer-rl replicas start recipes/tiny-cpu/run.toml --local 2 --out run --set replicas.sync_every=1 \\
+          --set trl.max_steps=1""",
+    "rollout-worker": f"""
+        set -e
+        export RAY_HEAD=127.0.0.1:{free_port()}
+        ray start --head --port=${{RAY_HEAD#*:}} --include-dashboard=false --disable-usage-stats
+        {command_of(FILES["rollout-worker"].read_text())} & worker=$!
+        python -c "
+import time, ray
+ray.init(address='auto')
+while sum(node['Alive'] for node in ray.nodes()) < 2:
+    time.sleep(1)
+"
+        kill $worker
+        ray stop""",
     "serve-env": f"""
         set -e
         composer-rl tasks build {ROOT}/recipes/tiny-cpu/project --out store --max-tasks 1 --quiet
@@ -112,7 +135,7 @@ else:
         kill $server
         wait $server || true""",
 }
-"""What a job runs in each; a worker is a head here, since it has none to join, and a server is asked whether it is well."""
+"""What a job runs in each: two replicas, a worker that joins a head, a server that is asked whether it is well."""
 
 
 @pytest.mark.long

@@ -117,6 +117,8 @@ def loose_ends(objects: dict[str, Any]) -> list[str]:
         for items in every(pod, "items"):
             if {one["key"] for one in items} != objects["ConfigMap"]["binaryData"].keys():
                 found.append("keys of the recipe")
+        if volumes and pod["securityContext"] != {"fsGroup": 1000}:
+            found.append("the images' user may not write what is mounted")
         account = pod.get("serviceAccountName")
         if "ServiceAccount" in objects and objects["ServiceAccount"]["metadata"]["name"] != account:
             found.append(f"no service account {account}")
@@ -193,12 +195,14 @@ def test_a_halt_is_final_and_a_lost_node_is_not(case: str) -> None:
 
 
 def test_a_cluster_of_ray_repeats_no_run_and_its_driver_is_heard() -> None:
-    objects = {one["kind"]: one for one in yaml.safe_load_all(manifests("kuberay"))}
+    objects = {one["kind"]: one for one in yaml.safe_load_all(manifests("kuberay", worker_image="worker:1"))}
     spec, labels = objects["RayJob"]["spec"], objects["RayJob"]["metadata"]["labels"]
     assert spec["backoffLimit"] == 0
     assert spec["submitterPodTemplate"]["metadata"]["labels"] == labels
     assert "command" not in spec["submitterPodTemplate"]["spec"]["containers"][0]
     operator = every(objects["NetworkPolicy"], "from")[0][1]  # it asks the head how the run stands
+    workers = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    assert [one["image"] for one in workers] == ["worker:1"]
     assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
 
 
@@ -212,6 +216,7 @@ job      containerName: trainer -> containerName: trainers           no containe
 job      selector: {"composer-rl/job": "run"} -> selector: {"a": "b"}  Service selects no pod
 job      minAvailable: 1 -> maxUnavailable: 1  no controller can count
 job      - {name: data, mountPath -> - {name: date, mountPath        volume
+job      fsGroup: 1000 -> fsGroup: 0                                 may not write
 job      policyTypes: [Ingress] -> policyTypes: Ingress             is not of type
 job      podSelector: {matchLabels: {"composer-rl/job": "run"}} -> podSelector: {matchLabels: {"a": "b"}}  NetworkPolicy selects no pod
 job      metadata: {name: "run" -> metadata: {name: "Run_1"          name Run_1

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.run_folder import read_jsonl
+from composer_replication.cli.replicas_verb import _together
+from composer_replication.run_folder import RunFolder, read_jsonl
 
 from .launcher import Launcher
 
@@ -49,6 +50,18 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "jobs" / "pair" / "job.json").unlink()
         (folder / "jobs" / "pair" / "exit_code").unlink()
     return folder / "runs" / "pair"
+
+
+def test_what_they_did_together_is_told(out: Path, tmp_path: Path) -> None:
+    rows = [read_jsonl(out / f"replica-{n}" / "outer_steps.jsonl") for n in range(2)]
+    sent = sum(n for own in rows for name, n in own[-1]["bytes"].items() if name.startswith("sent/"))
+    folders = [RunFolder(out / f"replica-{n}") for n in range(2)]
+    assert _together(folders) == {"outer_steps": 2, "fragments_equal": True, "bytes_sent": sent}
+    assert sent > 0
+    (tmp_path / "outer_steps.jsonl").write_text(
+        (out / "replica-1" / "outer_steps.jsonl").read_text().replace(rows[1][0]["outer_sha256"], "0" * 64)
+    )
+    assert not _together([folders[0], RunFolder(tmp_path)])["fragments_equal"]
 
 
 def test_two_replicas_end_with_the_same_weights(out: Path) -> None:

@@ -35,6 +35,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted, and submit nothing"
     )
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="with --dry-run: write the files there, the recipe's too"
+    )
     parser.add_argument("--name", help="of the job (default: the name of the recipe's folder)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines of each replica")
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="of each node")
@@ -95,14 +98,16 @@ def _launch(args: argparse.Namespace) -> tuple[Result, int]:
     target = open_target(args.to, _options(args), folder.resolve())
     job = _job(args, name, target)
     files = target.render(job)
-    result: Result = {"job": job.name, "target": args.to, "folder": str(folder), "files": files, "id": None}
+    result: Result = {"job": job.name, "target": args.to, "folder": str(folder.resolve()), "files": files}
     if args.dry_run:
-        return result, 0
+        if args.out is not None:
+            write_files(args.out, files, job.files)
+        return result | {"state": "rendered", "id": None}, 0
     write_files(folder, files, job.files)
     job_id = target.submit(job)
     options = target.options.model_dump(mode="json", exclude_unset=True)
     write_record(folder, name=job.name, target=args.to, options=options, replicas=job.replicas, id=job_id)
-    return result | {"id": job_id}, 0
+    return result | {"state": "submitted", "id": job_id}, 0
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -182,7 +187,7 @@ def render(result: Result) -> str:
         return str(result["logs"]).rstrip("\n")
     if "stopped" in result:
         return f"{result['job']} was told to end; it saves a checkpoint in the time that its target gives it."
-    if "state" in result:
+    if "exit_code" in result:
         code = "" if result["exit_code"] is None else f", exit code {result['exit_code']}"
         return f"{result['job']} on {result['target']}: {result['state']}{code}" + (
             f" ({result['detail']})" if result["detail"] else ""

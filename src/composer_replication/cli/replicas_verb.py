@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
     from composer_replication.channel_tables import ReplicasSection
+    from composer_replication.run_folder import RunFolder
 
 _HERE = "composer_replication.cli.replicas_verb"
 _LIGHTHOUSE_PORT = 29510
@@ -63,7 +64,8 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
     from composer_replication.cli.replica_parts import TOKEN_VARIABLE
     from composer_replication.config import load_config, parse_override, read_table
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import HALTED_EXIT_CODE, UsageError
+    from composer_replication.run_folder import RunFolder
 
     if args.local < 1:
         raise UsageError(
@@ -86,9 +88,11 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         stack.callback(_end_all, children)
         children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
         codes = [child.wait() for child in children]
-    rows = [_row(out / f"replica-{number}", code) for number, code in enumerate(codes)]
-    is_halted = 5 in codes
-    return {"runs": str(out), "replicas": rows}, 5 if is_halted else next((code for code in codes if code), 0)
+    folders = [RunFolder(out / f"replica-{number}") for number in range(args.local)]
+    code = HALTED_EXIT_CODE if HALTED_EXIT_CODE in codes else next((code for code in codes if code), 0)
+    verdict = {0: "clean", HALTED_EXIT_CODE: "halted"}.get(code, "unfinished")
+    rows = [_row(folder, own) for folder, own in zip(folders, codes, strict=True)]
+    return {"runs": str(out), "replicas": rows, "verdict": verdict, **_together(folders)}, code
 
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -182,13 +186,30 @@ def _end_all(children: list[Popen[bytes]]) -> None:
             child.wait()
 
 
-def _row(folder: Path, code: int) -> dict[str, Any]:
-    from composer_replication.run_folder import RunFolder, read_json, read_jsonl
+def _together(folders: list[RunFolder]) -> dict[str, Any]:
+    """Outer steps that were taken, whether all weights were equal after each of them, and what all sent."""
+    from composer_replication.run_folder import read_jsonl
 
-    run = RunFolder(folder)
+    each = [read_jsonl(folder.outer_steps) for folder in folders]
+    seen: dict[int, set[str]] = {}
+    for row in (row for rows in each for row in rows):
+        seen.setdefault(row["outer_step"], set()).add(row["outer_sha256"])
+    counts = [
+        count for rows in each if rows for count in rows[-1]["bytes"].items()
+    ]  # each row has all until then
+    return {
+        "outer_steps": max(seen, default=0),
+        "fragments_equal": all(len(hashes) == 1 for hashes in seen.values()),
+        "bytes_sent": sum(number for name, number in counts if name.startswith("sent/")),
+    }
+
+
+def _row(run: RunFolder, code: int) -> dict[str, Any]:
+    from composer_replication.run_folder import read_json, read_jsonl
+
     summary = read_json(run.summary) if run.summary.is_file() else {}
     return {
-        "run": str(folder),
+        "run": str(run.root),
         "exit_code": code,
         "outer_steps": max((row["outer_step"] for row in read_jsonl(run.outer_steps)), default=0),
         "parameter_sha256": summary.get("parameter_sha256"),

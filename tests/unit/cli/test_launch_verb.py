@@ -186,6 +186,9 @@ def test_options_of_a_file_and_of_the_command_line(
     assert "--partition=gpu" in script
     assert "--cpus-per-task=9" in script
     assert not (tmp_path / "jobs").exists()
+    assert answer(capsys, *words, "--out", "shown")[1]["state"] == "rendered"
+    assert (tmp_path / "shown" / "job.sbatch").is_file()
+    assert (tmp_path / "shown" / "recipe" / "run.toml").read_bytes() == RECIPE.read_bytes()
 
 
 def test_replicas_of_this_machine_start_and_go_on(capsys: pytest.CaptureFixture[str]) -> None:

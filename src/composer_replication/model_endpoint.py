@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from composer_replication.errors import MissingError, UsageError
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -82,15 +82,8 @@ def openai_package() -> ModuleType:
     Raises:
         MissingError: it is not installed (CR0101).
     """
-    try:
+    with needs_extra("openai", "asking a model on a server"):
         import openai
-    except ImportError as error:
-        raise MissingError(
-            "CR0101",
-            "asking a model on a server needs openai, which is not installed.",
-            where="openai",
-            fix="pip install 'composer-replication[openai]'",
-        ) from error
     return openai
 
 

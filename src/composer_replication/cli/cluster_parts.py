@@ -34,7 +34,7 @@ def check_cluster(address: str, purpose: str) -> None:
         MissingError: ray is not installed (CR0101), or nothing answers at the address (CR0490).
         UsageError: that is no address (CR0490).
     """
-    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.errors import needs_extra
     from composer_replication.tasks.workers.workers import load_ray
 
     with needs_extra("ray", purpose):

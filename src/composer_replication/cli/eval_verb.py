@@ -75,11 +75,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.cli import run_parts
     from composer_replication.cli.agent_parts import check_agent, open_episode_sampler
     from composer_replication.cli.cluster_parts import check_cluster, open_actors, placed_at
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note, stored_tasks
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import UsageError, needs_extra
     from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore

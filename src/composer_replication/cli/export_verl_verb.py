@@ -104,9 +104,9 @@ def _not_carried(config: RunConfig) -> list[str]:
 
 def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
     from composer_replication.cli.agent_parts import open_player
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.run_parts import open_grader
     from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
+    from composer_replication.errors import needs_extra
     from composer_replication.rollouts.environment.feature_deletion_env import first_message
     from composer_replication.rollouts.tools.toolbox import TOOLS
 

@@ -92,8 +92,8 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the log cannot be used (CR0630 to CR0637), or the plot not written (CR0640).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.errors import needs_extra
     from composer_replication.report.guard_scan import (
         check_plot_path,
         choose_columns,
@@ -266,9 +266,9 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
         UsageError: the output folder cannot be written (CR0209).
         MissingError: numpy is not installed (CR0101).
     """
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.errors import needs_extra
     from composer_replication.run_folder import write_atomic, write_json
 
     if args.out is not None:

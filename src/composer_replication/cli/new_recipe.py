@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli import run_parts
 from composer_replication.cli.machine_checks import available_memory_bytes
-from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.preflight import check_recipe
 from composer_replication.cli.recipe_settings import (
@@ -24,7 +23,7 @@ from composer_replication.cli.recipe_settings import (
 from composer_replication.cli.stored_split import FILE_NAME
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.config import RunConfig, parse_config
-from composer_replication.errors import UsageError
+from composer_replication.errors import UsageError, needs_extra
 from composer_replication.records import Task
 from composer_replication.tasks.store import TaskStore
 

@@ -11,11 +11,10 @@ from composer_replication.cli.agent_parts import check_agent, refuse_unfit_engin
 from composer_replication.cli.cluster_parts import check_cluster, cluster_options
 from composer_replication.cli.hint_parts import hint_options
 from composer_replication.cli.launched_process import shards_by_fsdp2, shards_weights
-from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.pair_parts import pair_rows
 from composer_replication.cli.run_parts import accept_recipe, make_guard
 from composer_replication.config import RunConfig
-from composer_replication.errors import UsageError
+from composer_replication.errors import UsageError, needs_extra
 from composer_replication.rollouts.hints.layers import open_layers
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder

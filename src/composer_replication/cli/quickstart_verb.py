@@ -40,9 +40,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     Raises:
         UsageError: fewer than one step (CR0206).
     """
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.shipped_recipes import shipped_recipe
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import UsageError, needs_extra
 
     if args.steps is not None and args.steps < 1:
         raise UsageError(

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from composer_replication import __version__
-from composer_replication.cli.needed_packages import needs_extra
-from composer_replication.errors import MissingError, NothingToDoError, UsageError
+from composer_replication.errors import MissingError, NothingToDoError, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.channel_tables import ReplicasSection

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from contextlib import redirect_stdout
 
-    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.errors import needs_extra
 
     backend = _available(args.backend)
     with needs_extra("dev", "the conformance suite"):

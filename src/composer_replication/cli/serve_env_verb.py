@@ -86,8 +86,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).
         SandboxFailure: the sandbox does not hold (CR0304).
     """
-    from composer_replication.cli.needed_packages import needs_extra
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import UsageError, needs_extra
     from composer_replication.rollouts.environment.openenv_options import ServeOptions, listen, url_of
     from composer_replication.rollouts.grading import Grader
     from composer_replication.sandbox import choose_backend

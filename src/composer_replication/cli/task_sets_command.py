@@ -189,7 +189,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
             written (CR0209).
         NothingToDoError: the store is empty (CR0427).
         InputError: not a store, or damaged (CR0410, CR0411).
-        MissingError: Parquet without pyarrow (CR0448).
+        MissingError: Parquet without pyarrow (CR0101).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.errors import UsageError

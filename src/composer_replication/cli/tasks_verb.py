@@ -18,11 +18,11 @@ from composer_replication.cli.isolation_flags import (
     refuse_without_jail,
 )
 from composer_replication.cli.leakscan_command import add_leakscan
-from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.progress_bar import Report, progress_bar
 from composer_replication.cli.show_command import add_views
 from composer_replication.cli.task_sets_command import add_export, add_import, add_suite_flag
 from composer_replication.cli.unfinished_build import warn_unfinished
+from composer_replication.errors import needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.cli.stored_split import SplitItem

@@ -20,7 +20,6 @@ from composer_replication.cli.attempt_parts import open_attempts
 from composer_replication.cli.cluster_parts import open_actors
 from composer_replication.cli.curriculum_parts import open_curriculum
 from composer_replication.cli.launched_process import launched_rank
-from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.pair_parts import open_pairs
 from composer_replication.cli.preflight import check_recipe, check_training
@@ -31,7 +30,7 @@ from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.cli.trained_model import keep_model
 from composer_replication.config import RunConfig, dump_config, load_config
-from composer_replication.errors import CollapseStopError, UsageError
+from composer_replication.errors import CollapseStopError, UsageError, needs_extra
 from composer_replication.records import HeldoutReading, StopReason, Task
 from composer_replication.report import write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed

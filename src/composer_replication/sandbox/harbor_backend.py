@@ -30,7 +30,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError
+from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError, needs_extra
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
 from composer_replication.sandbox.call_checks import check_limits
@@ -401,14 +401,8 @@ def _factory() -> Any:
     Raises:
         MissingError: it is not installed (CR0101).
     """
-    try:
+    with needs_extra("harbor", "the sandbox backend harbor, which Python 3.12 or newer can have,"):
         from harbor.environments.factory import EnvironmentFactory
-    except ImportError as error:
-        raise MissingError(
-            "CR0101",
-            f"the sandbox backend harbor needs the package harbor, which Python 3.12 or newer can have: {error}.",
-            fix="pip install 'composer-replication[harbor]', under Python 3.12 or newer",
-        ) from error
     return EnvironmentFactory
 
 

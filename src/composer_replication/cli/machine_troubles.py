@@ -14,7 +14,7 @@ from pathlib import Path
 from composer_replication.errors import ComposerError, MissingError, UsageError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
 _SHOWN_CHARACTERS = 200
 _NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
 """Rust and C++ libraries that write weights give the system's words instead of its number."""

@@ -139,7 +139,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
 
     Raises:
-        UsageError: no ID (CR0416), the folder is not empty (CR0423) or cannot be written (CR0209).
+        UsageError: no ID (CR0416), the folder is not empty (CR0231) or cannot be written (CR0209).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
@@ -157,7 +157,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         )
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise UsageError(
-            "CR0423", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
+            "CR0231", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
         )
     refuse_unwritable(args.out)
     store = TaskStore.open(args.folder)
@@ -185,7 +185,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     """Write all tasks of a store into one file.
 
     Raises:
-        UsageError: an ID with a set format (CR0416), the file exists (CR0423) or cannot be
+        UsageError: an ID with a set format (CR0416), the file exists (CR0231) or cannot be
             written (CR0209).
         NothingToDoError: the store is empty (CR0427).
         InputError: not a store, or damaged (CR0410, CR0411).
@@ -206,7 +206,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
         )
     if args.out.exists():
         raise UsageError(
-            "CR0423", "the file exists already.", where=str(args.out), fix="choose another --out FILE."
+            "CR0231", "the file exists already.", where=str(args.out), fix="choose another --out FILE."
         )
     refuse_unwritable(args.out.absolute().parent)
     write = write_instances if args.format == "swebench" else write_instances_parquet

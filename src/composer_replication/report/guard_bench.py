@@ -2,7 +2,7 @@
 
     run_guard_bench(settings) -> result      detectors x families, JSON-safe
     bench_families, bench_detectors          the runs, and the rules that are put on them
-    plain(result), markdown(result)          what a person reads
+    plain(result)                            what a person reads
 
 Each rule stands there twice: at the threshold it comes with (nominal), and at one tuned so that 1% of
 the runs at the edge of what is tolerated alarm (matched), on runs of a seed that nothing else has.
@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from composer_replication.report.bench_detectors import CLEAN, DETECTORS, EDGE, EvidenceSimulator, Series
 from composer_replication.report.bench_families import FAMILIES, NUM_EVALUATIONS, Family, Floats, RunDraws
-from composer_replication.report.templates import template
 from composer_replication.tasks.pass_intervals import wilson
 
 MATCHED_RATE = 0.01
@@ -246,18 +245,6 @@ def plain(result: Row) -> str:
     return "\n".join([_preamble(result), _EXPLAINED, "", *lines])
 
 
-def markdown(result: Row) -> str:
-    """That table and one of the families of each kind, as a page."""
-    return template("guard_bench.md.j2").render(
-        preamble=_preamble(result),
-        explained=_EXPLAINED,
-        head=_HEAD,
-        rows=_headline_rows(result),
-        result=result,
-        cell=_cell,
-    )
-
-
 def _headline_rows(result: Row) -> list[tuple[str, ...]]:
     rows = []
     for row in result["detectors"]:
@@ -274,18 +261,6 @@ def _headline_rows(result: Row) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def _cell(row: Row, family: str) -> str:
-    """The false alarms or the delay of one detector in one family."""
-    if family in row["false_alarms"]:
-        return _percent(row["false_alarms"][family]["rate"])
-    found = row["delays"].get(family)
-    if found is None or found["missed"] is None:
-        return "–" if found is None else "all halted before"
-    shares = [(found["missed"], "missed"), (found["halted_before"], "before")]
-    told = ", ".join(f"{share:.1%} {name}" for share, name in shares if share > 0.0)
-    return f"{_number(found['median'], 'never')} / {_number(found['p90'], 'never')}{f' ({told})' if told else ''}"
 
 
 def _preamble(result: Row) -> str:

@@ -278,7 +278,7 @@ def test_export(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "golden" / ".git").exists()
     for path in ("tinymath/numbers.py", "tests/test_numbers.py"):
         assert (tmp_path / "golden" / path).read_bytes() == (TINY / path).read_bytes()
-    with pytest.raises(UsageError, match="CR0423"):
+    with pytest.raises(UsageError, match="CR0231"):
         call("export", str(folder), task_id, "--out", str(tmp_path / "tree"))
 
 

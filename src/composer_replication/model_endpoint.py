@@ -120,7 +120,7 @@ def open_endpoint(
         timeout_seconds: for one answer.
 
     Raises:
-        UsageError: an address that is none, no model, or an empty variable (CR0455).
+        UsageError: an address that is none, no model, or an empty variable (CR0206).
     """
     try:
         parts = urlsplit(url)
@@ -143,7 +143,7 @@ def open_endpoint(
         path = path if path.endswith("/v1") else f"{path}/v1"
         return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, key, timeout_seconds)
     raise UsageError(
-        "CR0455",
+        "CR0206",
         f"{problem}.",
         where=where,
         fix="--instructions-from http://127.0.0.1:8000/v1 --instructions-model NAME [--instructions-key-env VARIABLE]",

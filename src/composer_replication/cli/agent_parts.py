@@ -333,7 +333,7 @@ def open_episode_sampler(
     With ``served`` that server samples, and ``model`` needs no weights.
 
     Raises:
-        UsageError: as ``open_player``, or the method contradicts itself (CR0760 to CR0762).
+        UsageError: as ``open_player``, or the method contradicts itself (CR0760).
         InputError: as ``refuse_long_conversations``.
     """
     from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
@@ -379,13 +379,13 @@ def refuse_long_conversations(
 
     Raises:
         InputError: the model has fewer positions than ``agent.max_context_tokens``, or a task's first prompt is too long
-            for it (CR0869); the chat template cannot be used (CR0810 to CR0819).
+            for it (CR0705); the chat template cannot be used (CR0810 to CR0819).
     """
     section, options = config.agent or AgentSection(), player.options
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and positions < options.max_context_tokens:
         raise InputError(
-            "CR0869",
+            "CR0705",
             f"agent.max_context_tokens is {options.max_context_tokens}, and the model has {positions} positions.",
             where="agent.max_context_tokens",
             fix=f"set it to at most {positions}.",
@@ -395,7 +395,7 @@ def refuse_long_conversations(
         length = player.talk.open(first_message(store, task), TOOLS).num_tokens
         if length + section.min_new_tokens > options.max_context_tokens:
             raise InputError(
-                "CR0869",
+                "CR0705",
                 f"the first prompt takes {length} of {options.max_context_tokens} tokens and leaves no room for an answer.",
                 where=task.task_id,
                 fix="raise agent.max_context_tokens, or leave the task out.",

@@ -47,7 +47,7 @@ def run_show(_: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Sizes by kind.
 
     Raises:
-        UsageError: the cache folder cannot be made (CR0230).
+        UsageError: the cache folder cannot be made (CR0209).
     """
     from composer_replication.tasks.intake.cache_prune import survey
 
@@ -67,7 +67,7 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: ``--older-than`` is no number of days (CR0206), or the cache folder cannot
-            be made (CR0230).
+            be made (CR0209).
     """
     from composer_replication.errors import UsageError
     from composer_replication.tasks.intake.cache_prune import prune
@@ -117,7 +117,7 @@ def _cache() -> Path:
         return cache_folder()
     except OSError as error:
         raise UsageError(
-            "CR0230",
+            "CR0209",
             f"the cache folder cannot be made: {error.strerror}.",
             where=str(error.filename or CACHE_VARIABLE),
             fix=f"set {CACHE_VARIABLE} to a folder that you may write, or unset it.",

@@ -19,7 +19,7 @@ def open_curriculum(
     ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
 
     Raises:
-        InputError: recorded pass rates cannot be read (CR0456).
+        InputError: recorded pass rates cannot be read (CR0411).
     """
     options = config.curriculum
     if options is None:

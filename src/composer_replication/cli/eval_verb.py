@@ -67,10 +67,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             or as ``check_agent``; a server that does not fit (CR0826, CR0827);
             ``--update-difficulty`` for a store that cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
-            function (CR0457).
+            function (CR0604).
         MissingError: torch and its like are not installed (CR0101), the server does not answer (CR0824), or as ``check_cluster`` and ``open_cluster``.
         InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
-            evaluation measured cannot be read (CR0456); a first prompt leaves no room for an answer (CR0869).
+            evaluation measured cannot be read (CR0411); a first prompt leaves no room for an answer (CR0705).
     """
     from composer_replication.cli import run_parts
     from composer_replication.cli.agent_parts import check_agent, open_episode_sampler

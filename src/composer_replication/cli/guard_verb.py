@@ -88,7 +88,7 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
 
     Raises:
-        UsageError: a wrong column, setting or recipe (CR0633, CR0204, CR0201, CR0202).
+        UsageError: a wrong column, setting or recipe (CR0633, CR0204, CR0201).
         InputError: the log cannot be used (CR0630, CR0633, CR0637).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """

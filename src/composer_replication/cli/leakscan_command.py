@@ -40,8 +40,8 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Search a store; exit code 4 when a leak is found or a check got no answer.
 
     Raises:
-        UsageError: ``--jobs`` below 1 (CR0416), an unknown backend (CR0305), or one that isolates nothing (CR0340, and
-            accepted CR0901).
+        UsageError: ``--jobs`` below 1 (CR0206), an unknown backend (CR0305), or one that isolates nothing (CR0340, and
+            accepted CR0340).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
         SandboxFailure: the sandbox broke, or the search inside it did not end (CR0426).
     """
@@ -49,7 +49,7 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.tasks.leaks.leak_scan import scan_store
 
     if args.jobs < 1:
-        raise UsageError("CR0416", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
+        raise UsageError("CR0206", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
     refuse_without_jail(chosen_backend(args), why)
     with progress_bar(quiet=args.quiet) as report:

@@ -28,7 +28,7 @@ def open_pairs(
 
     Raises:
         InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0703), a pair has
-            ids that the model does not know (CR0887) or more than its context (CR0889).
+            ids that the model does not know (CR0751) or more than its context (CR0705).
     """
     path = _path(config, recipe_folder)
     if path is None:

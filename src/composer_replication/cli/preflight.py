@@ -28,7 +28,7 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
             loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
-            acceptance of no guard (CR0341), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
+            acceptance of no guard (CR0340), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
             sampling server that does not fit (CR0826),
             hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873), a number of ``[ray]`` out of range (CR0865).
         InputError: a file of preference pairs that cannot be used (CR0881).
@@ -77,8 +77,8 @@ def check_training(config: RunConfig, folder: RunFolder) -> None:
     """What the training packages say.
 
     Raises:
-        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself (CR0760 to CR0762,
-            CR0885), or what ``check_arguments`` refuses (CR0712, CR0763).
+        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself (CR0760,
+            CR0760), or what ``check_arguments`` refuses (CR0760).
         MissingError: a package is missing (CR0101).
     """
     with needs_extra("train", "training"):

@@ -119,7 +119,7 @@ def accept_recipe(config: RunConfig) -> None:
     """From now on do without the guards that the recipe does without.
 
     Raises:
-        UsageError: there is no guard of that name (CR0341).
+        UsageError: there is no guard of that name (CR0340).
     """
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
 
@@ -266,7 +266,7 @@ def journalled(
     """``evaluation``, with every score on disk before the evidence is told, in the process that evaluates.
 
     Raises:
-        InputError: the journal belongs to another run or is damaged (CR0602, CR0603).
+        InputError: the journal belongs to another run or is damaged (CR0602).
     """
     if evaluation is None or tasks.split is None or config.evidence is None or launched_rank():
         return evaluation

@@ -91,9 +91,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         them in ``accepted_no_isolation``; ``ok`` is about the others.
 
     Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341),
-            a part of the contract without a test (CR0876).
-        InputError: the tree cannot be copied (CR0307), or holds a device or a socket (CR0304).
+        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0340),
+            a part of the contract without a test (CR0206).
+        InputError: the tree cannot be copied (CR0304), or holds a device or a socket (CR0304).
         MissingError: no sandbox here (CR0301), no pytest (CR0101).
         SandboxFailure: the jail itself failed (CR0302), or the machine's disk has no room for it (CR0104).
         CommandError: the command is empty (CR0886).
@@ -196,7 +196,7 @@ def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
         tree.mkdir()
         return
     if not source.is_dir():
-        raise InputError("CR0307", "the tree is not a folder.", where=str(source), fix="--tree FOLDER")
+        raise InputError("CR0304", "the tree is not a folder.", where=str(source), fix="--tree FOLDER")
     ours = process_folder().resolve()  # in the temporary folder, which may lie in the tree
     try:
         if door := door_in(source):
@@ -211,11 +211,11 @@ def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
         )
     except RecursionError as error:
         why = "the tree cannot be copied: its folders lie too deep in one another."
-        raise InputError("CR0307", why, where=str(source)) from error
+        raise InputError("CR0304", why, where=str(source)) from error
     except (OSError, shutil.Error) as error:
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
         why = f"the tree cannot be copied: {str(problem)[:300]}."
-        raise InputError("CR0307", why, where=str(source)) from error
+        raise InputError("CR0304", why, where=str(source)) from error
 
 
 def _reported(

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     Raises:
         UsageError: a number out of range (CR0851, CR0206), an address that cannot be taken (CR0850), an unknown backend.
         InputError: no store (CR0410), or a damaged one.
-        NothingToDoError: the store holds no tasks (CR0427).
+        NothingToDoError: the store holds no tasks (CR0604).
         MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).
         SandboxFailure: the sandbox does not hold (CR0304).
     """

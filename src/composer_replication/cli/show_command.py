@@ -49,9 +49,9 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     the original ones, as the gates had git apply it. Tests are no part of it.
 
     Raises:
-        UsageError: ``--golden`` without an ID (CR0416).
+        UsageError: ``--golden`` without an ID (CR0206).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
-            instruction would show the solution (CR0429); measured pass rates cannot be read (CR0456).
+            instruction would show the solution (CR0429); measured pass rates cannot be read (CR0411).
     """
     from composer_replication.errors import UsageError
     from composer_replication.tasks.store import TaskStore
@@ -59,7 +59,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     with_golden = getattr(args, "golden", False)
     if with_golden and not args.task_id:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             "--golden shows the patch of one task, and no ID is given.",
             where="--golden",
             fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs.",
@@ -185,7 +185,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
-            read (CR0456).
+            read (CR0411).
     """
     from composer_replication.tasks.difficulty import compare_difficulty
     from composer_replication.tasks.repository import slug_of

@@ -100,7 +100,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task.
 
     Raises:
-        UsageError: a folder that cannot be written (CR0209), no folder of repositories (CR0462),
+        UsageError: a folder that cannot be written (CR0209), no folder of repositories (CR0460),
             and as ``build_tasks``.
         InputError: the set cannot be read (CR0460), no repository can be used (CR0419).
         NothingToDoError: no row is a task (CR0418).
@@ -139,7 +139,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
 
     Raises:
-        UsageError: no ID (CR0416), the folder is not empty (CR0231) or cannot be written (CR0209).
+        UsageError: no ID (CR0206), the folder is not empty (CR0231) or cannot be written (CR0209).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
@@ -150,7 +150,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         return _export_set(args)
     if not args.task_id:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             "a tree is that of one task, and no ID is given.",
             where="composer-rl tasks export",
             fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
@@ -185,9 +185,9 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     """Write all tasks of a store into one file.
 
     Raises:
-        UsageError: an ID with a set format (CR0416), the file exists (CR0231) or cannot be
+        UsageError: an ID with a set format (CR0206), the file exists (CR0231) or cannot be
             written (CR0209).
-        NothingToDoError: the store is empty (CR0427).
+        NothingToDoError: the store is empty (CR0604).
         InputError: not a store, or damaged (CR0410, CR0411).
         MissingError: Parquet without pyarrow (CR0101).
     """
@@ -199,7 +199,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
 
     if args.task_id:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             f"--format {args.format} writes all tasks, not one.",
             where=args.task_id,
             fix=f"composer-rl tasks export {shlex.quote(str(args.folder))} --format {args.format} --out FILE",

@@ -170,9 +170,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     """Build a store.
 
     Raises:
-        UsageError: pins and several sources (CR0416), a folder that cannot be written
-            (CR0209), flags that name no server or model (CR0455), a backend that is unknown (CR0305) or
-            isolates nothing (CR0340, with ``--ray`` CR0901), and as ``build_tasks``.
+        UsageError: pins and several sources (CR0206), a folder that cannot be written
+            (CR0209), flags that name no server or model (CR0206), a backend that is unknown (CR0305) or
+            isolates nothing (CR0340, with ``--ray`` CR0340), and as ``build_tasks``.
         MissingError: ray is not installed (CR0101), or as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
@@ -222,7 +222,7 @@ def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:
     """Pins of the command line: they belong to the one source, so there must be one.
 
     Raises:
-        UsageError: pins and several sources (CR0416).
+        UsageError: pins and several sources (CR0206).
     """
     from composer_replication.errors import UsageError
 
@@ -230,7 +230,7 @@ def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:
         return None
     if len(args.sources) > 1:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             "--symbol works with one SOURCE.",
             where="--symbol",
             fix="build each source with its own call, or pin functions in a recipe's [tasks.symbols].",
@@ -242,9 +242,9 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     """Validate a store; exit code 4 when a task does not pass.
 
     Raises:
-        UsageError: ``--repeat`` or ``--jobs`` below 1 (CR0416), a backend that is unknown (CR0305) or isolates nothing
+        UsageError: ``--repeat`` or ``--jobs`` below 1 (CR0206), a backend that is unknown (CR0305) or isolates nothing
             (CR0340).
-        NothingToDoError: the store is empty (CR0427).
+        NothingToDoError: the store is empty (CR0604).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
     """
     from composer_replication.errors import UsageError
@@ -252,7 +252,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
 
     for flag, value in (("--repeat", args.repeat), ("--jobs", args.jobs)):
         if value < 1:
-            raise UsageError("CR0416", f"{flag} {value} is below 1.", where=flag, fix=f"{flag} 3")
+            raise UsageError("CR0206", f"{flag} {value} is below 1.", where=flag, fix=f"{flag} 3")
     chosen_backend(args)
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:

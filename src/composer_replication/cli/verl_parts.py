@@ -54,7 +54,7 @@ def open_agent_loop(trainer_config: Any, server_manager: Any, tokenizer: Any, **
     """What ``agent_loops.yaml`` names.
 
     Raises:
-        MissingError: verl has not loaded our plug-in (CR0950).
+        MissingError: verl has not loaded our plug-in (CR0951).
     """
     del more
     require_registered()

@@ -72,4 +72,4 @@ def test_a_cache_that_is_a_file(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "file"))
     code, value = call(capsys, "cache", "prune")
-    assert (code, value["error"]["code"]) == (2, "CR0230")
+    assert (code, value["error"]["code"]) == (2, "CR0209")

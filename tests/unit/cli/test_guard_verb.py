@@ -143,7 +143,7 @@ def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_
         ("[guard]\nmin_steps = 'x'\n", "CR0204", "guard.min_steps"),
         ("guard = 3\n", "CR0204", "guard"),
         ("[guard]\nema_alpha = 1.5\n", "CR0204", "ema_alpha must be in [0, 1)"),
-        ("[guard\n", "CR0202", "not valid TOML"),
+        ("[guard\n", "CR0201", "not valid TOML"),
     ],
 )
 def test_a_bad_recipe(scan: Scan, log: Path, tmp_path: Path, text: str, code: str, words: str) -> None:

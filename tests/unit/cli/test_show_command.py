@@ -153,7 +153,7 @@ def test_a_damaged_measurement_is_named(sized_store: TaskStore) -> None:
     path.parent.mkdir()
     path.write_text("{}")
     for run in (run_show, run_stats):
-        with pytest.raises(InputError, match="CR0456"):
+        with pytest.raises(InputError, match="CR0411"):
             run(argparse.Namespace(folder=sized_store.root, task_id="t-class-body"))
 
 

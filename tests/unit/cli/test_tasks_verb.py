@@ -212,7 +212,7 @@ def test_the_golden_patch_is_shown_when_asked_for(folder: Path, tmp_path: Path) 
 
 
 def test_the_golden_patch_is_that_of_one_task(folder: Path) -> None:
-    with pytest.raises(UsageError, match="CR0416"):
+    with pytest.raises(UsageError, match="CR0206"):
         call("show", str(folder), "--golden")
 
 
@@ -335,12 +335,12 @@ def test_all_sizes_and_ways_are_built(tmp_path: Path) -> None:
 
 
 def test_pins_need_one_source(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CR0416"):
+    with pytest.raises(UsageError, match="CR0206"):
         call("build", str(TINY), "other", "--out", str(tmp_path / "x"), "--symbol", PINS[0])
 
 
 def test_repeat_below_one(folder: Path) -> None:
-    with pytest.raises(UsageError, match="CR0416"):
+    with pytest.raises(UsageError, match="CR0206"):
         call("validate", str(folder), "--repeat", "0")
 
 
@@ -425,5 +425,5 @@ def test_an_empty_store_is_not_called_whole(tmp_path: Path, words: tuple[str, ..
     verb, *more = [word.replace("OUT", str(tmp_path)) for word in words]
     with pytest.raises(NothingToDoError) as error:
         call(verb, str(tmp_path / "store"), *more)
-    assert error.value.code == "CR0427"
+    assert error.value.code == "CR0604"
     assert not (tmp_path / "set.jsonl").exists()

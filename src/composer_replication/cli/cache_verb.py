@@ -1,4 +1,4 @@
-"""``composer-rl cache``: look at the folder of fetched and made things, and empty it."""
+"""``composer-rl cache``: empty the folder of fetched and made things."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
-        "cache", help="look at the cache, and empty it", description=__doc__.partition(":")[2].strip()
+        "cache", help="empty the cache", description=__doc__.partition(":")[2].strip()
     )
     verbs = parser.add_subparsers(dest="cache_verb", metavar="VERB", required=True, title="verbs")
-    show = verbs.add_parser("show", parents=[common], help="what lies in the cache")
-    show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
     prune = verbs.add_parser(
         "prune",
         parents=[common],
@@ -41,25 +39,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     prune.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
     prune.set_defaults(run=f"{_HERE}:run_prune", render=f"{_HERE}:render_prune")
-
-
-def run_show(_: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Sizes by kind.
-
-    Raises:
-        UsageError: the cache folder cannot be made (CR0209).
-    """
-    from composer_replication.tasks.intake.cache_prune import survey
-
-    folder = _cache()
-    entries = survey(folder)[0]
-    by_kind = _by_kind(entries)
-    return {"folder": str(folder), "bytes": sum(entry.num_bytes for entry in entries), "kinds": by_kind}, 0
-
-
-def render_show(result: dict[str, Any]) -> str:
-    """One line a kind."""
-    return "\n".join([f"{result['folder']}: {_size(result['bytes'])}", *_lines(result["kinds"])])
 
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.cluster_parts import add_ray_flag
+from composer_replication.cli.ray_cluster import add_ray_flag
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
@@ -72,11 +72,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
             evaluation measured cannot be read (CR0411); a first prompt leaves no room for an answer (CR0705).
     """
-    from composer_replication.cli import run_parts
-    from composer_replication.cli.agent_parts import check_agent, open_episode_sampler
-    from composer_replication.cli.cluster_parts import check_cluster, open_actors, placed_at
+    from composer_replication.cli import assembly
+    from composer_replication.cli.agent_assembly import check_agent, open_episode_sampler
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.cli.ray_cluster import check_cluster, open_actors, placed_at
     from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note, stored_tasks
     from composer_replication.errors import UsageError, needs_extra
     from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     served = _find_server(args, recipe)
     tasks, num_others = (stored_tasks(store), 0) if recipe.agent else one_hole_tasks(store)
     if num_others and not args.quiet:
-        run_parts.note(other_sizes_note(num_others))
+        assembly.note(other_sizes_note(num_others))
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
         read_difficulty(store.root)
         refuse_unwritable(store.root)
@@ -107,12 +107,12 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         model, tokenizer = _open_model(args, recipe)
         config = placed_at(recipe, args.ray)
         cluster = stack.enter_context(open_actors(config, store))
-        grader = run_parts.open_grader(config, store, cluster=cluster)
+        grader = assembly.open_grader(config, store, cluster=cluster)
         stack.callback(grader.close)
         sampler = (
             open_episode_sampler(config, grader, model, tokenizer, tasks, cluster=cluster, served=served)
             if config.agent
-            else run_parts.open_sampler(config, grader, model, tokenizer)
+            else assembly.open_sampler(config, grader, model, tokenizer)
         )
         report = stack.enter_context(progress_bar(quiet=args.quiet))
         with sampler.reporting(report, "eval"):
@@ -289,7 +289,7 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
 
 def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
-    from composer_replication.cli.run_identity import recipe_sha256
+    from composer_replication.cli.assembly import recipe_sha256
     from composer_replication.run_folder import RunFolder
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
     from composer_replication.trainer.run_identity import refuse_foreign_checkpoints

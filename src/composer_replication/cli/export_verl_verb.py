@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             ``check_recipe``.
         ComposerError: as building tasks and loading a model.
     """
-    from composer_replication.cli import run_parts
+    from composer_replication.cli import assembly
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.preflight import check_recipe
     from composer_replication.cli.progress_bar import progress_bar
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     check_recipe(config, args.recipe.resolve().parent)
     refuse_unwritable(out)
     with progress_bar(quiet=args.quiet) as report:
-        store = run_parts.open_tasks(config, args.recipe.resolve().parent, report)
+        store = assembly.open_tasks(config, args.recipe.resolve().parent, report)
     tasks = divide_tasks(config, store, args.recipe.resolve().parent)
     out.mkdir(parents=True, exist_ok=True)
     _write(config, store, tasks, out)
@@ -103,8 +103,8 @@ def _not_carried(config: RunConfig) -> list[str]:
 
 
 def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
-    from composer_replication.cli.agent_parts import open_player
-    from composer_replication.cli.run_parts import open_grader
+    from composer_replication.cli.agent_assembly import open_player
+    from composer_replication.cli.assembly import open_grader
     from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
     from composer_replication.errors import needs_extra
     from composer_replication.rollouts.environment.feature_deletion_env import first_message

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from composer_replication.cli import run_parts
+from composer_replication.cli import assembly
 from composer_replication.cli.machine_checks import available_memory_bytes
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.preflight import check_recipe
@@ -61,7 +61,7 @@ def new_recipe(
         fix = "choose another --out FILE, or move it away."
         raise UsageError("CR0231", "the file exists already.", where=str(out), fix=fix)
     refuse_unwritable(out.parent)
-    folder, note = out.resolve().parent, (lambda _: None) if quiet else run_parts.note
+    folder, note = out.resolve().parent, (lambda _: None) if quiet else assembly.note
     first = _first_table(
         folder, store=store, model=model, sha256=sha256, prompt_style=prompt_style, seed=seed
     )
@@ -133,7 +133,7 @@ def _try_model(
     model, tokenizer, num_parameters = load_for_trial(config, device)
     first["model"]["dtype"] = str(model.dtype).removeprefix("torch.")
     as_chat = config.rollouts.prompt_style == "chat"
-    rows = run_parts.training_rows(config, store, tasks.train)
+    rows = assembly.training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
     num_tokens = completion_tokens(golden, as_chat=as_chat)
     refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
@@ -167,7 +167,7 @@ def _try_model(
 
 def _grading_seconds(config: RunConfig, store: TaskStore, tasks: tuple[Task, ...]) -> float:
     """Wall seconds of one test run of a golden body."""
-    grader = run_parts.open_grader(config, store)
+    grader = assembly.open_grader(config, store)
     try:
         store.environment(tasks[0])  # made now, if ever
         started = time.monotonic()

@@ -82,7 +82,7 @@ def add_replica_flags(parser: argparse.ArgumentParser) -> None:
 
 def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> dict[str, str]:
     """What every replica of a run must share."""
-    from composer_replication.cli.run_identity import recipe_sha256
+    from composer_replication.cli.assembly import recipe_sha256
 
     return {
         "version": __version__,

@@ -7,15 +7,12 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.strength_table import strength_lines
 from composer_replication.cli.unfinished_build import unfinished, warn_unfinished
 
 if TYPE_CHECKING:
     from composer_replication.records import Task
-    from composer_replication.tasks.difficulty import Difficulty
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.show_command"
@@ -153,9 +150,7 @@ def render_show(result: dict[str, Any]) -> str:
     """One line a task; for one that was asked for by name, the whole of what may be known."""
     rows = result["tasks"]
     if len(rows) == 1 and "instruction" in rows[0]:
-        from composer_replication.cli.task_page import render_task
-
-        return render_task(rows[0])
+        return _page(rows[0])
     lines = [
         f"{row['task_id']}\n    {place_of(row)}  {row['num_body_lines']} lines deleted, "
         f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
@@ -165,6 +160,60 @@ def render_show(result: dict[str, Any]) -> str:
         "\n".join([*lines, *proof_lines(result.get("proved_by", ()))])
         if lines
         else "The store holds no task."
+    )
+
+
+def _page(row: dict[str, Any]) -> str:
+    """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
+    what = f"body of a {row['granularity']}" if row["removal"] == "body" else f"a whole {row['granularity']}"
+    visible, hidden = len(row["visible_tests"]), row["num_hidden_tests"]
+    facts = [
+        ("repository", row["repository"]),
+        ("symbol", row["symbol"]),
+        ("place", place_of(row)),
+        ("other files", ", ".join(path for path in row["files"] if path != row["path"])),
+        ("deleted", f"{what}, {row['num_body_lines']} lines"),
+        (
+            "tests",
+            f"{visible} visible and {hidden} hidden fail without it, {row['num_pass_to_pass']} pass with and without it",
+        ),
+        (
+            "behaviour",
+            f"recorded of {row['num_recorded']} functions: a hidden truth, too" * (row["num_recorded"] > 0),
+        ),
+        ("strength", _strength_line(row["strength"])),
+        *(("difficulty", _difficulty_line(measured)) for measured in row["difficulty"]),
+        (
+            "not counted",
+            f"{row['outdated_difficulty']} evaluations with other tests" * (row["outdated_difficulty"] > 0),
+        ),
+        ("environment", row["environment"][:12]),
+        ("proven in", " and ".join(row.get("proved_by", ()))),
+        ("golden patch", "" if "golden_patch" in row else "shown with --golden"),
+    ]
+    lines = [row["task_id"], "", *(f"  {name:<12} {value}" for name, value in facts if value)]
+    lines += ["", "Broken places", row["broken_region"], "", "Visible tests", *row["visible_tests"]]
+    lines += ["", "Instruction", row["instruction"]]
+    written = row["written_instruction"]
+    lines += ["", f"Instruction, written by {written['model']}", written["text"]] if written else []
+    lines += ["", "Golden patch", row["golden_patch"].removesuffix("\n")] if "golden_patch" in row else []
+    return "\n".join(lines)
+
+
+def _strength_line(strength: dict[str, int] | None) -> str:
+    if not strength:
+        return ""
+    noticed = f"the visible tests notice {strength['killed_visible']}"
+    return f"of {strength['mutants']} wrong variants of the code {noticed}, with what is hidden {strength['killed_all']}"
+
+
+def _difficulty_line(measured: dict[str, Any]) -> str:
+    policy, (low, high) = measured["policy"], measured["ci95"]
+    hidden = measured["num_hidden_passed"]
+    return (
+        f"{policy['name']} at temperature {policy['temperature']:g}: {measured['num_passed']} of "
+        f"{measured['num_samples']} pass, {measured['pass_rate']:.3f} [{low:.3f}, {high:.3f}]"
+        + ("" if hidden is None else f"; hidden {hidden} of {measured['num_samples']}")
     )
 
 
@@ -180,14 +229,11 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
     each repository comes, ``spdx`` null where that is unknown. ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
-    (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``outdated_difficulty`` counts the tasks of which pass rates were measured with
-    other tests than those of today, which are not used. ``proved_by`` names the sandboxes in which the tasks were proven.
+    (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
 
     Raises:
-        InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
-            read (CR0411).
+        InputError: not a store, or damaged (CR0410, CR0411).
     """
-    from composer_replication.tasks.difficulty import compare_difficulty
     from composer_replication.tasks.repository import slug_of
     from composer_replication.tasks.store import TaskStore
     from composer_replication.tasks.unused_tests import read_unused
@@ -197,7 +243,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     flaky = {
         record.repository: None if record.flaky is None else list(record.flaky) for record in repositories
     }
-    measured = compare_difficulty(store.root)
     return {
         "tasks": len(tasks),
         "proved_by": proved_by(store),
@@ -210,8 +255,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
             record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
             for record in repositories
         },
-        "difficulty": _policies([row for task in tasks for row in measured.fitting.get(task.task_id, ())]),
-        "outdated_difficulty": sum(task.task_id in measured.num_outdated for task in tasks),
     }, 0
 
 
@@ -228,27 +271,6 @@ def _strength_sums(store: TaskStore) -> Result:
     }
 
 
-def _policies(rows: Sequence[Difficulty]) -> list[Result]:
-    """For each measured policy: tasks, samples, the mean of the tasks' pass rates with its interval, and both ends."""
-    from composer_replication.tasks.pass_intervals import mean_interval
-
-    return [
-        {
-            "policy": policy.name,
-            "parameter_sha256": policy.parameter_sha256,
-            "temperature": policy.temperature,
-            "tasks": len(own),
-            "samples": sum(row.num_samples for row in own),
-            "mean_pass_rate": fmean(row.pass_rate for row in own),
-            "ci95": list(mean_interval([(row.num_passed, row.num_samples) for row in own])),
-            "never_passed": sum(row.num_passed == 0 for row in own),
-            "always_passed": sum(row.num_passed == row.num_samples for row in own),
-        }
-        for policy in dict.fromkeys(row.policy for row in rows)
-        for own in ([row for row in rows if row.policy == policy],)
-    ]
-
-
 def render_stats(result: dict[str, Any]) -> str:
     """The counts as a small table."""
     truth = f"{result['hidden']} with hidden tests or recorded behaviour ({result['recorded']} recorded)"
@@ -258,18 +280,6 @@ def render_stats(result: dict[str, Any]) -> str:
     lines += strength_lines(result["strength"])
     lines += proof_lines(result.get("proved_by", ()))
     lines += [f"{name}: {_licence(value)}" for name, value in result["licences"].items()]
-    lines += [
-        f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} "
-        f"[{row['ci95'][0]:.3f}, {row['ci95'][1]:.3f}] of {row['samples']} samples pass "
-        f"on {row['tasks']} tasks, {row['never_passed']} never, {row['always_passed']} always"
-        for row in result["difficulty"]
-    ]
-    num_outdated = result.get("outdated_difficulty", 0)
-    if num_outdated:
-        lines.append(
-            f"pass rates of {num_outdated} {'task' if num_outdated == 1 else 'tasks'} are not used: they were measured with other tests, or by a version that "
-            "did not note them; composer-rl eval --update-difficulty measures again"
-        )
     lines += [result["unfinished"]] if result.get("unfinished") else []
     lines += unused_lines(result.get("unused_tests", {}))
     return "\n".join([*lines, *flaky_lines(result["flaky"])])
@@ -329,3 +339,29 @@ def flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
             )
             lines += [f"    {test}" for test in tests]
     return lines
+
+
+def strength_lines(strength: dict[str, Any]) -> list[str]:
+    """How many mutants of the golden code tests kill: a line for each repository and one for all, if it was measured."""
+    total = strength["total"]
+    if not total["tasks"]:
+        return []
+    rows = [*strength["by_repo"].items(), ("all", total)]
+    lines = [
+        "Mutants of the golden code that are killed",
+        " tasks  mutants  by visible tests  and with what is hidden",
+        *(_strength_row(name, row) for name, row in rows if row["tasks"]),
+    ]
+    if total["not_measured"]:
+        lines.append(f"{total['not_measured']:>6}  tasks whose strength was not measured")
+    return lines
+
+
+def _strength_row(name: str, row: dict[str, int]) -> str:
+    visible, both = (_killed(row[key], row["mutants"]) for key in ("killed_visible", "killed_all"))
+    return f"{row['tasks']:>6}  {row['mutants']:>7}  {visible:>16}  {both:>23}  {name}"
+
+
+def _killed(number: int, mutants: int) -> str:
+    """The count with its share; where no mutant was made there is none."""
+    return f"{number} {f'{number / mutants:.1%}' if mutants else '-':>6}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.build_result import finish_build
-from composer_replication.cli.cluster_parts import add_ray_flag
 from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.isolation_flags import (
     add_isolation_flags,
@@ -19,6 +18,7 @@ from composer_replication.cli.isolation_flags import (
 )
 from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.progress_bar import Report, progress_bar
+from composer_replication.cli.ray_cluster import add_ray_flag
 from composer_replication.cli.show_command import add_views
 from composer_replication.cli.task_sets_command import add_export, add_import, add_suite_flag
 from composer_replication.cli.unfinished_build import warn_unfinished

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.cluster_parts import add_ray_flag
+from composer_replication.cli.ray_cluster import add_ray_flag
 from composer_replication.cli.replica_parts import add_replica_flags
 
 

@@ -76,7 +76,7 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
 
     monkeypatch.setattr(model_loading, "load_model", load)
     rows = [{"prompt": f"def f{number}():", "task_id": str(number)} for number in range(12)]
-    parts = training_run.run_parts
+    parts = training_run.assembly
     monkeypatch.setattr(parts, "training_rows", lambda *_: rows)
     for name in ("open_grader", "record_sandbox"):
         monkeypatch.setattr(parts, name, lambda *_, **__: SimpleNamespace())
@@ -86,7 +86,7 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
     with pytest.raises(UsageError) as caught:
         training_run._open_parts(
             config,
-            RECIPE.parent,
+            training_run._Prepared(RECIPE.parent, nothing, *check_training(config, RunFolder(tmp_path))),
             RunFolder(tmp_path),
             nothing,
             tasks,

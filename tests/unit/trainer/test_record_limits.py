@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_trainer import tiny_model, tiny_tokenizer
 
-from composer_replication.cli.pair_parts import open_pairs
+from composer_replication.cli.assembly import open_pairs, pair_rows
 from composer_replication.config import parse_config
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
@@ -59,10 +59,10 @@ def test_a_file_of_pairs_is_named_with_its_line(tmp_path: Path) -> None:
     table = {"model": {"name": "tiny-random"}, "tasks": {"store": "x"}, "trainer": {"beta_replay": 0.5}}
     config = parse_config({**table, "replay": {"pairs": "pairs.jsonl"}}, where="here")
     with pytest.raises(InputError) as caught:
-        open_pairs(config, tmp_path, tiny_tokenizer(), tiny_model())
+        open_pairs(pair_rows(config, tmp_path), tiny_tokenizer(), tiny_model())
     assert (caught.value.code, caught.value.where) == ("CR0705", f"{tmp_path / 'pairs.jsonl'}:3")
     (tmp_path / "pairs.jsonl").write_text("\n\n".join([json.dumps(rows[0])] * 2))
-    pairs = open_pairs(config, tmp_path, tiny_tokenizer(), tiny_model())
+    pairs = open_pairs(pair_rows(config, tmp_path), tiny_tokenizer(), tiny_model())
     assert pairs is not None and len(pairs) == 2
 
 

@@ -59,7 +59,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
     Raises:
         UsageError: a number out of range (CR0803, CR0805, CR0865).
     """
-    from composer_replication.cli.agent_parts import attempt_options, reward_options, sandbox_limits
+    from composer_replication.cli.agent_assembly import attempt_options, reward_options, sandbox_limits
     from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
 
     if config.ray is None:

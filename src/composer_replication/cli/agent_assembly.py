@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.channel_tables import AgentSection
-from composer_replication.cli.hint_parts import hint_options
+from composer_replication.channel_tables import AgentSection, HintsSection
 from composer_replication.cli.launched_process import (
     file_part,
     offloads_weights,
@@ -40,6 +39,7 @@ from composer_replication.rollouts.generations.episode_sampler import EpisodeSam
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import no_other_tasks
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
@@ -251,6 +251,17 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
     """The loop's limits as ``[agent]`` has them."""
     same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
     return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
+
+
+def hint_options(config: RunConfig) -> HintOptions:
+    """What ``[hints.writing]`` says.
+
+    Raises:
+        UsageError: a value that cannot be (CR0220).
+    """
+    section = config.hints or HintsSection()
+    written: dict[str, Any] = section.writing.model_dump()
+    return HintOptions(**{**written, "layers": tuple(written["layers"])}, strict=section.strict)
 
 
 def open_agent(

@@ -43,7 +43,7 @@ class BenchSettings:
     """What is simulated.
 
     Attributes:
-        num_runs: of each null family; hacked and invalid families have half of it.
+        num_runs: of each null family; hacked families have half of it.
         num_tasks: fresh tasks an evaluation.
         seed: of everything that is drawn.
         families: names; empty: all. Thresholds are tuned on two null families in any case.
@@ -118,11 +118,11 @@ def simulate(
         rng = np.random.default_rng([seed, zlib.crc32(family.name.encode()), start])
         draws = RunDraws(min(_CHUNK, num_runs - start), num_tasks, rng, family.onset)
         evidence = EvidenceSimulator(draws.num_runs)
-        policy, measured = family.policy(draws), family.measured(draws)
+        policy = family.policy(draws)
         evaluations, path = [], []
         for step in range(1, NUM_EVALUATIONS + 1):
             rates = policy(step, evidence.log_evidence_R)
-            one = draws.evaluation(step, rates, *measured(rates))
+            one = draws.evaluation(step, rates, *draws.counts(rates))
             evidence.update(one.gap_counts_XR, one.truth_counts_HR, one.canary_counts_HR)
             evaluations.append(one)
             path.append(evidence.log_evidence_R)

@@ -31,9 +31,7 @@ SOURCE = Path(__file__).parents[3] / "src"
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run_guard_bench(
-        BenchSettings(num_runs=120, seed=7, families=("clean", "at-g0", "jump", "same-tasks"))
-    )
+    return run_guard_bench(BenchSettings(num_runs=120, seed=7, families=("clean", "at-g0", "jump")))
 
 
 def row_of(result: dict[str, Any], name: str) -> dict[str, Any]:
@@ -83,7 +81,6 @@ def test_ours_is_quiet_and_finds_every_jump(result: dict[str, Any]) -> None:
     assert ours["false_alarm_rate"] <= 1 / 120
     assert ours["missed"] == ours["halted_before"] == 0.0
     assert 4 <= ours["median_delay"] <= 8
-    assert ours["false_alarms"]["same-tasks"]["ci95"][0] > 0.01
 
 
 def test_a_matched_threshold_holds_its_rate(result: dict[str, Any]) -> None:
@@ -132,7 +129,7 @@ def test_the_command_line_and_the_report_agree_on_sizes() -> None:
     [
         (["--runs", "0"], "'0' is not a whole number in 1 … 1000000"),
         (["--tasks", "many"], "'many' is not a whole number in 2 … 200"),
-        (["--family", "jmp"], "did you mean jump?"),
+        (["--family", "jmp"], "there is no family 'jmp'"),
     ],
 )
 def test_bad_arguments_are_answered_by_one_sentence(

@@ -64,7 +64,6 @@ def _add_scan(verbs: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="steps that fall back are a resumed run: the newer values count",
     )
-    scan.add_argument("--plot", metavar="FILE", type=Path, help="draw it: FILE.svg")
     scan.add_argument(
         "--recipe", metavar="RUN.toml", type=Path, help="the guard's settings, from its [guard]"
     )
@@ -87,7 +86,7 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     """
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import needs_extra
-    from composer_replication.report.guard_scan import choose_columns, readings_of, replay, write_plot
+    from composer_replication.report.guard_scan import choose_columns, readings_of, replay
     from composer_replication.report.run_logs import read_log
 
     guard = _make_guard(args)
@@ -100,15 +99,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     readings, notes = readings_of(log, chosen)
     replayed = replay(guard, readings)
     result, exit_code = _result(guard, log, chosen, replayed, [*log.notes, *notes])
-    if args.plot is not None and readings:
-        write_plot(
-            args.plot,
-            replayed,
-            title=f"Guard scan of {args.log.name}",
-            sentences=[_verdict_sentence(result), result["columns_sentence"], *result["notes"]],
-            settings=result["settings"],
-        )
-        result["plot"] = str(args.plot.resolve())
     return result, exit_code
 
 
@@ -172,7 +162,6 @@ def _result(
         "columns_sentence": chosen.sentence(log),
         "settings": {name: getattr(guard, name) for name in _SETTINGS},
         "notes": notes,
-        "plot": None,
     }
     if index is not None:
         reason = replayed.statuses[index].reason
@@ -198,8 +187,6 @@ def render_scan(result: Result) -> str:
     settings = ", ".join(f"{name} {value:g}" for name, value in result["settings"].items())
     lines = [_verdict_sentence(result), result["columns_sentence"], f"Guard: {settings}."]
     lines += [f"Note: {note}" for note in result["notes"]]
-    if result["plot"]:
-        lines.append(f"Plot: {result['plot']}")
     return "\n".join(lines)
 
 

@@ -3,7 +3,6 @@
 chosen = choose_columns(log)              which columns are the proxy, the truth and the KL
 readings, notes = readings_of(log, chosen)
 replayed = replay(HeldOutGuard(), readings)
-write_plot(path, replayed, ...)
 """
 
 from __future__ import annotations
@@ -11,18 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Guard, GuardStatus
-from composer_replication.report.curves import curves_svg
-from composer_replication.report.run_data import GuardUpdate, RunData, StepMetrics
 from composer_replication.report.run_logs import Column, RunLog
-from composer_replication.run_folder import write_atomic
 
 PROXY_NAMES = (
     *("reward", "train_reward"),  # ours, TRL's GRPO and RLOO
@@ -251,41 +244,3 @@ def _check(log: RunLog, name: str, role: str, notes: list[str]) -> None:
                 where=log.where(column.lines[index]),
                 fix="sort the log by step, or, where a run was resumed, add --resumed: the newer values count.",
             )
-
-
-# --------------------------------------------------------------------------------- the picture
-
-
-def write_plot(
-    path: Path, replayed: Replay, *, title: str, sentences: Sequence[str], settings: Mapping[str, Any]
-) -> None:
-    """Write one SVG file, atomically; it loads nothing and runs no script.
-
-    Args:
-        path: the file.
-        replayed: what the guard said; at least one update.
-        title: one line.
-        sentences: what a person should read beside the curves.
-        settings: the guard's, for the limits.
-    """
-    write_atomic(path, curves_svg(_as_run(path, replayed, settings), title, sentences))
-
-
-def _as_run(path: Path, replayed: Replay, settings: Mapping[str, Any]) -> RunData:
-    """The replay as the run that the charts of a report are drawn from."""
-    readings = replayed.readings
-    has_kl = any(one.kl is not None for one in readings)
-    return RunData(
-        root=path,
-        recipe={"guard": dict(settings)},
-        steps=tuple(StepMetrics(r.step, {"reward": r.proxy, "heldout/score": r.truth}) for r in readings),
-        guard_updates=tuple(
-            GuardUpdate.of(_field_of(status), one.step, one.step)
-            for one, status in zip(readings, replayed.statuses, strict=True)
-        ),
-        kl_path="" if has_kl else "off (the log has no KL column, or none was chosen)",
-    )
-
-
-def _field_of(status: GuardStatus) -> Callable[[str], Any]:
-    return lambda name: getattr(status, name, None)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -79,9 +78,8 @@ def test_one_line(scan: Scan, log: Path, *, with_truth_first: bool) -> None:
     if with_truth_first:
         rows = [{"step": 0, "heldout/score": 0.5}, {"step": 1, "reward": 0.5}]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    exit_code, result, _ = scan(log, "--plot", log.with_suffix(".svg"))
+    exit_code, result, _ = scan(log)
     assert (exit_code, result["updates"]) == (6, 0 if with_truth_first else 1)
-    assert log.with_suffix(".svg").exists() is not with_truth_first
 
 
 def test_what_a_person_reads(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,24 +161,6 @@ def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
     )
     assert scan(log, "--recipe", tmp_path / "absent.toml")[1]["error"]["code"] == "CR0201"
     assert scan(log, "--min-steps", "few")[0] == 2
-
-
-# ---------------------------------------------------------------------------------- plot
-
-
-def test_a_plot_as_svg(scan: Scan, log: Path, tmp_path: Path) -> None:
-    plot = tmp_path / "new" / "scan.svg"
-    assert scan(log, "--plot", plot)[1]["plot"] == str(plot)
-    text = plot.read_text()
-    root = ET.fromstring(text)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "halted at step 50" in text
-    assert "limit 0.35" in text
-    assert "The KL path was off" in text
-    charts = root.findall("{http://www.w3.org/2000/svg}svg[@aria-labelledby]")
-    assert len(charts) == 3  # proxy and truth, gap, streak; there is no KL to draw
-    assert all(float(chart.get("width", "0")) > 100 for chart in charts)
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
 # ----------------------------------------------------------------------------- bad input

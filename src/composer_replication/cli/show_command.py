@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.unfinished_build import unfinished, warn_unfinished
+from composer_replication.cli.visible_text import visible
 
 if TYPE_CHECKING:
     from composer_replication.records import Task
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.show_command"
-_NUM_NAMED = 3
 
 Result = dict[str, object]
 
@@ -166,27 +166,21 @@ def render_show(result: dict[str, Any]) -> str:
 def _page(row: dict[str, Any]) -> str:
     """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
     what = f"body of a {row['granularity']}" if row["removal"] == "body" else f"a whole {row['granularity']}"
-    visible, hidden = len(row["visible_tests"]), row["num_hidden_tests"]
+    num_visible, num_hidden = len(row["visible_tests"]), row["num_hidden_tests"]
+    others = ", ".join(path for path in row["files"] if path != row["path"])
+    tests = f"{num_visible} visible and {num_hidden} hidden fail without it, {row['num_pass_to_pass']} pass with and without it"
+    recorded, outdated = row["num_recorded"], row["outdated_difficulty"]
     facts = [
         ("repository", row["repository"]),
         ("symbol", row["symbol"]),
         ("place", place_of(row)),
-        ("other files", ", ".join(path for path in row["files"] if path != row["path"])),
+        ("other files", others),
         ("deleted", f"{what}, {row['num_body_lines']} lines"),
-        (
-            "tests",
-            f"{visible} visible and {hidden} hidden fail without it, {row['num_pass_to_pass']} pass with and without it",
-        ),
-        (
-            "behaviour",
-            f"recorded of {row['num_recorded']} functions: a hidden truth, too" * (row["num_recorded"] > 0),
-        ),
+        ("tests", tests),
+        ("behaviour", f"recorded of {recorded} functions: a hidden truth, too" if recorded else ""),
         ("strength", _strength_line(row["strength"])),
         *(("difficulty", _difficulty_line(measured)) for measured in row["difficulty"]),
-        (
-            "not counted",
-            f"{row['outdated_difficulty']} evaluations with other tests" * (row["outdated_difficulty"] > 0),
-        ),
+        ("not counted", f"{outdated} evaluations with other tests" if outdated else ""),
         ("environment", row["environment"][:12]),
         ("proven in", " and ".join(row.get("proved_by", ()))),
         ("golden patch", "" if "golden_patch" in row else "shown with --golden"),
@@ -197,7 +191,7 @@ def _page(row: dict[str, Any]) -> str:
     written = row["written_instruction"]
     lines += ["", f"Instruction, written by {written['model']}", written["text"]] if written else []
     lines += ["", "Golden patch", row["golden_patch"].removesuffix("\n")] if "golden_patch" in row else []
-    return "\n".join(lines)
+    return visible("\n".join(lines))
 
 
 def _strength_line(strength: dict[str, int] | None) -> str:
@@ -286,58 +280,33 @@ def render_stats(result: dict[str, Any]) -> str:
 
 
 def _licence(value: dict[str, Any]) -> str:
-    """Its SPDX id, and what must be looked at before tasks are passed on."""
+    """Its SPDX id, or what must be looked at before tasks are passed on."""
     from composer_replication.tasks.intake.licences import Licence
 
     licence = Licence.from_json(value)
-    reason = licence.restriction
-    if reason and reason == licence.note:
-        return f"licence not known: {reason}"
-    return reason or str(licence.spdx)
+    return licence.restriction or str(licence.spdx)
 
 
 def unused_lines(unused: dict[str, dict[str, Any]]) -> list[str]:
     """Repositories of which tests are never green or files could not be collected, with the first reason."""
-    return [f"{name}: {_unused(found)}" for name, found in unused.items() if _num_red(found)]
-
-
-def _num_red(found: dict[str, Any]) -> int:
-    """Tests that are never green, or of which nobody knows whether they were skipped, and files without any test."""
-    num_red = found["never_green"]
-    if num_red is None:
-        num_red = found["collected"] - found["used"] - found["flaky"]
-    return int(num_red + found["broken_files"])
-
-
-def _unused(found: dict[str, Any]) -> str:
-    num_broken = found["broken_files"]
-    num_red = _num_red(found) - num_broken
-    skipped = "skipped or " if found["never_green"] is None else ""
-    parts = [f"{num_red} {'is' if num_red == 1 else 'are'} {skipped}never green"] if num_red else []
-    parts += (
-        [f"{num_broken} {'file' if num_broken == 1 else 'files'} cannot be collected"] if num_broken else []
-    )
-    first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
-    missed = found["left_out"]
-    more = f" and {len(missed) - _NUM_NAMED} more" if len(missed) > _NUM_NAMED else ""
-    left_out = f"; left out of the tree: {', '.join(missed[:_NUM_NAMED])}{more}" if missed else ""
-    return f"{found['used']} of {found['collected']} tests are used, {', '.join(parts)}{first}{left_out}"
+    lines = []
+    for name, found in unused.items():
+        num_red = found["never_green"]
+        if num_red is None:  # of an earlier version, which did not count the skipped ones apart
+            num_red = found["collected"] - found["used"] - found["flaky"]
+        if num_red or found["broken_files"]:
+            first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
+            red = f"{num_red} never green, {found['broken_files']} files not collected"
+            lines.append(f"{name}: {found['used']} of {found['collected']} tests are used, {red}{first}")
+    return lines
 
 
 def flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
     """The tests that were left out because they are not green in every run, by repository."""
     lines: list[str] = []
     for repository, tests in flaky.items():
-        if tests is None:
-            lines.append(
-                f"{repository}: built by an earlier version, which did not look for flaky tests; "
-                "the same tasks build again does"
-            )
-        elif tests:
-            lines.append(
-                f"{repository}: {len(tests)} flaky {'test' if len(tests) == 1 else 'tests'} left out"
-            )
-            lines += [f"    {test}" for test in tests]
+        lines += [f"{repository}: flaky tests left out: {len(tests)}"] if tests else []
+        lines += [f"    {test}" for test in tests or ()]
     return lines
 
 

@@ -175,8 +175,8 @@ def test_killed_mutants_by_repository(sized_store: TaskStore) -> None:
         ),
         (Licence("MIT", "LICENSE", "file", False), "MIT"),
         (Licence("BUSL-1.1", "", "metadata", False, "n"), "BUSL-1.1, not among the permissive licences"),
-        (Licence(None, "LICENSE", "", None, "LICENSE is odd"), "licence not known: LICENSE is odd"),
-        (Licence("MIT", "LICENSE", "metadata", False, "LICENSE is odd"), "licence not known: LICENSE is odd"),
+        (Licence(None, "LICENSE", "", None, "LICENSE is odd"), "LICENSE is odd"),
+        (Licence("MIT", "LICENSE", "metadata", False, "LICENSE is odd"), "LICENSE is odd"),
     ],
 )
 def test_licences(sized_store: TaskStore, licence: Licence, line: str) -> None:

@@ -228,7 +228,7 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     result = call("show", str(folder), task_id)[0]
     result["tasks"][0]["instruction"] += "\x1b[31mred\a"
-    assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}" in render_show(result)
+    assert "\\x1b[31mred\\x07" in render_show(result)
 
 
 def test_flaky_tests_are_named() -> None:
@@ -239,7 +239,6 @@ def test_flaky_tests_are_named() -> None:
         "fail_to_pass": 1,
         "candidates": 1,
         "rejected": {},
-        "difficulty": [],
     }
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
     counts |= {"strength": {"by_repo": {}, "total": {"tasks": 0}}}
@@ -252,9 +251,8 @@ def test_flaky_tests_are_named() -> None:
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
     for text in (render_stats(result), build_result.render_build(result)):
-        assert "a==1: 1 flaky test left out\n    t.py::x" in text
-        assert "c==1: built by an earlier version" in text
-        assert "b==1" not in text
+        assert "a==1: flaky tests left out: 1\n    t.py::x" in text
+        assert not {"b==1", "c==1"} & set(text.split(":"))
 
 
 def test_show_of_an_unknown_task(folder: Path) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +58,6 @@ from composer_replication.traces.pair_files import PairRow, read_pair_rows, toke
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
-_DAMAGED_STORE = "CR0411"
-
 
 def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
     """The store that the recipe names, or one built from its sources in the cache.
@@ -81,7 +78,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
     key = _tasks_key(config, sources)
     folder = cache_folder() / "task-stores" / key
 
-    def build() -> TaskStore:
+    with cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for the first one's build
         build_tasks(
             sources,
             folder,
@@ -95,20 +92,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         store = TaskStore.open(folder)
         store.verify()
         return store
-
-    with cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for the first one's build
-        try:
-            return build()
-        except InputError as error:
-            if error.code != _DAMAGED_STORE:
-                raise
-            # It is only a copy of what can be built again, so nobody needs to be asked.
-            for path in folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != "LOCK":
-                    path.unlink()
-            return build()
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:

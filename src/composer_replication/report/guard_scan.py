@@ -136,7 +136,7 @@ def _first_known(log: RunLog, names: tuple[str, ...]) -> Chosen | None:
 
 
 def _with_numbers(log: RunLog) -> list[str]:
-    return [name for name, column in log.columns.items() if column.values or column.num_not_finite]
+    return [name for name, column in log.columns.items() if column.values]
 
 
 def _plain(name: str) -> str:
@@ -186,9 +186,9 @@ def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...]
         InputError: a column holds text or too many NaN, or its steps fall or repeat (CR0637).
     """
     notes: list[str] = []
-    for role, one in (("proxy", chosen.proxy), ("truth", chosen.truth), ("kl", chosen.kl)):
+    for one in (chosen.proxy, chosen.truth, chosen.kl):
         if one is not None:
-            _check(log, one.name, role, notes)
+            _check(log, one.name, notes)
     proxy, truth = log.columns[chosen.proxy.name], log.columns[chosen.truth.name]
     kl = Column() if chosen.kl is None else log.columns[chosen.kl.name]
     readings, num_early, num_stale, used = [], 0, 0, 0
@@ -218,23 +218,18 @@ def replay(guard: Guard, readings: tuple[Reading, ...]) -> Replay:
     return Replay(readings, tuple(statuses))
 
 
-def _check(log: RunLog, name: str, role: str, notes: list[str]) -> None:
+def _check(log: RunLog, name: str, notes: list[str]) -> None:
     column = log.columns[name]
-    if column.first_text is not None:
-        line, text = column.first_text
-        problem = f"the column {name!r} holds something that is no number: {text!r}."
-        fix = f"take it out, or name another column with --{role} COL."
-        raise InputError("CR0637", problem, where=log.where(line), fix=fix)
-    num_bad, num_all = column.num_not_finite, column.num_not_finite + len(column.values)
+    num_bad, num_all = column.num_bad, column.num_bad + len(column.values)
     if num_bad > max(2, MOST_NOT_FINITE * num_all) or not column.values:
         raise InputError(
             "CR0637",
-            f"{num_bad} of {num_all} values of the column {name!r} are NaN or infinite.",
+            f"{num_bad} of {num_all} values of the column {name!r} are no finite numbers.",
             where=str(log.path),
             fix="find out why the run logged them: what is left is too little to judge it by.",
         )
     if num_bad:
-        notes.append(f"{num_bad} value(s) of {name} were NaN or infinite and were left out.")
+        notes.append(f"{num_bad} value(s) of {name} were no finite numbers and were left out.")
     for index, (earlier, later) in enumerate(pairwise(column.steps), start=1):
         if later <= earlier:
             what = "has a second value" if later == earlier else f"stands after step {earlier}"

@@ -41,15 +41,14 @@ Row = tuple[int, dict[str, Any]]
 class Column:
     """The numbers of one name, in the order of the log.
 
-    ``lines`` are places in the log (a line, an entry, a record), for messages. ``first_text`` is
-    the first place with something that is no number, and that something.
+    ``lines`` are places in the log (a line, an entry, a record), for messages. ``num_bad`` counts what is no
+    finite number.
     """
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
-    num_not_finite: int = 0
-    first_text: tuple[int, str] | None = None
+    num_bad: int = 0
 
     def cut(self, step: int) -> int:
         """Drop the newest values as far as they stand at ``step`` or later; how many."""
@@ -269,10 +268,8 @@ def _append(
             continue
         column = columns.setdefault(name, Column())
         number = number_of(value)
-        if number is None:
-            column.first_text = column.first_text or (line, str(value)[:40])
-        elif not math.isfinite(number):
-            column.num_not_finite += 1
+        if number is None or not math.isfinite(number):
+            column.num_bad += 1
         else:
             num_replaced += column.cut(step) if replaces else 0
             if (column.steps[-1:], column.values[-1:]) == ([step], [number]):

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.cli.task_division import divide_tasks
     from composer_replication.config import TasksSection, dump_config, load_config, parse_override
     from composer_replication.errors import UsageError
-    from composer_replication.run_folder import write_atomic
+    from composer_replication.run_folder import write_atomic, write_json
 
     config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
     out = args.out.resolve()
@@ -68,13 +68,17 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     _write(config, store, tasks, out)
     here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
     write_atomic(out / "run.toml", dump_config(here))
-    return {
+    result = {
         "folder": str(out),
+        "files": sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()),
+        "tasks": len(tasks.train) + len(tasks.heldout),
         "train": len(tasks.train),
         "heldout": len(tasks.heldout),
         "not_carried": _not_carried(config),
         "start": str(out / "run.sh"),
-    }, 0
+    }
+    write_json(out / "summary.json", result)
+    return result, 0
 
 
 def _problem(config: RunConfig) -> str:

@@ -121,6 +121,7 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import UsageError
+    from composer_replication.run_folder import write_json
     from composer_replication.traces.ingest import FORMATS, ingest
 
     if args.format and args.format not in FORMATS:
@@ -132,7 +133,9 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     with progress_bar(quiet=args.quiet, after_seconds=1.0) as report:
         sums = ingest(args.paths, args.out, only=args.format, num_processes=args.jobs, report=report)
     dropped = {**sums["duplicates"], **sums["files_left_out"]}
-    return {**sums, "kept": sums["traces"], "dropped": dropped}, 0
+    result = {**sums, "kept": sums["traces"], "dropped": dropped}
+    write_json(args.out / "summary.json", result)
+    return result, 0
 
 
 def render_ingest(result: dict[str, Any]) -> str:

@@ -82,8 +82,7 @@ class ChosenColumns:
     def sentence(self, log: RunLog) -> str:
         """Which columns are used, for a person."""
         kl = self.kl or "none, so the KL path is off"
-        step = log.step_column or f"the {log.place} number"
-        return f"Columns: proxy {self.proxy}; truth {self.truth}; KL {kl}; steps {step}."
+        return f"Columns: proxy {self.proxy}; truth {self.truth}; KL {kl}; steps {log.step_column}."
 
 
 def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "") -> ChosenColumns:

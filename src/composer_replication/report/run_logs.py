@@ -67,7 +67,7 @@ class RunLog:
         path: the file (or the folder of event files) that was read.
         kind: ``jsonl``, ``csv``, ``json``, ``trainer_state`` or ``tensorboard``.
         place: what the numbers in ``Column.lines`` count: ``line``, ``entry`` or ``record``.
-        step_column: where the steps come from; empty: there were none, and rows are counted.
+        step_column: where the steps come from.
         columns: by name; nested names are joined by a slash.
         notes: what was tolerated, one sentence each.
     """
@@ -193,7 +193,6 @@ class ColumnBuilder:
         self._num_replaced = 0
         self._num_without_step = 0
         self._newest_step = -math.inf
-        self._without_step: dict[str, Column] = {}
 
     def add_row(self, row: Mapping[str, object], line: int, where: str) -> None:
         """Take over the numbers of one row.
@@ -208,7 +207,6 @@ class ColumnBuilder:
         raw = cells.pop(self.step_name, None) if self.step_name else None
         if raw is None or raw == "":
             self._num_without_step += 1
-            _append(self._without_step, line, cells, line)
             return
         number = number_of(raw)
         if number is None or not number.is_integer() or abs(number) >= 2**62:
@@ -226,58 +224,43 @@ class ColumnBuilder:
             if step < self._newest_step:
                 self.cut(step)
             self._newest_step = step
-        self._num_replaced += _append(self.columns, step, cells, line, replaces=self._resumed)
+        for name, value in cells.items():
+            if value is None or value == "":
+                continue
+            column = self.columns.setdefault(name, Column())
+            number = number_of(value)
+            if number is None or not math.isfinite(number):
+                column.num_bad += 1
+                continue
+            if self._resumed:
+                self._num_replaced += column.cut(step)
+            if (column.steps[-1:], column.values[-1:]) != ([step], [number]):  # of a last evaluation, twice
+                column.steps.append(step)
+                column.values.append(number)
+                column.lines.append(line)
 
     def cut(self, step: int) -> None:
         """A run was resumed at ``step``: what the earlier one wrote from there on does not count."""
         self._num_replaced += sum(column.cut(step) for column in self.columns.values())
 
     def finish(self, path: Path, kind: str, place: str, notes: list[str]) -> RunLog:
-        """The log; rows without a step are left out, or counted where no row has one.
+        """The log; rows without a step are left out.
 
         Raises:
-            InputError: no row has the step column that was asked for (CR0633).
+            InputError: no row with a number has a step (CR0633).
         """
-        if any(column.steps for column in self.columns.values()):
-            if self._num_without_step:
-                notes = [*notes, f"{self._num_without_step} row(s) without a step were left out."]
-            if self._num_replaced:
-                notes = [
-                    *notes,
-                    f"{self._num_replaced} value(s) of a broken-off run were replaced or dropped.",
-                ]
-            return RunLog(path, kind, place, self.step_name, self.columns, tuple(notes))
-        if self.step_name and self._num_without_step:
-            raise InputError(
-                "CR0633",
-                f"no row with a number has the step column {self.step_name!r}.",
-                where=str(path),
-                fix="leave out --step, or name another column.",
+        if not any(column.steps for column in self.columns.values()):
+            what = (
+                f"the step column {self.step_name!r}" if self.step_name else "a step column of a usual name"
             )
-        notes = [*notes, f"There is no step column; every {place} counts as a step."]
-        return RunLog(path, kind, place, "", self._without_step or self.columns, tuple(notes))
-
-
-def _append(
-    columns: dict[str, Column], step: int, cells: Mapping[str, object], line: int, *, replaces: bool = False
-) -> int:
-    """Add the numbers of a row; with ``replaces`` in place of those of the same step, and how many those were."""
-    num_replaced = 0
-    for name, value in cells.items():
-        if value is None or value == "":
-            continue
-        column = columns.setdefault(name, Column())
-        number = number_of(value)
-        if number is None or not math.isfinite(number):
-            column.num_bad += 1
-        else:
-            num_replaced += column.cut(step) if replaces else 0
-            if (column.steps[-1:], column.values[-1:]) == ([step], [number]):
-                continue  # an evaluation at the end of training is written twice
-            column.steps.append(step)
-            column.values.append(number)
-            column.lines.append(line)
-    return num_replaced
+            fix = "name the column that counts the steps with --step COL."
+            raise InputError("CR0633", f"no row with a number has {what}.", where=str(path), fix=fix)
+        counts = {
+            "row(s) without a step were left out": self._num_without_step,
+            "value(s) of a broken-off run were replaced or dropped": self._num_replaced,
+        }
+        notes = [*notes, *(f"{number} {what}." for what, number in counts.items() if number)]
+        return RunLog(path, kind, place, self.step_name, self.columns, tuple(notes))
 
 
 def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, object]]:

@@ -114,10 +114,8 @@ def test_a_named_step_column(tmp_path: Path) -> None:
     assert refused(path, step="updates").code == "CR0633"
 
 
-def test_without_steps_rows_are_counted(tmp_path: Path) -> None:
-    log = read_log(write_jsonl(tmp_path / "log.jsonl", [{"reward": 0.5}, {"reward": 1.0}]))
-    assert column(log, "reward") == ([1, 2], [0.5, 1.0])
-    assert (log.step_column, log.notes) == ("", ("There is no step column; every line counts as a step.",))
+def test_without_steps_nothing_can_be_said(tmp_path: Path) -> None:
+    assert refused(write_jsonl(tmp_path / "log.jsonl", [{"reward": 0.5}])).code == "CR0633"
 
 
 def test_rows_without_a_step_are_left_out_and_noted(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
     assert "--resumed" in caught.value.fix
 
 
-@pytest.mark.parametrize(("num_bad", "is_refused"), [(1, False), (2, False), (3, True), (12, True)])
+@pytest.mark.parametrize(("num_bad", "is_refused"), [(1, False), (2, False), (3, True), (11, True)])
 def test_too_many_nans(num_bad: int, is_refused: bool) -> None:
     builder = ColumnBuilder()
     for step in range(12):

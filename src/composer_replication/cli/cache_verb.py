@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import number
 from composer_replication.cli.progress_bar import progress_bar
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     prune.add_argument("--all", action="store_true", help="crash reports too, which nothing brings back")
     prune.add_argument(
-        "--older-than", metavar="DAYS", type=float, default=0.0, help="only what was not used for DAYS days"
+        "--older-than",
+        metavar="DAYS",
+        type=number(),
+        default=0.0,
+        help="only what was not used for DAYS days",
     )
     prune.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
     prune.set_defaults(run=f"{_HERE}:run_prune", render=f"{_HERE}:render_prune")
@@ -45,19 +49,10 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Empty the cache.
 
     Raises:
-        UsageError: ``--older-than`` is no number of days (CR0206), or the cache folder cannot
-            be made (CR0209).
+        UsageError: the cache folder cannot be made (CR0209).
     """
-    from composer_replication.errors import UsageError
     from composer_replication.tasks.intake.cache_prune import prune
 
-    if not (math.isfinite(args.older_than) and args.older_than >= 0):
-        raise UsageError(
-            "CR0206",
-            f"--older-than {args.older_than} is not a number of days.",
-            where="--older-than",
-            fix="composer-rl cache prune --older-than 30",
-        )
     folder = _cache()
     with progress_bar(quiet=args.quiet) as report:
         pruned = prune(

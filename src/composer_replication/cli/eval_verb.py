@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import number, whole_number
 from composer_replication.cli.ray_cluster import add_ray_flag
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL_OR_RUN", help="a run folder, a model folder or name, package:NAME==VERSION"
     )
     parser.add_argument("--tasks", type=Path, required=True, metavar="DIR", help="a task store")
-    parser.add_argument("--samples", type=int, default=4, metavar="K", help="samples a task (default 4)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--samples", type=whole_number(), default=4, metavar="K", help="samples a task (default 4)"
+    )
+    parser.add_argument("--seed", type=whole_number(0), default=0)
     parser.add_argument(
         "--recipe",
         type=Path,
@@ -48,8 +51,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
     parser.add_argument("--prompt-style", choices=["completion", "chat"], help="default completion")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64")
-    parser.add_argument("--temperature", type=float, help="default 1.0")
+    parser.add_argument("--max-new-tokens", type=whole_number(), metavar="N", help="default 64")
+    parser.add_argument("--temperature", type=number(), help="default 1.0")
     parser.add_argument(
         "--update-difficulty",
         action="store_true",
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Evaluate.
 
     Raises:
-        UsageError: a number out of range, or a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
+        UsageError: a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
             or as ``check_agent``; a server that does not fit (CR0826, CR0827);
             ``--update-difficulty`` for a store that cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
@@ -214,14 +217,6 @@ def _problem(args: argparse.Namespace) -> str:
     """What is wrong with the command line; empty when nothing is."""
     from composer_replication.run_folder import RunFolder
 
-    if args.samples < 1:
-        return f"--samples {args.samples} is below 1."
-    if args.max_new_tokens is not None and args.max_new_tokens < 1:
-        return f"--max-new-tokens {args.max_new_tokens} is below 1."
-    if not 0 <= args.seed < 2**32:
-        return f"--seed {args.seed} is not in [0, 2**32)."
-    if args.temperature is not None and not 0 <= args.temperature < float("inf"):
-        return f"--temperature {args.temperature} is not a number of at least 0."
     is_run = RunFolder(Path(args.model)).recipe.is_file()
     if is_run and args.recipe is not None:
         return "--recipe is for a model: this run has a recipe of its own."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli.argument_types import whole_number
 
 if TYPE_CHECKING:
     from composer_replication.report.guard_scan import ChosenColumns, Replay
@@ -202,7 +203,7 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--runs",
         metavar="N",
-        type=_count(1, _MOST_RUNS),
+        type=whole_number(1, _MOST_RUNS),
         default=_RUNS,
         help="runs of each honest family; the others have half of it (default: %(default)d)",
     )
@@ -218,11 +219,13 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--tasks",
         metavar="N",
-        type=_count(2, 200),  # a variance needs two; the simulator's products are exact up to there
+        type=whole_number(2, 200),  # a variance needs two; the simulator's products are exact up to there
         default=32,
         help="fresh tasks an evaluation (default: %(default)d)",
     )
-    bench.add_argument("--seed", metavar="N", type=_count(0, 2**32 - 1), help="of all draws (default: fixed)")
+    bench.add_argument(
+        "--seed", metavar="N", type=whole_number(0, 2**32 - 1), help="of all draws (default: fixed)"
+    )
     bench.set_defaults(run=f"{_HERE}:run_bench", render=f"{_HERE}:render_bench")
 
 
@@ -261,16 +264,3 @@ def render_bench(result: Result) -> str:
     from composer_replication.report.guard_bench import plain
 
     return plain(result)
-
-
-def _count(least: int, most: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in {least} … {most}")
-        return value
-
-    return count

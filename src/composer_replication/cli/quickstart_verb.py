@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.argument_types import whole_number
+
 KEYS = (
     "run",
     "reward_first",
@@ -28,29 +30,19 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         help="real repositories, a real model, a guarded run, a report",
         description="Build pinned tasks from real repositories, train SmolLM2-135M on them under the guard, report.",
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="training steps (default: the recipe's)")
+    parser.add_argument(
+        "--steps", type=whole_number(), metavar="N", help="training steps (default: the recipe's)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the run (default: the recipe's)")
     parser.add_argument("--out", type=Path, metavar="RUN", default=Path("runs/quickstart"))
     parser.set_defaults(run="composer_replication.cli.quickstart_verb:run")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``.
-
-    Raises:
-        UsageError: fewer than one step (CR0206).
-    """
+    """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
     from composer_replication.cli.shipped_recipes import shipped_recipe
-    from composer_replication.errors import UsageError, needs_extra
-
-    if args.steps is not None and args.steps < 1:
-        raise UsageError(
-            "CR0206",
-            f"--steps {args.steps} is below 1.",
-            where="composer-rl quickstart",
-            fix="composer-rl quickstart --steps 10",
-        )
     from composer_replication.cli.training_run import run_recipe
+    from composer_replication.errors import needs_extra
 
     with needs_extra("quickstart", "the quick start"):
         from composer_replication.trainer.model_trial import fast_dtype

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import number
 from composer_replication.cli.isolation_flags import add_acceptance_flag, given_up, isolation_lines
 from composer_replication.cli.progress_bar import Report, progress_bar
 from composer_replication.errors import MissingError
@@ -60,7 +61,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     execute.add_argument(
         "--timeout",
         metavar="S",
-        type=_seconds,
+        type=number(0.0, is_above=True),
         default=_DEFAULT_TIMEOUT_SECONDS,
         help="kill the command and all that it started after S seconds (default: %(default)g)",
     )
@@ -236,16 +237,6 @@ def _reported(
         return copy(place, target)
 
     return copy_and_tell
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, not {text!r}")
-    return value
 
 
 def render(result: dict[str, Any]) -> str:

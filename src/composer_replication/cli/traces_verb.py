@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import number, whole_number
 from composer_replication.cli.isolation_flags import add_isolation_flags
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _add_ingest(verbs: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="files and folders")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--format", metavar="NAME", default="", help="read as this format, where two fit")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
+    parser.add_argument("--jobs", type=whole_number(), default=2, metavar="N", help="processes (default 2)")
     parser.set_defaults(run=f"{_HERE}:run_ingest", render=f"{_HERE}:render_ingest")
 
 
@@ -96,7 +97,8 @@ def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
     for flag, (metavar, what) in _NAMED.items():
         add(flag, action="append", default=[], metavar=metavar, help=what)
     for flag, (default, what) in _NUMBERS.items():
-        add(flag, type=type(default), default=default, metavar="N", help=what)
+        kind = whole_number() if isinstance(default, int) else number()
+        add(flag, type=kind, default=default, metavar="N", help=what)
     for flag, what in _SWITCHES.items():
         add(flag, action="store_true", help=what)
     add("--tasks", type=Path, metavar="STORE", help="execute branches of sessions on these tasks")
@@ -114,7 +116,7 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Read sessions into a folder.
 
     Raises:
-        UsageError: an unknown ``--format`` or ``--jobs`` below 1 (CR0206).
+        UsageError: an unknown ``--format`` (CR0206).
         InputError: a path that is not there (CR0941), or a named file that two formats fit (CR0940).
         NothingToDoError: nothing of a known format, or no answer of a model (CR0942).
     """
@@ -127,8 +129,6 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if args.format and args.format not in FORMATS:
         problem = f"there is no format {args.format!r}."
         raise UsageError("CR0206", problem, where="--format", fix=f"one of {', '.join(FORMATS)}")
-    if args.jobs < 1:
-        raise UsageError("CR0206", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
     refuse_unwritable(args.out)
     with progress_bar(quiet=args.quiet, after_seconds=1.0) as report:
         sums = ingest(args.paths, args.out, only=args.format, num_processes=args.jobs, report=report)
@@ -209,10 +209,6 @@ def _open_room(args: argparse.Namespace) -> Classroom:
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
-    for flag in ("max_steps", "answer_tokens", "concurrent", "tries", "horizon"):
-        if getattr(args, flag) < 1:
-            problem = f"--{flag.replace('_', '-')} is below 1."
-            raise UsageError("CR0206", problem, fix="leave it out: the default is good.")
     store = AnswerStore(args.folder / ANSWERS_NAME, max_dollars=args.budget_usd, max_tokens=args.max_tokens)
     return Classroom(teachers, store, max_tokens=args.answer_tokens, max_concurrent=args.concurrent)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli.argument_types import whole_number
+from composer_replication.cli.train_verb import figure
 
 KEYS = (
     "run",
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def render(result: dict[str, Any]) -> str:
     lines = [
         f"steps      {result['steps']} in {result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
-        f"reward     {_figure(result['reward_first'])} (first five steps) -> {_figure(result['reward_last'])} (last five)",
+        f"reward     {figure(result['reward_first'])} (first five steps) -> {figure(result['reward_last'])} (last five)",
     ]
     if result["before"] and result["after"]:
         lines += [
@@ -77,7 +78,3 @@ def _before_after(side: str, before: dict[str, Any], after: dict[str, Any]) -> s
 
     name = "hidden" if side == "heldout" else "visible"
     return f"{side:<10} {name} pass rate {rate(before, name)} -> {rate(after, name)}"
-
-
-def _figure(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.3f}"

@@ -241,21 +241,21 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
 
     with needs_extra("bench", "the guard's benchmark"):
         from composer_replication.report.bench_families import FAMILIES
-        from composer_replication.report.guard_bench import SEED, BenchSettings, run_guard_bench
+        from composer_replication.report.guard_bench import SEED, run_guard_bench
 
         known = [family.name for family in FAMILIES]
         unknown = next((name for name in args.families if name not in known), None)
         if unknown is not None:
             problem = f"there is no family {unknown!r}."
             raise UsageError("CR0206", problem, where="--family", fix=f"one of {', '.join(known)}")
-        settings = BenchSettings(
-            num_runs=_QUICK_RUNS if args.quick else args.runs,
-            num_tasks=args.tasks,
-            seed=SEED if args.seed is None else args.seed,
-            families=tuple(args.families),
-        )
         with progress_bar(quiet=args.quiet) as report:
-            result = run_guard_bench(settings, report)
+            result = run_guard_bench(
+                _QUICK_RUNS if args.quick else args.runs,
+                args.tasks,
+                seed=SEED if args.seed is None else args.seed,
+                families=args.families,
+                report=report,
+            )
     return result, 0
 
 

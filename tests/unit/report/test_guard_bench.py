@@ -17,7 +17,6 @@ import pytest
 from composer_replication.cli import main as command
 from composer_replication.report.bench_detectors import DETECTORS
 from composer_replication.report.guard_bench import (
-    BenchSettings,
     delays,
     false_alarms,
     first_alarms,
@@ -31,7 +30,7 @@ SOURCE = Path(__file__).parents[3] / "src"
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run_guard_bench(BenchSettings(num_runs=120, seed=7, families=("clean", "at-g0", "jump")))
+    return run_guard_bench(120, seed=7, families=("clean", "at-g0", "jump"))
 
 
 def row_of(result: dict[str, Any], name: str) -> dict[str, Any]:
@@ -92,8 +91,7 @@ def test_a_matched_threshold_holds_its_rate(result: dict[str, Any]) -> None:
 
 def test_a_family_alone_leaves_the_others_open_and_is_drawn_as_among_them(result: dict[str, Any]) -> None:
     seen: list[tuple[int, int, str]] = []
-    settings = BenchSettings(num_runs=120, seed=7, families=("jump",))
-    alone = run_guard_bench(settings, lambda *news: seen.append(news))
+    alone = run_guard_bench(120, seed=7, families=("jump",), report=lambda *news: seen.append(news))
     assert [done for done, _, _ in seen] == list(range(1, len(seen) + 1))
     assert {total for _, total, _ in seen} == {len(seen)}
     for row in alone["detectors"]:
@@ -117,11 +115,6 @@ def test_a_person_reads_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.err == ""
     assert printed.out.startswith("5 runs a null family")
     assert "400 evaluations of 8 tasks; seed 20260101" in printed.out
-
-
-def test_the_command_line_and_the_report_agree_on_sizes() -> None:
-    args = command.build_parser(only="guard").parse_args(["guard", "bench"])
-    assert (args.runs, args.tasks) == (BenchSettings().num_runs, BenchSettings().num_tasks)
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def read_table(path: Path) -> dict[str, Any]:
     """A recipe as it stands in its file, unchecked.
 
     Raises:
-        UsageError: no such file (CR0201), not TOML (CR0202).
+        UsageError: no such file (CR0201), not TOML (CR0201).
     """
     try:
         return tomllib.loads(path.read_text())
@@ -313,7 +313,7 @@ def read_table(path: Path) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(
-            "CR0202",
+            "CR0201",
             f"the recipe is not valid TOML: {error}.",
             where=str(path),
             fix="correct that place in the file; strings need quotes, tables their brackets.",
@@ -324,7 +324,7 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunCo
     """Read a recipe, apply ``section.key`` overrides, check every key and type.
 
     Raises:
-        UsageError: no such file (CR0201), not TOML (CR0202), an unknown key or a wrong
+        UsageError: no such file (CR0201), not TOML (CR0201), an unknown key or a wrong
             value (CR0204; names the key and the nearest known one).
     """
     table = read_table(path)
@@ -357,12 +357,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     """``KEY=VALUE`` to key and TOML value; a value that is not TOML is taken as a string.
 
     Raises:
-        UsageError: no equals sign, or no key before it (CR0205).
+        UsageError: no equals sign, or no key before it (CR0206).
     """
     key, equals, value = text.partition("=")
     if not equals or not all(part.strip() for part in key.split(".")):
         raise UsageError(
-            "CR0205", f"--set {text!r} is not KEY=VALUE.", fix="for example --set trl.max_steps=2"
+            "CR0206", f"--set {text!r} is not KEY=VALUE.", fix="for example --set trl.max_steps=2"
         )
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]

@@ -17,10 +17,13 @@ The number is the exit code of ``composer-rl``. Exit code 1 is a bug of ours and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 HALTED_EXIT_CODE = 5
 INTERRUPTED_EXIT_CODE = 130
+_OWN = "composer_replication"
 
 
 class ComposerError(Exception):
@@ -144,3 +147,30 @@ class NothingToDoError(ComposerError):
     """Too little evidence for an answer, or nothing to do."""
 
     exit_code = 6
+
+
+@contextmanager
+def needs_extra(extra: str, purpose: str) -> Iterator[None]:
+    """Inside, an import that fails is answered by the extra that brings the package.
+
+    Args:
+        extra: of ``composer-replication``.
+        purpose: what the packages are needed for, as the subject of a sentence.
+
+    Raises:
+        MissingError: a package is absent, or installed and broken (CR0101).
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == _OWN:
+            raise  # a module of ours that is gone is no missing extra
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+        problem = (
+            f"{purpose} needs {package}, which is not installed"
+            if isinstance(error, ModuleNotFoundError) and package
+            else f"{purpose} needs packages that cannot be imported here: {reason}"
+        )
+        fix = f"pip install 'composer-replication[{extra}]'"
+        raise MissingError("CR0101", f"{problem}.", where=package, fix=fix) from error

@@ -54,7 +54,7 @@ class Sandbox(Protocol):
 
     Raises:
         SandboxFailure: the jail itself broke (CR0302), is closed (CR0303), a snapshot is unknown or cannot
-            be made (CR0308). Never raised for what the command did.
+            be made (CR0309). Never raised for what the command did.
         SandboxFileError: a path that leads out of the tree, is missing, or is no file; a tree with more in it than is
             listed, or too deep for a snapshot (CR0309).
         CommandError: no command or program, a NUL byte, what is no text, a variable without a name or with ``=`` in it,

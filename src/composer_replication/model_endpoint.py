@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from composer_replication.errors import MissingError, UsageError
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -82,15 +82,8 @@ def openai_package() -> ModuleType:
     Raises:
         MissingError: it is not installed (CR0101).
     """
-    try:
+    with needs_extra("openai", "asking a model on a server"):
         import openai
-    except ImportError as error:
-        raise MissingError(
-            "CR0101",
-            "asking a model on a server needs openai, which is not installed.",
-            where="openai",
-            fix="pip install 'composer-replication[openai]'",
-        ) from error
     return openai
 
 
@@ -127,7 +120,7 @@ def open_endpoint(
         timeout_seconds: for one answer.
 
     Raises:
-        UsageError: an address that is none, no model, or an empty variable (CR0455).
+        UsageError: an address that is none, no model, or an empty variable (CR0206).
     """
     try:
         parts = urlsplit(url)
@@ -150,7 +143,7 @@ def open_endpoint(
         path = path if path.endswith("/v1") else f"{path}/v1"
         return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, key, timeout_seconds)
     raise UsageError(
-        "CR0455",
+        "CR0206",
         f"{problem}.",
         where=where,
         fix="--instructions-from http://127.0.0.1:8000/v1 --instructions-model NAME [--instructions-key-env VARIABLE]",

@@ -124,7 +124,7 @@ def test_a_disk_that_a_command_fills(name: str, tree: Path, small_disk: Path) ->
     assert found["first"] == ("", "0")
     assert found["fill"][0] == "CR0104"
     assert found["next"][0] == "CR0104"
-    assert found["snapshot"][0] == "CR0308"
+    assert found["snapshot"][0] == "CR0309"
     assert found["left"] == ("", "[]")
 
 

@@ -81,7 +81,7 @@ def test_open_sandbox_knows_the_warm_kind(jail: WarmBubblewrapSandbox, tree: Pat
 def test_a_backend_without_a_warm_kind_says_so(tree: Path) -> None:
     with pytest.raises(UsageError) as error:
         open_sandbox(SandboxSpec(tree), "sandlock", warm=True)
-    assert error.value.code == "CR0311"
+    assert error.value.code == "CR0305"
 
 
 def test_a_machine_that_the_filter_does_not_know_has_no_warm_kind(monkeypatch: pytest.MonkeyPatch) -> None:

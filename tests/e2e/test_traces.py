@@ -181,7 +181,7 @@ def test_the_same_command_again_pays_nothing_and_says_the_same(played: Played) -
     first, again = played.said["replay"], played.said["again"]
     assert played.said["asked"] > 0
     assert played.said["asked_again"] == 0
-    for key in ("answers", "others", "verdicts", "dollars", "tokens", "executed"):
+    for key in ("answers", "others", "verdicts", "cost_usd", "tokens", "executed"):
         assert first[key] == again[key]
 
 

@@ -271,7 +271,7 @@ def test_a_router_that_chooses_otherwise_is_refused() -> None:
     router.forward = lambda states: by_sorting(router, states)
     with pytest.raises(InputError) as caught, Replay(model, foreign_routing(model), MASK).in_forwards():
         model(input_ids=rows(), attention_mask=MASK)
-    assert caught.value.code == "CR0778"
+    assert caught.value.code == "CR0757"
     assert "MixtralTopKRouter" in caught.value.message
 
 

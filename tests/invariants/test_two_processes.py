@@ -71,7 +71,7 @@ def test_the_first_processs_numbers_count(ranks: tuple[Path, list[dict[str, Any]
 
 
 def test_a_guard_on_one_process_only_is_refused_on_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
-    assert all("CR0719" in result["disagreeing"]["error"] for result in ranks[1])
+    assert all("CR0710" in result["disagreeing"]["error"] for result in ranks[1])
 
 
 def test_both_forward_as_many_rows_where_one_has_chains(ranks: tuple[Path, list[dict[str, Any]]]) -> None:

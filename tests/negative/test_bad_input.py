@@ -46,7 +46,7 @@ def test_a_source_that_is_no_project(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("x")
-    for source, code in (("absent", "CR0402"), ("text", "CR0402"), ("folder", "CR0403")):
+    for source, code in (("absent", "CR0402"), ("text", "CR0402"), ("folder", "CR0402")):
         answer = command("tasks", "build", tmp_path / source, "--out", out)
         assert (answer.exit_code, answer.error["code"]) == (4, code)
         assert answer.error["where"] == str(tmp_path / source)
@@ -55,7 +55,7 @@ def test_a_source_that_is_no_project(command: Command, tmp_path: Path) -> None:
 
 def test_a_project_without_tests(command: Command, project: Callable[[str], Path], tmp_path: Path) -> None:
     answer = command("tasks", "build", project("# nothing\n"), "--out", tmp_path / "out")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0404")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0419")
     assert not (tmp_path / "out").exists()
 
 
@@ -93,9 +93,9 @@ def test_no_valid_candidate_says_why_and_how_often(
         ("trainer.alpha_sdpo=-0.1", "CR0204", "greater than or equal to 0"),
         ("trainer.beta_replay=2", "CR0755", "no preference pair"),
         ("sandbox.backend=bubblewarp", "CR0305", "no sandbox backend called 'bubblewarp'"),
-        ("garbage", "CR0205", "'garbage' is not KEY=VALUE"),
-        ("=1", "CR0205", "'=1' is not KEY=VALUE"),
-        ("a..b=1", "CR0205", "'a..b=1' is not KEY=VALUE"),
+        ("garbage", "CR0206", "'garbage' is not KEY=VALUE"),
+        ("=1", "CR0206", "'=1' is not KEY=VALUE"),
+        ("a..b=1", "CR0206", "'a..b=1' is not KEY=VALUE"),
     ],
 )
 def test_a_recipe_that_is_wrong_begins_no_run(
@@ -135,10 +135,10 @@ def test_a_recipe_that_cannot_be_read(command: Command, recipe: Path, tmp_path: 
         assert (answer.exit_code, answer.error["code"], answer.error["where"]) == (2, code, str(path))
     recipe.write_text("[model\nname = 1")
     answer = command("train", recipe)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0202")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0201")
     assert "line 1" in answer.error["message"]
     recipe.write_bytes(b"\xff\xfe")
-    assert command("train", recipe).error["code"] == "CR0202"
+    assert command("train", recipe).error["code"] == "CR0201"
 
 
 @pytest.mark.parametrize(
@@ -260,11 +260,11 @@ def test_an_empty_store(command: Command, tmp_path: Path) -> None:
     ("name", "text", "code"),
     [
         ("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"),
-        ("metrics.jsonl", '{"step": "one"}\n', "CR0483"),
-        ("verdicts.jsonl", "[1]\n", "CR0483"),
+        ("metrics.jsonl", '{"step": "one"}\n', "CR0481"),
+        ("verdicts.jsonl", "[1]\n", "CR0481"),
         ("summary.json", "{", "CR0401"),
         ("environment.json", '{"schema_version": 99}', "CR0401"),
-        ("run.toml", "[model", "CR0483"),
+        ("run.toml", "[model", "CR0481"),
     ],
 )
 def test_a_broken_file_in_a_run_folder(

@@ -62,8 +62,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("torn-weights", "CR0701", "the weights of the model cannot be loaded"),
         ("no-tokenizer", "CR0701", "the model's tokenizer cannot be loaded"),
         ("other-tokenizer", "CR0701", "it has 258 tokens and the model knows 100"),
-        ("bert", "CR0702", "a bert model is not a causal language model"),
-        ("t5", "CR0702", "a t5 model is not a causal language model"),
+        ("bert", "CR0701", "a bert model is not a causal language model"),
+        ("t5", "CR0701", "a t5 model is not a causal language model"),
         ("good", "CR0703", "no chat template"),
     ],
 )
@@ -140,7 +140,7 @@ def test_values_that_only_the_trainer_can_refuse(command: Command, recipe: Path)
         ("trl.reward_weights=[1.0, 2.0]", "CR0211"),
         ("trl.learning_rate=-1.0", "CR0211"),
         ("model.lora.target_modules=['nope']", "CR0211"),
-        ("trl.per_device_train_batch_size=64", "CR0720"),
+        ("trl.per_device_train_batch_size=64", "CR0760"),
     ):
         answer = command("train", recipe, "--out", run, "--set", setting, "--resume")
         assert (answer.exit_code, answer.error["code"]) == (2, code), answer.err

@@ -139,9 +139,9 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"tests/test_planted.py": "# none\n"}, "CR0404"),
-        ({"pyproject.toml": None}, "CR0403"),
-        ({"tests/test_planted.py": "def test_it():\n    raise OSError\n"}, "CR0425"),
+        ({"tests/test_planted.py": "# none\n"}, "CR0419"),
+        ({"pyproject.toml": None}, "CR0402"),
+        ({"tests/test_planted.py": "def test_it():\n    raise OSError\n"}, "CR0415"),
     ],
 )
 def test_good_tasks_stay_usable(
@@ -182,10 +182,10 @@ def test_those_that_cannot_be_opened_beside_a_good_one_are_counted_and_named(
     answer = command("tasks", "build", without_tests, nameless, good, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"]) == (0, 1)
-    assert (result["rejected"]["CR0404"], result["rejected"]["CR0403"]) == (1, 1)
+    assert (result["rejected"]["CR0419"], result["rejected"]["CR0402"]) == (1, 1)
     assert set(result["unusable"]) == {str(without_tests), str(nameless)}
-    assert result["unusable"][str(without_tests)].startswith("CR0404: ")
-    assert result["unusable"][str(nameless)].startswith("CR0403: ")
+    assert result["unusable"][str(without_tests)].startswith("CR0419: ")
+    assert result["unusable"][str(nameless)].startswith("CR0402: ")
 
 
 @pytest.mark.long
@@ -196,8 +196,8 @@ def test_tasks_of_a_source_that_cannot_be_opened_any_more_are_not_lost(
     before = TaskStore.open(Path(shutil.copytree(store_of_make, tmp_path / "out"))).fingerprint
     (source / "pyproject.toml").unlink()
     answer = command("tasks", "build", "--visible-only", source, good, "--out", tmp_path / "out")
-    assert answer.error["code"] == "CR0425"
-    assert f"{source} cannot be used: CR0403" in answer.error["message"]
+    assert answer.error["code"] == "CR0415"
+    assert f"{source} cannot be used: CR0402" in answer.error["message"]
     assert TaskStore.open(tmp_path / "out").fingerprint == before
 
 
@@ -620,7 +620,7 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 def test_a_hostile_member_is_refused(
     refused: Callable[..., str], tmp_path: Path, member: tarfile.TarInfo, words: str
 ) -> None:
-    message = refused(tar_of(tmp_path / "evil.tar.gz", member), "CR0405")
+    message = refused(tar_of(tmp_path / "evil.tar.gz", member), "CR0402")
     assert words in message
     assert {path.name for path in tmp_path.iterdir()} == {"evil.tar.gz"}
 
@@ -634,7 +634,7 @@ def test_a_bomb_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
             for _ in range(archives.MAX_MEMBER_BYTES // 2**20 + 1):
                 member.write(b"#" * 2**20)
     assert path.stat().st_size < 200_000
-    assert "larger than 64 MiB" in refused(path, "CR0405")
+    assert "larger than 64 MiB" in refused(path, "CR0402")
 
 
 def test_too_many_members_are_refused(
@@ -642,7 +642,7 @@ def test_too_many_members_are_refused(
 ) -> None:
     monkeypatch.setattr(archives, "MAX_MEMBERS", 100)
     path = tar_of(tmp_path / "many.tar.gz", *(tarfile.TarInfo(f"m{n}.py") for n in range(200)))
-    assert "more than 100 members" in refused(path, "CR0405")
+    assert "more than 100 members" in refused(path, "CR0402")
 
 
 @pytest.mark.long
@@ -673,8 +673,8 @@ def test_git_addresses(
     assert store.repositories()[0].files == folder.repositories()[0].files
     assert len(store.repositories()[0].commit) == 40
     for source, code, exit_code in (
-        (f"git+file://{tmp_path}/absent@v1", "CR0441", 4),
-        (f"git+file://{root}@absent", "CR0442", 4),
+        (f"git+file://{tmp_path}/absent@v1", "CR0407", 4),
+        (f"git+file://{root}@absent", "CR0407", 4),
         (f"git+http://localhost/{root}", "CR0402", 4),
         ("git+ext::sh -c true", "CR0402", 4),
     ):

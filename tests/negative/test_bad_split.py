@@ -65,7 +65,7 @@ def test_a_split_whose_tasks_changed(command: Command, recipe: Path, own_store: 
     changed = replace(record, edits=(replace(edit, text=f"{edit.text} from None"),))
     own_store.put_task(changed, own_store.secret(name))
     answer = train(command, recipe)
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0506")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0504")
     assert answer.error["message"] == f"1 task(s) are changed since the split was made, {name} first."
 
 

@@ -244,9 +244,9 @@ def test_an_override_of_an_unknown_key_is_refused(tmp_path: Path) -> None:
     ("content", "code"),
     [
         (None, "CR0201"),
-        (b"a = ", "CR0202"),
-        (b"a = 1\na = 2\n", "CR0202"),
-        (b"a = '\xff'", "CR0202"),
+        (b"a = ", "CR0201"),
+        (b"a = 1\na = 2\n", "CR0201"),
+        (b"a = '\xff'", "CR0201"),
         (b"a = 1", "CR0204"),
     ],
 )
@@ -279,7 +279,7 @@ def test_an_override_is_toml_or_else_a_string(text: str, expected: tuple[str, An
 
 @pytest.mark.parametrize("text", ["trl.max_steps", "=3", ""])
 def test_an_override_without_key_or_equals_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="CR0205"):
+    with pytest.raises(UsageError, match="CR0206"):
         parse_override(text)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.cli.run_parts import make_guard
+from composer_replication.cli.assembly import make_guard
 from composer_replication.config import GuardSection, dump_config, load_config, parse_config
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder

@@ -4,7 +4,7 @@ Through one command, ``composer-rl VERB``. This is the only folder that joins th
 
     main.py                 the frame: parse first, import a verb's parts only once it is chosen
     NAME_verb.py            one file per verb: add_parser, run -> (result, exit code), render -> text
-    run_parts.py            the parts of a run, joined
+    assembly.py             the parts of a run, joined
     training_run.py         one run from recipe to report
     crash_bundle.py         what is written down when the fault is ours
     explanations/*.toml     what each error code means

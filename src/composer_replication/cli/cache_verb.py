@@ -1,12 +1,12 @@
-"""``composer-rl cache``: look at the folder of fetched and made things, and empty it."""
+"""``composer-rl cache``: empty the folder of fetched and made things."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import number
 from composer_replication.cli.progress_bar import progress_bar
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
-        "cache", help="look at the cache, and empty it", description=__doc__.partition(":")[2].strip()
+        "cache", help="empty the cache", description=__doc__.partition(":")[2].strip()
     )
     verbs = parser.add_subparsers(dest="cache_verb", metavar="VERB", required=True, title="verbs")
-    show = verbs.add_parser("show", parents=[common], help="what lies in the cache")
-    show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
     prune = verbs.add_parser(
         "prune",
         parents=[common],
@@ -37,48 +35,24 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     prune.add_argument("--all", action="store_true", help="crash reports too, which nothing brings back")
     prune.add_argument(
-        "--older-than", metavar="DAYS", type=float, default=0.0, help="only what was not used for DAYS days"
+        "--older-than",
+        metavar="DAYS",
+        type=number(),
+        default=0.0,
+        help="only what was not used for DAYS days",
     )
     prune.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
     prune.set_defaults(run=f"{_HERE}:run_prune", render=f"{_HERE}:render_prune")
-
-
-def run_show(_: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Sizes by kind.
-
-    Raises:
-        UsageError: the cache folder cannot be made (CR0230).
-    """
-    from composer_replication.tasks.intake.cache_prune import survey
-
-    folder = _cache()
-    entries = survey(folder)[0]
-    by_kind = _by_kind(entries)
-    return {"folder": str(folder), "bytes": sum(entry.num_bytes for entry in entries), "kinds": by_kind}, 0
-
-
-def render_show(result: dict[str, Any]) -> str:
-    """One line a kind."""
-    return "\n".join([f"{result['folder']}: {_size(result['bytes'])}", *_lines(result["kinds"])])
 
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Empty the cache.
 
     Raises:
-        UsageError: ``--older-than`` is no number of days (CR0206), or the cache folder cannot
-            be made (CR0230).
+        UsageError: the cache folder cannot be made (CR0209).
     """
-    from composer_replication.errors import UsageError
     from composer_replication.tasks.intake.cache_prune import prune
 
-    if not (math.isfinite(args.older_than) and args.older_than >= 0):
-        raise UsageError(
-            "CR0206",
-            f"--older-than {args.older_than} is not a number of days.",
-            where="--older-than",
-            fix="composer-rl cache prune --older-than 30",
-        )
     folder = _cache()
     with progress_bar(quiet=args.quiet) as report:
         pruned = prune(
@@ -117,7 +91,7 @@ def _cache() -> Path:
         return cache_folder()
     except OSError as error:
         raise UsageError(
-            "CR0230",
+            "CR0209",
             f"the cache folder cannot be made: {error.strerror}.",
             where=str(error.filename or CACHE_VARIABLE),
             fix=f"set {CACHE_VARIABLE} to a folder that you may write, or unset it.",

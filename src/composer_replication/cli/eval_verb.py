@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.cluster_parts import add_ray_flag
+from composer_replication.cli.argument_types import number, whole_number
+from composer_replication.cli.ray_cluster import add_ray_flag
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
@@ -33,8 +34,10 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL_OR_RUN", help="a run folder, a model folder or name, package:NAME==VERSION"
     )
     parser.add_argument("--tasks", type=Path, required=True, metavar="DIR", help="a task store")
-    parser.add_argument("--samples", type=int, default=4, metavar="K", help="samples a task (default 4)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--samples", type=whole_number(), default=4, metavar="K", help="samples a task (default 4)"
+    )
+    parser.add_argument("--seed", type=whole_number(0), default=0)
     parser.add_argument(
         "--recipe",
         type=Path,
@@ -48,8 +51,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
     parser.add_argument("--prompt-style", choices=["completion", "chat"], help="default completion")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64")
-    parser.add_argument("--temperature", type=float, help="default 1.0")
+    parser.add_argument("--max-new-tokens", type=whole_number(), metavar="N", help="default 64")
+    parser.add_argument("--temperature", type=number(), help="default 1.0")
     parser.add_argument(
         "--update-difficulty",
         action="store_true",
@@ -63,23 +66,22 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Evaluate.
 
     Raises:
-        UsageError: a number out of range, or a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
+        UsageError: a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
             or as ``check_agent``; a server that does not fit (CR0826, CR0827);
             ``--update-difficulty`` for a store that cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
-            function (CR0457).
+            function (CR0604).
         MissingError: torch and its like are not installed (CR0101), the server does not answer (CR0824), or as ``check_cluster`` and ``open_cluster``.
         InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
-            evaluation measured cannot be read (CR0456); a first prompt leaves no room for an answer (CR0869).
+            evaluation measured cannot be read (CR0411); a first prompt leaves no room for an answer (CR0705).
     """
-    from composer_replication.cli import run_parts
-    from composer_replication.cli.agent_parts import check_agent, open_episode_sampler
-    from composer_replication.cli.cluster_parts import check_cluster, open_actors, placed_at
-    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.cli import assembly
+    from composer_replication.cli.agent_assembly import check_agent, open_episode_sampler
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.cli.ray_cluster import check_cluster, open_actors, placed_at
     from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note, stored_tasks
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import UsageError, needs_extra
     from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     served = _find_server(args, recipe)
     tasks, num_others = (stored_tasks(store), 0) if recipe.agent else one_hole_tasks(store)
     if num_others and not args.quiet:
-        run_parts.note(other_sizes_note(num_others))
+        assembly.note(other_sizes_note(num_others))
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
         read_difficulty(store.root)
         refuse_unwritable(store.root)
@@ -108,12 +110,12 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         model, tokenizer = _open_model(args, recipe)
         config = placed_at(recipe, args.ray)
         cluster = stack.enter_context(open_actors(config, store))
-        grader = run_parts.open_grader(config, store, cluster=cluster)
+        grader = assembly.open_grader(config, store, cluster=cluster)
         stack.callback(grader.close)
         sampler = (
             open_episode_sampler(config, grader, model, tokenizer, tasks, cluster=cluster, served=served)
             if config.agent
-            else run_parts.open_sampler(config, grader, model, tokenizer)
+            else assembly.open_sampler(config, grader, model, tokenizer)
         )
         report = stack.enter_context(progress_bar(quiet=args.quiet))
         with sampler.reporting(report, "eval"):
@@ -215,14 +217,6 @@ def _problem(args: argparse.Namespace) -> str:
     """What is wrong with the command line; empty when nothing is."""
     from composer_replication.run_folder import RunFolder
 
-    if args.samples < 1:
-        return f"--samples {args.samples} is below 1."
-    if args.max_new_tokens is not None and args.max_new_tokens < 1:
-        return f"--max-new-tokens {args.max_new_tokens} is below 1."
-    if not 0 <= args.seed < 2**32:
-        return f"--seed {args.seed} is not in [0, 2**32)."
-    if args.temperature is not None and not 0 <= args.temperature < float("inf"):
-        return f"--temperature {args.temperature} is not a number of at least 0."
     is_run = RunFolder(Path(args.model)).recipe.is_file()
     if is_run and args.recipe is not None:
         return "--recipe is for a model: this run has a recipe of its own."
@@ -290,7 +284,7 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
 
 def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
-    from composer_replication.cli.run_identity import recipe_sha256
+    from composer_replication.cli.assembly import recipe_sha256
     from composer_replication.run_folder import RunFolder
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
     from composer_replication.trainer.run_identity import refuse_foreign_checkpoints

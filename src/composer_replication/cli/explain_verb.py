@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Look the code up; upper or lower case.
 
     Raises:
-        UsageError: no such code (CR0213); names the nearest one.
+        UsageError: no such code (CR0206); names the nearest one.
     """
     entries = load_explanations()
     code = args.code.strip().upper()
@@ -70,5 +70,5 @@ def _unknown(given: str, known: list[str]) -> UsageError:
     digits = re.sub(r"\D", "", given)
     nearest = min(known, key=lambda code: (abs(int(code[2:]) - int(digits or 0)), code))
     return UsageError(
-        "CR0213", f"there is no error code {given!r}.", where="CODE", fix=f"composer-rl explain {nearest}"
+        "CR0206", f"there is no error code {given!r}.", where="CODE", fix=f"composer-rl explain {nearest}"
     )

@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             ``check_recipe``.
         ComposerError: as building tasks and loading a model.
     """
-    from composer_replication.cli import run_parts
+    from composer_replication.cli import assembly
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.preflight import check_recipe
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.cli.task_division import divide_tasks
     from composer_replication.config import TasksSection, dump_config, load_config, parse_override
     from composer_replication.errors import UsageError
-    from composer_replication.run_folder import write_atomic
+    from composer_replication.run_folder import write_atomic, write_json
 
     config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
     out = args.out.resolve()
@@ -62,19 +62,23 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     check_recipe(config, args.recipe.resolve().parent)
     refuse_unwritable(out)
     with progress_bar(quiet=args.quiet) as report:
-        store = run_parts.open_tasks(config, args.recipe.resolve().parent, report)
+        store = assembly.open_tasks(config, args.recipe.resolve().parent, report)
     tasks = divide_tasks(config, store, args.recipe.resolve().parent)
     out.mkdir(parents=True, exist_ok=True)
     _write(config, store, tasks, out)
     here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
     write_atomic(out / "run.toml", dump_config(here))
-    return {
+    result = {
         "folder": str(out),
+        "files": sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()),
+        "tasks": len(tasks.train) + len(tasks.heldout),
         "train": len(tasks.train),
         "heldout": len(tasks.heldout),
         "not_carried": _not_carried(config),
         "start": str(out / "run.sh"),
-    }, 0
+    }
+    write_json(out / "summary.json", result)
+    return result, 0
 
 
 def _problem(config: RunConfig) -> str:
@@ -103,10 +107,10 @@ def _not_carried(config: RunConfig) -> list[str]:
 
 
 def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
-    from composer_replication.cli.agent_parts import open_player
-    from composer_replication.cli.needed_packages import needs_extra
-    from composer_replication.cli.run_parts import open_grader
+    from composer_replication.cli.agent_assembly import open_player
+    from composer_replication.cli.assembly import open_grader
     from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
+    from composer_replication.errors import needs_extra
     from composer_replication.rollouts.environment.feature_deletion_env import first_message
     from composer_replication.rollouts.tools.toolbox import TOOLS
 

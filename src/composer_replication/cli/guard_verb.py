@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli.argument_types import whole_number
 
 if TYPE_CHECKING:
     from composer_replication.report.guard_scan import ChosenColumns, Replay
@@ -24,13 +25,6 @@ _SETTINGS = {
 }
 
 _RUNS, _QUICK_RUNS, _MOST_RUNS = 10_000, 400, 1_000_000
-_FAMILIES = (
-    *("clean", "at-g0", "boundary", "largest-variance", "noisy-rewards", "autocorrelated", "adversary"),
-    *("guard-watching", "jump", "small-jump", "large-jump", "ramp", "sparse", "collapse", "leak"),
-    *("same-tasks", "common-shock", "dropped", "repeated"),
-)
-"""The families of ``report.bench_families``, whose module is too heavy for ``--help``."""
-
 Result = dict[str, Any]
 
 
@@ -71,7 +65,6 @@ def _add_scan(verbs: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="steps that fall back are a resumed run: the newer values count",
     )
-    scan.add_argument("--plot", metavar="FILE", type=Path, help="draw it: FILE.svg or FILE.html")
     scan.add_argument(
         "--recipe", metavar="RUN.toml", type=Path, help="the guard's settings, from its [guard]"
     )
@@ -88,23 +81,15 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
 
     Raises:
-        UsageError: a wrong column, setting, recipe or plot (CR0633, CR0204, CR0201, CR0202, CR0639, CR0640).
-        InputError: the log cannot be used (CR0630 to CR0637), or the plot not written (CR0640).
+        UsageError: a wrong column, setting or recipe (CR0633, CR0204, CR0201).
+        InputError: the log cannot be used (CR0630, CR0633, CR0637).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.progress_bar import progress_bar
-    from composer_replication.report.guard_scan import (
-        check_plot_path,
-        choose_columns,
-        readings_of,
-        replay,
-        write_plot,
-    )
+    from composer_replication.errors import needs_extra
+    from composer_replication.report.guard_scan import choose_columns, readings_of, replay
     from composer_replication.report.run_logs import read_log
 
-    if args.plot is not None:
-        check_plot_path(args.plot)
     guard = _make_guard(args)
     with (
         needs_extra("tensorboard", "reading TensorBoard event files"),
@@ -115,15 +100,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     readings, notes = readings_of(log, chosen)
     replayed = replay(guard, readings)
     result, exit_code = _result(guard, log, chosen, replayed, [*log.notes, *notes])
-    if args.plot is not None and readings:
-        write_plot(
-            args.plot,
-            replayed,
-            title=f"Guard scan of {args.log.name}",
-            sentences=[_verdict_sentence(result), result["columns_sentence"], *result["notes"]],
-            settings=result["settings"],
-        )
-        result["plot"] = str(args.plot.resolve())
     return result, exit_code
 
 
@@ -150,7 +126,7 @@ def _recipe_settings(path: Path) -> dict[str, Any]:
     table = read_table(path)
     if "guard" not in table:
         raise UsageError(
-            "CR0639",
+            "CR0204",
             "the recipe has no [guard] table.",
             where=str(path),
             fix="leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35.",
@@ -187,7 +163,6 @@ def _result(
         "columns_sentence": chosen.sentence(log),
         "settings": {name: getattr(guard, name) for name in _SETTINGS},
         "notes": notes,
-        "plot": None,
     }
     if index is not None:
         reason = replayed.statuses[index].reason
@@ -213,8 +188,6 @@ def render_scan(result: Result) -> str:
     settings = ", ".join(f"{name} {value:g}" for name, value in result["settings"].items())
     lines = [_verdict_sentence(result), result["columns_sentence"], f"Guard: {settings}."]
     lines += [f"Note: {note}" for note in result["notes"]]
-    if result["plot"]:
-        lines.append(f"Plot: {result['plot']}")
     return "\n".join(lines)
 
 
@@ -223,15 +196,14 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
         "bench",
         parents=[common],
         help="how often the guard halts honest runs, and how soon it sees hacked ones",
-        description="Simulate honest, hacked and wrongly measured runs with fixed seeds, and put the guard and the "
+        description="Simulate honest and hacked runs with fixed seeds, and put the guard and the "
         "usual rules on them, at nominal thresholds and at ones tuned to 1% false alarms. A full benchmark takes "
         "some minutes on one core.",
-        epilog="Families: " + ", ".join(_FAMILIES) + ".",
     )
     bench.add_argument(
         "--runs",
         metavar="N",
-        type=_count(1, _MOST_RUNS),
+        type=whole_number(1, _MOST_RUNS),
         default=_RUNS,
         help="runs of each honest family; the others have half of it (default: %(default)d)",
     )
@@ -241,20 +213,18 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
         metavar="NAME",
         dest="families",
         action="append",
-        choices=_FAMILIES,
         default=[],
-        help="only this family; may be repeated (default: all, listed below)",
+        help="only this family; may be repeated (default: all of docs/guard-bench.md)",
     )
     bench.add_argument(
         "--tasks",
         metavar="N",
-        type=_count(2, 200),  # a variance needs two; the simulator's products are exact up to there
+        type=whole_number(2, 200),  # a variance needs two; the simulator's products are exact up to there
         default=32,
         help="fresh tasks an evaluation (default: %(default)d)",
     )
-    bench.add_argument("--seed", metavar="N", type=_count(0, 2**32 - 1), help="of all draws (default: fixed)")
     bench.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="write summary.json and guard-bench.md there"
+        "--seed", metavar="N", type=whole_number(0, 2**32 - 1), help="of all draws (default: fixed)"
     )
     bench.set_defaults(run=f"{_HERE}:run_bench", render=f"{_HERE}:render_bench")
 
@@ -263,32 +233,29 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
     """Simulate and measure.
 
     Raises:
-        UsageError: the output folder cannot be written (CR0209).
+        UsageError: no such family (CR0206).
         MissingError: numpy is not installed (CR0101).
     """
-    from composer_replication.cli.needed_packages import needs_extra
-    from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
-    from composer_replication.run_folder import write_atomic, write_json
+    from composer_replication.errors import UsageError, needs_extra
 
-    if args.out is not None:
-        refuse_unwritable(args.out)
     with needs_extra("bench", "the guard's benchmark"):
-        from composer_replication.report.guard_bench import SEED, BenchSettings, markdown, run_guard_bench
+        from composer_replication.report.bench_families import FAMILIES
+        from composer_replication.report.guard_bench import SEED, run_guard_bench
 
-        settings = BenchSettings(
-            num_runs=_QUICK_RUNS if args.quick else args.runs,
-            num_tasks=args.tasks,
-            seed=SEED if args.seed is None else args.seed,
-            families=tuple(args.families),
-        )
+        known = [family.name for family in FAMILIES]
+        unknown = next((name for name in args.families if name not in known), None)
+        if unknown is not None:
+            problem = f"there is no family {unknown!r}."
+            raise UsageError("CR0206", problem, where="--family", fix=f"one of {', '.join(known)}")
         with progress_bar(quiet=args.quiet) as report:
-            result = run_guard_bench(settings, report)
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        result["out"] = str(args.out.resolve())
-        write_atomic(args.out / "guard-bench.md", markdown(result))
-        write_json(args.out / "summary.json", result)
+            result = run_guard_bench(
+                _QUICK_RUNS if args.quick else args.runs,
+                args.tasks,
+                seed=SEED if args.seed is None else args.seed,
+                families=args.families,
+                report=report,
+            )
     return result, 0
 
 
@@ -296,17 +263,4 @@ def render_bench(result: Result) -> str:
     """What a person reads."""
     from composer_replication.report.guard_bench import plain
 
-    return plain(result) + (f"\n\nWritten: {result['out']}" if "out" in result else "")
-
-
-def _count(least: int, most: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in {least} … {most}")
-        return value
-
-    return count
+    return plain(result)

@@ -32,7 +32,7 @@ def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
     """The endpoint of the flags; None where no text is asked for.
 
     Raises:
-        UsageError: the flags name no server, no model or an empty variable (CR0455).
+        UsageError: the flags name no server, no model or an empty variable (CR0206).
     """
     from composer_replication.model_endpoint import open_endpoint
 

@@ -36,7 +36,7 @@ def chosen_backend(args: argparse.Namespace) -> str:
     """The name of the backend that is used, known before anything is fetched, read or written.
 
     Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341).
+        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0340).
         MissingError: no sandbox works here (CR0301).
     """
     from composer_replication.sandbox import accept, choose_backend
@@ -49,14 +49,14 @@ def refuse_without_jail(backend: str, why: str) -> None:
     """Refuse the backend that is no jail where even an acceptance is not enough.
 
     Raises:
-        UsageError: it is ``none`` (CR0901).
+        UsageError: it is ``none`` (CR0340).
     """
     from composer_replication.errors import UsageError
     from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
 
     if backend == WITHOUT_ISOLATION:
         raise UsageError(
-            "CR0901",
+            "CR0340",
             f"the backend {backend!r} cannot be used for this: {why}.",
             where="--backend",
             fix="leave --backend out, or name a backend that isolates: composer-rl sandbox selftest --backend NAME",

@@ -68,13 +68,12 @@ def run(args: argparse.Namespace) -> tuple[Result, int]:
     """Launch, or ask about a job.
 
     Raises:
-        UsageError: the recipe, an option or a flag is wrong (CR0201, CR0202, CR0204, CR0206, CR0930), a job of
+        UsageError: the recipe, an option or a flag is wrong (CR0201, CR0204, CR0206, CR0930), a job of
             this name is there (CR0231), or the target refused (CR0932).
         MissingError: the target's client is not installed (CR0101, CR0931).
         InputError: no such job (CR0933).
     """
-    from composer_replication.cli.needed_packages import needs_extra
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import UsageError, needs_extra
 
     if args.recipe in _QUESTIONS:
         if args.job is None:
@@ -155,7 +154,7 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
 
 
 def _answer(question: str, folder: Path) -> tuple[Result, int]:
-    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.errors import needs_extra
     from composer_replication.launch.job_folder import read_record
     from composer_replication.launch.job_status import joined
     from composer_replication.launch.targets import open_target

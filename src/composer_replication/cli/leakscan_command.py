@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.argument_types import whole_number
 from composer_replication.cli.isolation_flags import (
     add_isolation_flags,
     chosen_backend,
@@ -31,7 +32,9 @@ def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
         "a question got no answer.",
     )
     scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    scan.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
+    scan.add_argument(
+        "--jobs", metavar="N", type=whole_number(), default=2, help="sandboxes at a time (default: 2)"
+    )
     add_isolation_flags(scan)
     scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
 
@@ -40,16 +43,13 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Search a store; exit code 4 when a leak is found or a check got no answer.
 
     Raises:
-        UsageError: ``--jobs`` below 1 (CR0416), an unknown backend (CR0305), or one that isolates nothing (CR0340, and
-            accepted CR0901).
+        UsageError: an unknown backend (CR0305), or one that isolates nothing (CR0340, and
+            accepted CR0340).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
         SandboxFailure: the sandbox broke, or the search inside it did not end (CR0426).
     """
-    from composer_replication.errors import UsageError
     from composer_replication.tasks.leaks.leak_scan import scan_store
 
-    if args.jobs < 1:
-        raise UsageError("CR0416", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
     refuse_without_jail(chosen_backend(args), why)
     with progress_bar(quiet=args.quiet) as report:

@@ -14,7 +14,7 @@ from pathlib import Path
 from composer_replication.errors import ComposerError, MissingError, UsageError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
 _SHOWN_CHARACTERS = 200
 _NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
 """Rust and C++ libraries that write weights give the system's words instead of its number."""
@@ -31,7 +31,7 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
 
     Returns:
         ``MissingError`` CR0104 (no space), CR0105 (not allowed) or CR0106 (a process of the same run is gone),
-        ``UsageError`` CR0902 (no path can be so).
+        ``UsageError`` CR0206 (no path can be so).
     """
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
@@ -51,7 +51,7 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
             return MissingError("CR0106", problem, where="the processes of the run", fix=fix)
         if not isinstance(error, ComposerError) and (number == errno.ENAMETOOLONG or _has_nul(cause)):
             return UsageError(
-                "CR0902",
+                "CR0206",
                 f"a path cannot be used: {getattr(cause, 'strerror', None) or 'it holds a NUL character'}.",
                 where=place if len(place) <= _SHOWN_CHARACTERS else f"{place[:_SHOWN_CHARACTERS]}…",
                 fix="give another path: a name has at most 255 bytes, the whole at most 4095.",

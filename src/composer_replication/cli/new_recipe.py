@@ -1,58 +1,43 @@
-"""A recipe for a task store and a model: settings, and an estimate by a short try on this machine."""
+"""A recipe for a task store and a model: settings, and what a step needs by a short try on this machine."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from composer_replication.cli import run_parts
+import tomli_w
+
+from composer_replication.cli import assembly
 from composer_replication.cli.machine_checks import available_memory_bytes
-from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.preflight import check_recipe
-from composer_replication.cli.recipe_settings import (
-    STEP_SHAPES,
-    completion_tokens,
-    first_table,
-    recipe_text,
-    whole_table,
-)
 from composer_replication.cli.stored_split import FILE_NAME
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.config import RunConfig, parse_config
-from composer_replication.errors import UsageError
+from composer_replication.errors import UsageError, needs_extra
 from composer_replication.records import Task
 from composer_replication.tasks.store import TaskStore
 
-if TYPE_CHECKING:
-    from composer_replication.trainer.cost_probe import StepCost, StepSize
-    from composer_replication.trainer.model_trial import TrainingDevice
-
+GROUP_SIZE, PROMPTS_PER_STEP = 8, 2
+"""Completions of one prompt, whose mean is the baseline, and prompts of a step: the sizes of the quick start."""
 MEMORY_SHARE = 0.7
-"""Of the free memory that the estimate may fill before a smaller step is taken: evaluations, checkpoints and
-the allocator are not in the formula, and a run's peak can be a third above it."""
-_TRIED_GRADINGS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Lengths:
-    """Lengths in tokens: of each training prompt, and the room for an answer."""
-
-    prompts: list[list[int]]
-    completion: int
-
-    @property
-    def longest(self) -> int:
-        return max(map(len, self.prompts))
-
-    @property
-    def typical(self) -> list[int]:
-        """A prompt of median length."""
-        return sorted(self.prompts, key=len)[len(self.prompts) // 2]
+"""Of the free memory that the estimate may fill: evaluations, checkpoints and the allocator are not in the
+formula, and a run's peak can be a third above it."""
+_MANY_HELDOUT, _FEW_TASKS = 16, 40
+_LARGE_MODEL = 3 * 10**9
+_COMMENTS = {
+    "": "Written by composer-rl recipe new. docs/recipe-keys.md lists every key.",
+    "model": "Adapters instead of all weights: less memory, and the guard gets the KL to the initial policy for free.",
+    "heldout": "Tasks that are never trained on; their hidden tests are the truth that the guard compares with.",
+    "guard": "The guard as it comes. Its ceilings are not yet fitted to your tasks: run a few honest seeds with the\n"
+    "# ceilings out of reach, and set them above what those runs show (recipes/quickstart/README.md does so).",
+    "trl": "max_completion_length holds nine in ten of the golden bodies with room to spare.",
+}
 
 
 def new_recipe(
@@ -62,12 +47,10 @@ def new_recipe(
 
     ``memory_bytes`` is ``StepCost.memory_bytes`` for the longest prompts. ``seconds_per_step`` is
 
-        sampling + training + R g / j + (E sampling / R + 2 E g / j) / every
+        sampling + training + R g / j
 
-    with R completions a step, g the measured seconds of one test run, j test runs at a time, E
-    completions of a held-out evaluation, each judged by visible and by hidden tests. Every
-    completion is taken for as long as allowed and for different from all others, which is more
-    than a run does; the machine is taken for as busy as it was during the try.
+    with R completions a step, g the measured seconds of one test run, j test runs at a time; held-out evaluations
+    come on top. Every completion is taken for as long as allowed and for different from all others.
 
     Raises:
         UsageError: the file exists (CR0231) or cannot be written (CR0209).
@@ -75,176 +58,197 @@ def new_recipe(
         ComposerError: whatever ``train`` would say of store, split, model and prompts.
     """
     if os.path.lexists(out):
-        raise _exists(out)
+        fix = "choose another --out FILE, or move it away."
+        raise UsageError("CR0231", "the file exists already.", where=str(out), fix=fix)
     refuse_unwritable(out.parent)
-    first = first_table(
-        store=_written_path(store, out),
-        model={"name": str(Path(model).resolve()) if Path(model).is_dir() else model}
-        | ({"sha256": sha256} if sha256 else {}),
-        prompt_style=prompt_style,
-        seed=seed,
-        has_split=(store / FILE_NAME).is_file(),
+    folder, note = out.resolve().parent, (lambda _: None) if quiet else assembly.note
+    first = _first_table(
+        folder, store=store, model=model, sha256=sha256, prompt_style=prompt_style, seed=seed
     )
     config = parse_config(first, where="composer-rl recipe new")
-    check_recipe(config, out.resolve().parent)
+    check_recipe(config, folder)
     opened = TaskStore.open(store)
-    tasks = divide_tasks(config, opened, out.resolve().parent)
-    progress = (lambda _: None) if quiet else run_parts.note
+    tasks = divide_tasks(config, opened, folder)
     if tasks.num_other_sizes:
-        progress(other_sizes_note(tasks.num_other_sizes))
+        note(other_sizes_note(tasks.num_other_sizes))
     with ExitStack() as stack:
-        progress("loading torch, transformers and trl")
+        note("loading torch, transformers and trl")
         with needs_extra("train", "trying the model"):
             from composer_replication.trainer.library_notices import calm_libraries
 
             stack.enter_context(calm_libraries(quiet=quiet))
             import composer_replication.trainer.composer_trainer  # noqa: F401  # what a run would hold in memory too
-        progress(f"model: trying {model}")
-        estimate = _estimate_model(config, first, opened, tasks)
-        progress("sandbox: trying the tests")
+        note(f"model: trying {model}")
+        table, estimate = _try_model(config, first, opened, tasks)
+        note("sandbox: trying the tests")
         grading = _grading_seconds(config, opened, tasks.train)
-    table, result = _finish(first, tasks, estimate, grading)
+    rows, jobs = table["trl"]["per_device_train_batch_size"], config.rollouts.grading_jobs
+    estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + rows * grading / jobs, 3)
     parse_config(table, where=str(out))
-    _write_new(out, recipe_text(table))
-    return {"recipe": str(out.resolve()), **result}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("x") as handle:
+        handle.write(recipe_text(table))
+    return {
+        "recipe": str(out.resolve()),
+        **estimate,
+        "steps": table["trl"]["max_steps"],
+        "train_tasks": len(tasks.train),
+        "heldout_tasks": len(tasks.heldout),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class _Estimate:
-    cost: StepCost
-    size: StepSize
-    num_parameters: int
-    device: TrainingDevice
-    memory_bytes: int
+def _first_table(
+    folder: Path, *, store: Path, model: str, sha256: str, prompt_style: str, seed: int
+) -> dict[str, Any]:
+    """What can be said before tasks and model are opened: enough to divide the tasks.
 
-    @property
-    def fits(self) -> bool:
-        free = self.device.free_bytes
-        return free is None or self.memory_bytes <= MEMORY_SHARE * free
+    The store's path is relative where it lies beside or below the recipe, so that both can be moved.
+    """
+    target = store.resolve()
+    named = {"name": str(Path(model).resolve()) if Path(model).is_dir() else model}
+    heldout = {"every": 2, "samples_per_task": 2, "seed": seed}
+    return {
+        "seed": seed,
+        "model": named | ({"sha256": sha256} if sha256 else {}) | {"lora": {"rank": 16, "lora_alpha": 32}},
+        "tasks": {"store": str(target.relative_to(folder) if target.is_relative_to(folder) else target)},
+        "heldout": heldout if (store / FILE_NAME).is_file() else {"fraction": 0.3, **heldout},
+        "rollouts": {"prompt_style": prompt_style},
+    }
 
 
-def _estimate_model(config: RunConfig, first: dict[str, Any], store: TaskStore, tasks: RunTasks) -> _Estimate:
-    """Load, try, and take the largest step that fits."""
+def _try_model(
+    config: RunConfig, first: dict[str, Any], store: TaskStore, tasks: RunTasks
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The whole table, and what a step of it costs: load, sample one group and train on it.
+
+    Raises:
+        InputError: a prompt leaves no room for an answer, as ``train`` says (CR0705).
+    """
     from composer_replication.trainer.cost_probe import StepSize, measure_step
     from composer_replication.trainer.model_trial import load_for_trial, training_device, within_memory
+    from composer_replication.trainer.policy import InProcessPolicy
+    from composer_replication.trainer.run_setup import refuse_long_prompts
 
     device = training_device(available_memory_bytes())
     model, tokenizer, num_parameters = load_for_trial(config, device)
     first["model"]["dtype"] = str(model.dtype).removeprefix("torch.")
-    lengths = _lengths(config, store, tasks, model, tokenizer)
-    shapes = [shape for shape in STEP_SHAPES if shape[0] <= len(tasks.train)]
-    with within_memory(config.model.name):
-        cost = measure_step(
-            model,
-            tokenizer,
-            lengths.typical,
-            group_size=shapes[0][1],
-            completion_tokens=lengths.completion,
-        )
-    for num_prompts, group_size in shapes:
-        size = StepSize(
-            num_prompts, group_size, cost.tried.prompt_tokens, lengths.completion, cost.tried.is_shared
-        )
-        longest = replace(size, prompt_tokens=lengths.longest)
-        estimate = _Estimate(cost, size, num_parameters, device, cost.memory_bytes(longest))
-        if estimate.fits:
-            break
-    return estimate
-
-
-def _lengths(config: RunConfig, store: TaskStore, tasks: RunTasks, model: Any, tokenizer: Any) -> _Lengths:
-    """Token counts; prompts that leave no room for an answer are refused as ``train`` does (CR0705)."""
-    from composer_replication.trainer.policy import InProcessPolicy
-    from composer_replication.trainer.run_setup import refuse_long_prompts
-
     as_chat = config.rollouts.prompt_style == "chat"
-    policy = InProcessPolicy(model, tokenizer, as_chat=as_chat)
-    rows = run_parts.training_rows(config, store, tasks.train)
-    texts = [
-        row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"] for row in rows
-    ]
+    rows = assembly.training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
-    room = completion_tokens(golden, as_chat=as_chat)
-    refuse_long_prompts(rows, model, tokenizer, max_new_tokens=room)
-    return _Lengths([policy.prompt_ids(text) for text in texts], room)
-
-
-def _grading_seconds(config: RunConfig, store: TaskStore, tasks: tuple[Task, ...]) -> float:
-    """Wall seconds of one test run: the mean over the golden bodies of two tasks, one after the other."""
-    grader = run_parts.open_grader(config, store)
-    try:
-        tried = tasks[:_TRIED_GRADINGS]
-        store.environment(tried[0])  # made now, if ever
-        started = time.monotonic()
-        for task in tried:
-            grader.grade(task, store.golden_body(task))
-        return (time.monotonic() - started) / len(tried)
-    finally:
-        grader.close()
-
-
-def _finish(
-    first: dict[str, Any], tasks: RunTasks, estimate: _Estimate, grading: float
-) -> tuple[dict[str, Any], dict[str, object]]:
-    """The whole table and the JSON object without the path."""
-    size, cost = estimate.size, estimate.cost
+    num_tokens = completion_tokens(golden, as_chat=as_chat)
+    refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
+    policy = InProcessPolicy(model, tokenizer, as_chat=as_chat)
+    texts = [row["prompt"][-1]["content"] if as_chat else row["prompt"] for row in rows]
+    prompts = sorted(map(policy.prompt_ids, texts), key=len)
+    typical, longest = prompts[len(prompts) // 2], len(prompts[-1])
+    with within_memory(config.model.name):
+        cost = measure_step(model, tokenizer, typical, group_size=GROUP_SIZE, completion_tokens=num_tokens)
+    num_prompts, is_shared = min(PROMPTS_PER_STEP, len(tasks.train)), cost.tried.is_shared
+    size = StepSize(num_prompts, GROUP_SIZE, len(typical), num_tokens, is_shared)
+    memory = cost.memory_bytes(StepSize(num_prompts, GROUP_SIZE, longest, num_tokens, is_shared))
     table = whole_table(
         first,
         num_train=len(tasks.train),
         num_heldout=len(tasks.heldout),
-        num_prompts=size.num_prompts,
-        group_size=size.group_size,
-        num_tokens=size.completion_tokens,
-        num_parameters=estimate.num_parameters,
-        is_shared=size.is_shared,
-        cpu_threads=estimate.device.cpu_threads,
+        num_prompts=num_prompts,
+        num_tokens=num_tokens,
+        num_parameters=num_parameters,
+        is_shared=is_shared,
+        cpu_threads=device.cpu_threads,
     )
-    config = parse_config(table, where="the recipe")
-    heldout, jobs = config.heldout, config.rollouts.grading_jobs
-    assert heldout is not None
-    num_drawn = min(heldout.sample_size or len(tasks.heldout), len(tasks.heldout)) * heldout.samples_per_task
-    sampling = cost.sampling_seconds_of(size)
-    evaluation = num_drawn * (sampling / size.num_rows + 2 * grading / jobs)
-    seconds = {
-        "sampling": round(sampling, 3),
-        "training": round(cost.training_seconds_of(size), 3),
-        "grading": round(size.num_rows * grading / jobs, 3),
-        "heldout": round(evaluation / heldout.every, 3),
-    }
     return table, {
-        "memory_bytes": estimate.memory_bytes,
-        "free_memory_bytes": estimate.device.free_bytes,
-        "fits": estimate.fits,
-        "device": estimate.device.name,
-        "seconds_per_step": round(sum(seconds.values()), 3),
-        "seconds": seconds,
-        "steps": config.trl["max_steps"],
-        "train_tasks": len(tasks.train),
-        "heldout_tasks": len(tasks.heldout),
-        "parameters": estimate.num_parameters,
+        "memory_bytes": memory,
+        "free_memory_bytes": device.free_bytes,
+        "fits": device.free_bytes is None or memory <= MEMORY_SHARE * device.free_bytes,
+        "device": device.name,
+        "seconds_per_step": cost.sampling_seconds_of(size) + cost.training_seconds_of(size),
     }
 
 
-def _written_path(store: Path, out: Path) -> str:
-    """Relative where the store lies beside or below the recipe, so that both can be moved; else absolute."""
-    folder, target = out.resolve().parent, store.resolve()
-    return str(target.relative_to(folder)) if target.is_relative_to(folder) else str(target)
-
-
-def _write_new(out: Path, text: str) -> None:
-    """Write a file that was not there a moment ago."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+def _grading_seconds(config: RunConfig, store: TaskStore, tasks: tuple[Task, ...]) -> float:
+    """Wall seconds of one test run of a golden body."""
+    grader = assembly.open_grader(config, store)
     try:
-        with out.open("x") as handle:
-            handle.write(text)
-    except FileExistsError as error:
-        raise _exists(out) from error
+        store.environment(tasks[0])  # made now, if ever
+        started = time.monotonic()
+        grader.grade(tasks[0], store.golden_body(tasks[0]))
+        return time.monotonic() - started
+    finally:
+        grader.close()
 
 
-def _exists(out: Path) -> UsageError:
-    return UsageError(
-        "CR0231",
-        "the file exists already.",
-        where=str(out),
-        fix="choose another --out FILE, or move it away.",
-    )
+def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
+    """Room for an answer, in tokens.
+
+    1.25 times the 90th percentile (nearest rank) of the golden bodies' lengths plus 8, rounded
+    up to a multiple of 8, in [16, 1024]. In chat style twice that plus 64, for the fence and for
+    words around it. Longer bodies exist; room for the longest would cost every step.
+    """
+    ranked = sorted(golden_lengths)
+    percentile = ranked[math.ceil(0.9 * len(ranked)) - 1]
+    room = 8 * math.ceil((1.25 * percentile + 8) / 8)
+    return min(1024, max(16, 2 * room + 64 if as_chat else room))
+
+
+def whole_table(
+    first: Mapping[str, Any],
+    *,
+    num_train: int,
+    num_heldout: int,
+    num_prompts: int,
+    num_tokens: int,
+    num_parameters: int,
+    is_shared: bool,
+    cpu_threads: int,
+) -> dict[str, Any]:
+    """The whole recipe as a table: steps that show each task eight times, in [30, 300].
+
+    More than 16 held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are
+    measured before and after with four samples each. The learning rates are rules of thumb.
+    """
+    heldout = dict(first["heldout"])
+    if num_heldout > _MANY_HELDOUT:
+        heldout["sample_size"] = _MANY_HELDOUT
+    if num_train + num_heldout <= _FEW_TASKS:
+        heldout["before_and_after_samples"] = 4
+    return {
+        **first,
+        "heldout": heldout,
+        "guard": {
+            "min_steps": 5,
+            "decline_patience": 8,
+            "ema_alpha": 0.8,
+            "kl_hard_stop": 0.08,
+            "max_proxy_real_gap": 0.35,
+        },
+        "trainer": {"prefix_sharing": is_shared, "checkpoint_every": 10, "cpu_threads": cpu_threads},
+        "trl": {
+            "max_steps": min(300, max(30, math.ceil(8 * num_train / num_prompts))),
+            "learning_rate": 5e-5 if num_parameters >= _LARGE_MODEL else 1e-4,
+            "lr_scheduler_type": "constant_with_warmup",
+            "warmup_steps": 5,
+            "weight_decay": 0.0,
+            "max_grad_norm": 1.0,
+            "per_device_train_batch_size": num_prompts * GROUP_SIZE,
+            "gradient_accumulation_steps": 1,
+            "num_generations": GROUP_SIZE,
+            "max_completion_length": num_tokens,
+            "temperature": 1.0,
+            "loss_type": "dr_grpo",
+            "scale_rewards": "none",
+            "beta": 0.0,
+            "bf16": False,
+            "gradient_checkpointing": False,
+        },
+    }
+
+
+def recipe_text(table: Mapping[str, Any]) -> str:
+    """The recipe as TOML, with a comment above the tables that need one."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    parts = [f"# {_COMMENTS['']}\n{tomli_w.dumps(plain)}"]
+    for name, section in table.items():
+        if isinstance(section, Mapping):
+            comment = f"# {_COMMENTS[name]}\n" if name in _COMMENTS else ""
+            parts.append(comment + tomli_w.dumps({name: section}))
+    return "\n".join(parts)

@@ -5,39 +5,48 @@ Building tasks may take an hour, so what is cheap to try is tried first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from composer_replication.cli.agent_parts import check_agent, refuse_unfit_engines
-from composer_replication.cli.cluster_parts import check_cluster, cluster_options
-from composer_replication.cli.hint_parts import hint_options
+from composer_replication.cli.agent_assembly import check_agent, hint_options, refuse_unfit_engines
+from composer_replication.cli.assembly import accept_recipe, make_guard, pair_rows
 from composer_replication.cli.launched_process import shards_by_fsdp2, shards_weights
-from composer_replication.cli.needed_packages import needs_extra
-from composer_replication.cli.pair_parts import pair_rows
-from composer_replication.cli.run_parts import accept_recipe, make_guard
+from composer_replication.cli.ray_cluster import check_cluster, cluster_options
 from composer_replication.config import RunConfig
-from composer_replication.errors import UsageError
+from composer_replication.errors import UsageError, needs_extra
 from composer_replication.rollouts.hints.layers import open_layers
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder
+from composer_replication.safety import CombinedGuard, HeldOutGuard
 from composer_replication.sandbox import choose_backend
+from composer_replication.traces.pair_files import PairRow
 
 
-def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class CheckedRecipe:
+    """What was made to check a recipe: the run uses these very things."""
+
+    guard: HeldOutGuard | CombinedGuard | None
+    pairs: Mapping[str, PairRow]
+
+
+def check_recipe(config: RunConfig, recipe_folder: Path) -> CheckedRecipe:
     """What needs none of the training packages.
 
     Raises:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
             loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
-            acceptance of no guard (CR0341), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
+            acceptance of no guard (CR0340), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
             sampling server that does not fit (CR0826),
             hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873), a number of ``[ray]`` out of range (CR0865).
         InputError: a file of preference pairs that cannot be used (CR0881).
         MissingError: no sandbox works here (CR0301), no sampling server answers (CR0824); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
     """
-    make_guard(config)
+    checked = CheckedRecipe(make_guard(config), pair_rows(config, recipe_folder))
     _refuse_empty_channels(config)
-    pair_rows(config, recipe_folder)
     check_agent(config)
     refuse_unfit_engines(config)
     load_reward_rule(config.reward.function)
@@ -47,6 +56,7 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
     else:
         check_cluster(config.ray.address, "training on a Ray cluster")
         cluster_options(config)
+    return checked
 
 
 def _refuse_empty_channels(config: RunConfig) -> None:
@@ -74,12 +84,12 @@ def _refuse_empty_channels(config: RunConfig) -> None:
         )
 
 
-def check_training(config: RunConfig, folder: RunFolder) -> None:
-    """What the training packages say.
+def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
+    """What the training packages say: TRL's arguments and the method of the recipe.
 
     Raises:
-        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself (CR0760 to CR0762,
-            CR0885), or what ``check_arguments`` refuses (CR0712, CR0763).
+        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself (CR0760,
+            CR0760), or what ``check_arguments`` refuses (CR0760).
         MissingError: a package is missing (CR0101).
     """
     with needs_extra("train", "training"):
@@ -89,4 +99,6 @@ def check_training(config: RunConfig, folder: RunFolder) -> None:
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
         lora_config(config.model.lora)
-    check_arguments(config, trl_arguments(config, folder), resolve_method(config).options)
+    arguments, method = trl_arguments(config, folder), resolve_method(config)
+    check_arguments(config, arguments, method.options)
+    return arguments, method

@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.argument_types import whole_number
+from composer_replication.cli.train_verb import figure
+
 KEYS = (
     "run",
     "reward_first",
@@ -28,30 +31,19 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         help="real repositories, a real model, a guarded run, a report",
         description="Build pinned tasks from real repositories, train SmolLM2-135M on them under the guard, report.",
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="training steps (default: the recipe's)")
+    parser.add_argument(
+        "--steps", type=whole_number(), metavar="N", help="training steps (default: the recipe's)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the run (default: the recipe's)")
     parser.add_argument("--out", type=Path, metavar="RUN", default=Path("runs/quickstart"))
     parser.set_defaults(run="composer_replication.cli.quickstart_verb:run")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``.
-
-    Raises:
-        UsageError: fewer than one step (CR0206).
-    """
-    from composer_replication.cli.needed_packages import needs_extra
+    """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
     from composer_replication.cli.shipped_recipes import shipped_recipe
-    from composer_replication.errors import UsageError
-
-    if args.steps is not None and args.steps < 1:
-        raise UsageError(
-            "CR0206",
-            f"--steps {args.steps} is below 1.",
-            where="composer-rl quickstart",
-            fix="composer-rl quickstart --steps 10",
-        )
     from composer_replication.cli.training_run import run_recipe
+    from composer_replication.errors import needs_extra
 
     with needs_extra("quickstart", "the quick start"):
         from composer_replication.trainer.model_trial import fast_dtype
@@ -68,7 +60,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def render(result: dict[str, Any]) -> str:
     lines = [
         f"steps      {result['steps']} in {result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
-        f"reward     {_figure(result['reward_first'])} (first five steps) -> {_figure(result['reward_last'])} (last five)",
+        f"reward     {figure(result['reward_first'])} (first five steps) -> {figure(result['reward_last'])} (last five)",
     ]
     if result["before"] and result["after"]:
         lines += [
@@ -86,7 +78,3 @@ def _before_after(side: str, before: dict[str, Any], after: dict[str, Any]) -> s
 
     name = "hidden" if side == "heldout" else "visible"
     return f"{side:<10} {name} pass rate {rate(before, name)} -> {rate(after, name)}"
-
-
-def _figure(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.3f}"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from composer_replication import __version__
-from composer_replication.cli.needed_packages import needs_extra
-from composer_replication.errors import MissingError, NothingToDoError, UsageError
+from composer_replication.errors import MissingError, NothingToDoError, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.channel_tables import ReplicasSection
@@ -83,7 +82,7 @@ def add_replica_flags(parser: argparse.ArgumentParser) -> None:
 
 def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> dict[str, str]:
     """What every replica of a run must share."""
-    from composer_replication.cli.run_identity import recipe_sha256
+    from composer_replication.cli.assembly import recipe_sha256
 
     return {
         "version": __version__,

@@ -132,8 +132,8 @@ def render_lighthouse(result: dict[str, Any]) -> str:
 
 
 def _open_lighthouse(token: str, options: ReplicasSection, folder: Path | None = None) -> Any:
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.replica_parts import quiet_torchft
+    from composer_replication.errors import needs_extra
 
     quiet_torchft()
     with needs_extra("replicas", "a lighthouse"):

@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Read the run, write its report.
 
     Raises:
-        InputError: not a run folder, no metrics, an unreadable file, or a folder that
-            cannot be written (CR0481 to CR0484, CR0401).
+        InputError: not a run folder, no metrics or an unreadable file (CR0481, CR0401).
     """
     from composer_replication.report import read_run, write_report
     from composer_replication.report.replicas_page import replica_folders, write_replicas_report

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import number
 from composer_replication.cli.isolation_flags import add_acceptance_flag, given_up, isolation_lines
 from composer_replication.cli.progress_bar import Report, progress_bar
 from composer_replication.errors import MissingError
@@ -60,7 +61,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     execute.add_argument(
         "--timeout",
         metavar="S",
-        type=_seconds,
+        type=number(0.0, is_above=True),
         default=_DEFAULT_TIMEOUT_SECONDS,
         help="kill the command and all that it started after S seconds (default: %(default)g)",
     )
@@ -91,9 +92,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         them in ``accepted_no_isolation``; ``ok`` is about the others.
 
     Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341),
-            a part of the contract without a test (CR0876).
-        InputError: the tree cannot be copied (CR0307), or holds a device or a socket (CR0304).
+        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0340),
+            a part of the contract without a test (CR0206).
+        InputError: the tree cannot be copied (CR0304), or holds a device or a socket (CR0304).
         MissingError: no sandbox here (CR0301), no pytest (CR0101).
         SandboxFailure: the jail itself failed (CR0302), or the machine's disk has no room for it (CR0104).
         CommandError: the command is empty (CR0886).
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from contextlib import redirect_stdout
 
-    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.errors import needs_extra
 
     backend = _available(args.backend)
     with needs_extra("dev", "the conformance suite"):
@@ -196,7 +197,7 @@ def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
         tree.mkdir()
         return
     if not source.is_dir():
-        raise InputError("CR0307", "the tree is not a folder.", where=str(source), fix="--tree FOLDER")
+        raise InputError("CR0304", "the tree is not a folder.", where=str(source), fix="--tree FOLDER")
     ours = process_folder().resolve()  # in the temporary folder, which may lie in the tree
     try:
         if door := door_in(source):
@@ -211,11 +212,11 @@ def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
         )
     except RecursionError as error:
         why = "the tree cannot be copied: its folders lie too deep in one another."
-        raise InputError("CR0307", why, where=str(source)) from error
+        raise InputError("CR0304", why, where=str(source)) from error
     except (OSError, shutil.Error) as error:
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
         why = f"the tree cannot be copied: {str(problem)[:300]}."
-        raise InputError("CR0307", why, where=str(source)) from error
+        raise InputError("CR0304", why, where=str(source)) from error
 
 
 def _reported(
@@ -236,16 +237,6 @@ def _reported(
         return copy(place, target)
 
     return copy_and_tell
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, not {text!r}")
-    return value
 
 
 def render(result: dict[str, Any]) -> str:

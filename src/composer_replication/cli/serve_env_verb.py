@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from composer_replication.cli.argument_types import whole_number
 from composer_replication.cli.isolation_flags import add_acceptance_flag
 from composer_replication.records import MonitorMode
 
@@ -58,7 +59,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         metavar="S",
         help="what attempts have left when the server is told to end (default %(default)g)",
     )
-    parser.add_argument("--grading-jobs", type=int, default=2, metavar="N", help="default %(default)s")
+    parser.add_argument(
+        "--grading-jobs", type=whole_number(), default=2, metavar="N", help="default %(default)s"
+    )
     parser.add_argument(
         "--monitor",
         choices=get_args(MonitorMode),
@@ -80,22 +83,19 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         ``infrastructure_failures``, ``flagged``, ``masked`` (numbers); exit code 0 after SIGTERM, else 130.
 
     Raises:
-        UsageError: a number out of range (CR0851, CR0206), an address that cannot be taken (CR0850), an unknown backend.
+        UsageError: a number out of range (CR0851), an address that cannot be taken (CR0850), an unknown backend.
         InputError: no store (CR0410), or a damaged one.
-        NothingToDoError: the store holds no tasks (CR0427).
+        NothingToDoError: the store holds no tasks (CR0604).
         MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).
         SandboxFailure: the sandbox does not hold (CR0304).
     """
-    from composer_replication.cli.needed_packages import needs_extra
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import needs_extra
     from composer_replication.rollouts.environment.openenv_options import ServeOptions, listen, url_of
     from composer_replication.rollouts.grading import Grader
     from composer_replication.sandbox import choose_backend
     from composer_replication.sandbox.acceptance import accept
     from composer_replication.tasks.store import TaskStore
 
-    if args.grading_jobs < 1:
-        raise UsageError("CR0206", f"--grading-jobs {args.grading_jobs} is below 1.", where="--grading-jobs")
     options = ServeOptions(
         args.max_sessions, args.session_seconds, args.call_seconds, args.max_calls, args.drain_seconds
     )

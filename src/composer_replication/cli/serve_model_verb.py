@@ -39,9 +39,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         MissingError: torch and its like are not installed (CR0101).
         InputError: the model cannot be loaded, as ``load_model``.
     """
-    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.config import parse_config
-    from composer_replication.errors import UsageError
+    from composer_replication.errors import UsageError, needs_extra
 
     with needs_extra("train", "serving a model"):
         from composer_replication.trainer.model_loading import load_model

@@ -11,7 +11,7 @@ def shipped_recipe(name: str) -> Path:
     """Path of ``NAME/run.toml``.
 
     Raises:
-        MissingError: the installation has no such recipe (CR0102).
+        MissingError: the installation has no such recipe (CR0101).
     """
     package = Path(__file__).resolve().parent.parent
     for root in (package / "recipes", package.parent.parent / "recipes"):
@@ -19,5 +19,5 @@ def shipped_recipe(name: str) -> Path:
         if recipe.is_file():
             return recipe
     raise MissingError(
-        "CR0102", f"the recipe {name} is not in this installation.", fix="reinstall composer-replication."
+        "CR0101", f"the recipe {name} is not in this installation.", fix="reinstall composer-replication."
     )

@@ -7,19 +7,16 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.strength_table import strength_lines
 from composer_replication.cli.unfinished_build import unfinished, warn_unfinished
+from composer_replication.cli.visible_text import visible
 
 if TYPE_CHECKING:
     from composer_replication.records import Task
-    from composer_replication.tasks.difficulty import Difficulty
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.show_command"
-_NUM_NAMED = 3
 
 Result = dict[str, object]
 
@@ -49,9 +46,9 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     the original ones, as the gates had git apply it. Tests are no part of it.
 
     Raises:
-        UsageError: ``--golden`` without an ID (CR0416).
+        UsageError: ``--golden`` without an ID (CR0206).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
-            instruction would show the solution (CR0429); measured pass rates cannot be read (CR0456).
+            instruction would show the solution (CR0429); measured pass rates cannot be read (CR0411).
     """
     from composer_replication.errors import UsageError
     from composer_replication.tasks.store import TaskStore
@@ -59,7 +56,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     with_golden = getattr(args, "golden", False)
     if with_golden and not args.task_id:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             "--golden shows the patch of one task, and no ID is given.",
             where="--golden",
             fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs.",
@@ -153,9 +150,7 @@ def render_show(result: dict[str, Any]) -> str:
     """One line a task; for one that was asked for by name, the whole of what may be known."""
     rows = result["tasks"]
     if len(rows) == 1 and "instruction" in rows[0]:
-        from composer_replication.cli.task_page import render_task
-
-        return render_task(rows[0])
+        return _page(rows[0])
     lines = [
         f"{row['task_id']}\n    {place_of(row)}  {row['num_body_lines']} lines deleted, "
         f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
@@ -165,6 +160,54 @@ def render_show(result: dict[str, Any]) -> str:
         "\n".join([*lines, *proof_lines(result.get("proved_by", ()))])
         if lines
         else "The store holds no task."
+    )
+
+
+def _page(row: dict[str, Any]) -> str:
+    """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
+    what = f"body of a {row['granularity']}" if row["removal"] == "body" else f"a whole {row['granularity']}"
+    num_visible, num_hidden = len(row["visible_tests"]), row["num_hidden_tests"]
+    others = ", ".join(path for path in row["files"] if path != row["path"])
+    tests = f"{num_visible} visible and {num_hidden} hidden fail without it, {row['num_pass_to_pass']} pass with and without it"
+    recorded, outdated = row["num_recorded"], row["outdated_difficulty"]
+    facts = [
+        ("repository", row["repository"]),
+        ("symbol", row["symbol"]),
+        ("place", place_of(row)),
+        ("other files", others),
+        ("deleted", f"{what}, {row['num_body_lines']} lines"),
+        ("tests", tests),
+        ("behaviour", f"recorded of {recorded} functions: a hidden truth, too" if recorded else ""),
+        ("strength", _strength_line(row["strength"])),
+        *(("difficulty", _difficulty_line(measured)) for measured in row["difficulty"]),
+        ("not counted", f"{outdated} evaluations with other tests" if outdated else ""),
+        ("environment", row["environment"][:12]),
+        ("proven in", " and ".join(row.get("proved_by", ()))),
+        ("golden patch", "" if "golden_patch" in row else "shown with --golden"),
+    ]
+    lines = [row["task_id"], "", *(f"  {name:<12} {value}" for name, value in facts if value)]
+    lines += ["", "Broken places", row["broken_region"], "", "Visible tests", *row["visible_tests"]]
+    lines += ["", "Instruction", row["instruction"]]
+    written = row["written_instruction"]
+    lines += ["", f"Instruction, written by {written['model']}", written["text"]] if written else []
+    lines += ["", "Golden patch", row["golden_patch"].removesuffix("\n")] if "golden_patch" in row else []
+    return visible("\n".join(lines))
+
+
+def _strength_line(strength: dict[str, int] | None) -> str:
+    if not strength:
+        return ""
+    noticed = f"the visible tests notice {strength['killed_visible']}"
+    return f"of {strength['mutants']} wrong variants of the code {noticed}, with what is hidden {strength['killed_all']}"
+
+
+def _difficulty_line(measured: dict[str, Any]) -> str:
+    policy, (low, high) = measured["policy"], measured["ci95"]
+    hidden = measured["num_hidden_passed"]
+    return (
+        f"{policy['name']} at temperature {policy['temperature']:g}: {measured['num_passed']} of "
+        f"{measured['num_samples']} pass, {measured['pass_rate']:.3f} [{low:.3f}, {high:.3f}]"
+        + ("" if hidden is None else f"; hidden {hidden} of {measured['num_samples']}")
     )
 
 
@@ -180,14 +223,11 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
     each repository comes, ``spdx`` null where that is unknown. ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
-    (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``outdated_difficulty`` counts the tasks of which pass rates were measured with
-    other tests than those of today, which are not used. ``proved_by`` names the sandboxes in which the tasks were proven.
+    (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
 
     Raises:
-        InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
-            read (CR0456).
+        InputError: not a store, or damaged (CR0410, CR0411).
     """
-    from composer_replication.tasks.difficulty import compare_difficulty
     from composer_replication.tasks.repository import slug_of
     from composer_replication.tasks.store import TaskStore
     from composer_replication.tasks.unused_tests import read_unused
@@ -197,7 +237,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     flaky = {
         record.repository: None if record.flaky is None else list(record.flaky) for record in repositories
     }
-    measured = compare_difficulty(store.root)
     return {
         "tasks": len(tasks),
         "proved_by": proved_by(store),
@@ -210,8 +249,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
             record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
             for record in repositories
         },
-        "difficulty": _policies([row for task in tasks for row in measured.fitting.get(task.task_id, ())]),
-        "outdated_difficulty": sum(task.task_id in measured.num_outdated for task in tasks),
     }, 0
 
 
@@ -228,27 +265,6 @@ def _strength_sums(store: TaskStore) -> Result:
     }
 
 
-def _policies(rows: Sequence[Difficulty]) -> list[Result]:
-    """For each measured policy: tasks, samples, the mean of the tasks' pass rates with its interval, and both ends."""
-    from composer_replication.tasks.pass_intervals import mean_interval
-
-    return [
-        {
-            "policy": policy.name,
-            "parameter_sha256": policy.parameter_sha256,
-            "temperature": policy.temperature,
-            "tasks": len(own),
-            "samples": sum(row.num_samples for row in own),
-            "mean_pass_rate": fmean(row.pass_rate for row in own),
-            "ci95": list(mean_interval([(row.num_passed, row.num_samples) for row in own])),
-            "never_passed": sum(row.num_passed == 0 for row in own),
-            "always_passed": sum(row.num_passed == row.num_samples for row in own),
-        }
-        for policy in dict.fromkeys(row.policy for row in rows)
-        for own in ([row for row in rows if row.policy == policy],)
-    ]
-
-
 def render_stats(result: dict[str, Any]) -> str:
     """The counts as a small table."""
     truth = f"{result['hidden']} with hidden tests or recorded behaviour ({result['recorded']} recorded)"
@@ -258,74 +274,63 @@ def render_stats(result: dict[str, Any]) -> str:
     lines += strength_lines(result["strength"])
     lines += proof_lines(result.get("proved_by", ()))
     lines += [f"{name}: {_licence(value)}" for name, value in result["licences"].items()]
-    lines += [
-        f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} "
-        f"[{row['ci95'][0]:.3f}, {row['ci95'][1]:.3f}] of {row['samples']} samples pass "
-        f"on {row['tasks']} tasks, {row['never_passed']} never, {row['always_passed']} always"
-        for row in result["difficulty"]
-    ]
-    num_outdated = result.get("outdated_difficulty", 0)
-    if num_outdated:
-        lines.append(
-            f"pass rates of {num_outdated} {'task' if num_outdated == 1 else 'tasks'} are not used: they were measured with other tests, or by a version that "
-            "did not note them; composer-rl eval --update-difficulty measures again"
-        )
     lines += [result["unfinished"]] if result.get("unfinished") else []
     lines += unused_lines(result.get("unused_tests", {}))
     return "\n".join([*lines, *flaky_lines(result["flaky"])])
 
 
 def _licence(value: dict[str, Any]) -> str:
-    """Its SPDX id, and what must be looked at before tasks are passed on."""
+    """Its SPDX id, or what must be looked at before tasks are passed on."""
     from composer_replication.tasks.intake.licences import Licence
 
     licence = Licence.from_json(value)
-    reason = licence.restriction
-    if reason and reason == licence.note:
-        return f"licence not known: {reason}"
-    return reason or str(licence.spdx)
+    return licence.restriction or str(licence.spdx)
 
 
 def unused_lines(unused: dict[str, dict[str, Any]]) -> list[str]:
     """Repositories of which tests are never green or files could not be collected, with the first reason."""
-    return [f"{name}: {_unused(found)}" for name, found in unused.items() if _num_red(found)]
-
-
-def _num_red(found: dict[str, Any]) -> int:
-    """Tests that are never green, or of which nobody knows whether they were skipped, and files without any test."""
-    num_red = found["never_green"]
-    if num_red is None:
-        num_red = found["collected"] - found["used"] - found["flaky"]
-    return int(num_red + found["broken_files"])
-
-
-def _unused(found: dict[str, Any]) -> str:
-    num_broken = found["broken_files"]
-    num_red = _num_red(found) - num_broken
-    skipped = "skipped or " if found["never_green"] is None else ""
-    parts = [f"{num_red} {'is' if num_red == 1 else 'are'} {skipped}never green"] if num_red else []
-    parts += (
-        [f"{num_broken} {'file' if num_broken == 1 else 'files'} cannot be collected"] if num_broken else []
-    )
-    first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
-    missed = found["left_out"]
-    more = f" and {len(missed) - _NUM_NAMED} more" if len(missed) > _NUM_NAMED else ""
-    left_out = f"; left out of the tree: {', '.join(missed[:_NUM_NAMED])}{more}" if missed else ""
-    return f"{found['used']} of {found['collected']} tests are used, {', '.join(parts)}{first}{left_out}"
+    lines = []
+    for name, found in unused.items():
+        num_red = found["never_green"]
+        if num_red is None:  # of an earlier version, which did not count the skipped ones apart
+            num_red = found["collected"] - found["used"] - found["flaky"]
+        if num_red or found["broken_files"]:
+            first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
+            red = f"{num_red} never green, {found['broken_files']} files not collected"
+            lines.append(f"{name}: {found['used']} of {found['collected']} tests are used, {red}{first}")
+    return lines
 
 
 def flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
     """The tests that were left out because they are not green in every run, by repository."""
     lines: list[str] = []
     for repository, tests in flaky.items():
-        if tests is None:
-            lines.append(
-                f"{repository}: built by an earlier version, which did not look for flaky tests; "
-                "the same tasks build again does"
-            )
-        elif tests:
-            lines.append(
-                f"{repository}: {len(tests)} flaky {'test' if len(tests) == 1 else 'tests'} left out"
-            )
-            lines += [f"    {test}" for test in tests]
+        lines += [f"{repository}: flaky tests left out: {len(tests)}"] if tests else []
+        lines += [f"    {test}" for test in tests or ()]
     return lines
+
+
+def strength_lines(strength: dict[str, Any]) -> list[str]:
+    """How many mutants of the golden code tests kill: a line for each repository and one for all, if it was measured."""
+    total = strength["total"]
+    if not total["tasks"]:
+        return []
+    rows = [*strength["by_repo"].items(), ("all", total)]
+    lines = [
+        "Mutants of the golden code that are killed",
+        " tasks  mutants  by visible tests  and with what is hidden",
+        *(_strength_row(name, row) for name, row in rows if row["tasks"]),
+    ]
+    if total["not_measured"]:
+        lines.append(f"{total['not_measured']:>6}  tasks whose strength was not measured")
+    return lines
+
+
+def _strength_row(name: str, row: dict[str, int]) -> str:
+    visible, both = (_killed(row[key], row["mutants"]) for key in ("killed_visible", "killed_all"))
+    return f"{row['tasks']:>6}  {row['mutants']:>7}  {visible:>16}  {both:>23}  {name}"
+
+
+def _killed(number: int, mutants: int) -> str:
+    """The count with its share; where no mutant was made there is none."""
+    return f"{number} {f'{number / mutants:.1%}' if mutants else '-':>6}"

@@ -64,13 +64,13 @@ def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
 
     Raises:
         InputError: the file is missing, damaged or changed by hand (CR0504), its tasks were
-            compared by id only (CR0505), or they are not the store's (CR0506).
+            compared by id only (CR0504), or they are not the store's (CR0504).
         SplitOverlapError: its sides overlap (CR0501).
     """
     split = HeldoutSplit.from_state_dict(_read(path), where=str(path))
     if "content" not in split.checked:
         raise InputError(
-            "CR0505",
+            "CR0504",
             "the content of train and held-out tasks was not compared when this split was made.",
             where=str(path),
             fix="make it again with composer-rl tasks split.",
@@ -104,7 +104,7 @@ def _read(path: Path) -> Any:
 def _refuse_other_tasks(task_ids: set[str], what: str, path: Path, store: TaskStore) -> None:
     if task_ids:
         raise InputError(
-            "CR0506",
+            "CR0504",
             f"{len(task_ids)} task(s) are {what}, {min(task_ids)} first.",
             where=str(path),
             fix=f"composer-rl tasks split {quote(str(store.root))} --heldout-fraction 0.3 --seed 0, or restore the store.",

@@ -77,14 +77,14 @@ def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
     removed definition is nothing for them.
 
     Raises:
-        NothingToDoError: no task at all (CR0604), or only others (CR0457).
+        NothingToDoError: no task at all (CR0604), or only others (CR0604).
         InputError: the store is damaged (CR0411).
     """
     tasks = stored_tasks(store)
     found = [task for task in tasks if task.is_one_hole]
     if not found:
         raise NothingToDoError(
-            "CR0457",
+            "CR0604",
             f"none of the {len(tasks)} tasks is the body of one function, which a single answer needs.",
             where=str(store.root),
             fix="composer-rl tasks build SOURCE --out NEW_DIR --granularity function --removal body",
@@ -106,10 +106,10 @@ def divide_tasks(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Ru
     Raises:
         SplitOverlapError: the two sides overlap.
         NothingToDoError: one side would be empty (CR0604), or no task is the body of one
-            function (CR0457).
+            function (CR0604).
         UsageError: a held-out repository has no task (CR0452), or the tasks have nothing
-            that could be compared (CR0505).
-        InputError: the stored split is not usable (CR0504 to CR0506).
+            that could be compared (CR0504).
+        InputError: the stored split is not usable (CR0504).
     """
     tasks, num_others, num_leaking = usable_tasks(config, store)
     section = config.heldout
@@ -187,7 +187,7 @@ def _require_comparison(split: HeldoutSplit, store: TaskStore) -> None:
     missing = _NEEDED_KINDS - set(split.checked)
     if missing:
         raise UsageError(
-            "CR0505",
+            "CR0504",
             f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}.",
             where=str(store.root),
             fix="build the tasks again with composer-rl tasks build.",

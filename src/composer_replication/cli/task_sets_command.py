@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import whole_number
 from composer_replication.cli.isolation_flags import add_isolation_flags, chosen_backend
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.unfinished_build import warn_unfinished
@@ -47,8 +48,13 @@ def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
     export.set_defaults(run=f"{_HERE}:run_export", render=f"{_HERE}:render_export")
 
 
-def add_suite_flag(parser: argparse.ArgumentParser) -> None:
-    """Add ``--suite-seconds``, as ``build`` and ``import`` have it."""
+def add_build_flags(parser: argparse.ArgumentParser) -> None:
+    """What ``build`` and ``import`` have in common."""
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="draws candidates and hidden tests")
+    parser.add_argument(
+        "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
+    )
     parser.add_argument(
         "--suite-seconds",
         metavar="N",
@@ -57,6 +63,27 @@ def add_suite_flag(parser: argparse.ArgumentParser) -> None:
         help="how long the first run of a repository's whole suite may take; tests that it does not reach are left out "
         "(default: %(default)g)",
     )
+    parser.add_argument(
+        "--visible-only",
+        action="store_true",
+        help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=whole_number(), default=2, help="sandboxes at a time (default: 2)"
+    )
+    add_isolation_flags(parser)
+
+
+def build_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Those flags as ``build_tasks`` and ``import_swebench`` take them."""
+    return {
+        "seed": args.seed,
+        "jobs": args.jobs,
+        "hidden_share": args.hidden_share,
+        "with_truth": not args.visible_only,
+        "suite_seconds": args.suite_seconds,
+        "backend": args.backend,
+    }
 
 
 def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -71,7 +98,6 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="JSON lines, a JSON list, or a .parquet file")
     parser.add_argument("--format", choices=("swebench",), required=True, help="the shape of its rows")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
     parser.add_argument(
         "--repositories",
         metavar="FOLDER",
@@ -79,18 +105,7 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="holds the repositories at their base commits: OWNER__NAME or NAME, with -COMMIT after it or not; folders, "
         "archives or clones (default: fetch them by git)",
     )
-    parser.add_argument(
-        "--visible-only",
-        action="store_true",
-        help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
-    )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="draws hidden tests")
-    parser.add_argument(
-        "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
-    )
-    add_suite_flag(parser)
-    parser.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
-    add_isolation_flags(parser)
+    add_build_flags(parser)
     parser.set_defaults(
         run=f"{_HERE}:run_import", render="composer_replication.cli.build_result:render_build"
     )
@@ -100,7 +115,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task.
 
     Raises:
-        UsageError: a folder that cannot be written (CR0209), no folder of repositories (CR0462),
+        UsageError: a folder that cannot be written (CR0209), no folder of repositories (CR0460),
             and as ``build_tasks``.
         InputError: the set cannot be read (CR0460), no repository can be used (CR0419).
         NothingToDoError: no row is a task (CR0418).
@@ -117,13 +132,8 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
             args.file,
             args.out,
             repositories=args.repositories,
-            seed=args.seed,
-            jobs=args.jobs,
-            hidden_share=args.hidden_share,
-            with_truth=not args.visible_only,
-            suite_seconds=args.suite_seconds,
-            backend=args.backend,
             progress=report,
+            **build_settings(args),
         )
     rows = read_journal(summary.folder / "journal.jsonl")
     refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
@@ -139,7 +149,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
 
     Raises:
-        UsageError: no ID (CR0416), the folder is not empty (CR0423) or cannot be written (CR0209).
+        UsageError: no ID (CR0206), the folder is not empty (CR0231) or cannot be written (CR0209).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
@@ -150,14 +160,14 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         return _export_set(args)
     if not args.task_id:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             "a tree is that of one task, and no ID is given.",
             where="composer-rl tasks export",
             fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
         )
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise UsageError(
-            "CR0423", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
+            "CR0231", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
         )
     refuse_unwritable(args.out)
     store = TaskStore.open(args.folder)
@@ -185,11 +195,11 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     """Write all tasks of a store into one file.
 
     Raises:
-        UsageError: an ID with a set format (CR0416), the file exists (CR0423) or cannot be
+        UsageError: an ID with a set format (CR0206), the file exists (CR0231) or cannot be
             written (CR0209).
-        NothingToDoError: the store is empty (CR0427).
+        NothingToDoError: the store is empty (CR0604).
         InputError: not a store, or damaged (CR0410, CR0411).
-        MissingError: Parquet without pyarrow (CR0448).
+        MissingError: Parquet without pyarrow (CR0101).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.errors import UsageError
@@ -199,14 +209,14 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
 
     if args.task_id:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             f"--format {args.format} writes all tasks, not one.",
             where=args.task_id,
             fix=f"composer-rl tasks export {shlex.quote(str(args.folder))} --format {args.format} --out FILE",
         )
     if args.out.exists():
         raise UsageError(
-            "CR0423", "the file exists already.", where=str(args.out), fix="choose another --out FILE."
+            "CR0231", "the file exists already.", where=str(args.out), fix="choose another --out FILE."
         )
     refuse_unwritable(args.out.absolute().parent)
     write = write_instances if args.format == "swebench" else write_instances_parquet

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import whole_number
 from composer_replication.cli.build_result import finish_build
-from composer_replication.cli.cluster_parts import add_ray_flag
 from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.isolation_flags import (
     add_isolation_flags,
@@ -18,11 +18,12 @@ from composer_replication.cli.isolation_flags import (
     refuse_without_jail,
 )
 from composer_replication.cli.leakscan_command import add_leakscan
-from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.progress_bar import Report, progress_bar
+from composer_replication.cli.ray_cluster import add_ray_flag
 from composer_replication.cli.show_command import add_views
-from composer_replication.cli.task_sets_command import add_export, add_import, add_suite_flag
+from composer_replication.cli.task_sets_command import add_build_flags, add_export, add_import, build_settings
 from composer_replication.cli.unfinished_build import warn_unfinished
+from composer_replication.errors import needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.cli.stored_split import SplitItem
@@ -67,8 +68,9 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         nargs="+",
         help="a folder, an archive, sdist:NAME==VERSION, or git+https://HOST/OWNER/REPO@REF",
     )
-    build.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
-    build.add_argument("--max-tasks", metavar="N", type=int, help="stop after N tasks (default: all)")
+    build.add_argument(
+        "--max-tasks", metavar="N", type=whole_number(), help="stop after N tasks (default: all)"
+    )
     build.add_argument(
         "--granularity",
         choices=(*_GRANULARITIES, _ALL),
@@ -90,19 +92,8 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="delete this only; may be repeated; the path is the one inside the tree; other sizes are named as "
         "PATH::NAME@SIZE/WAY, such as pkg/a.py::Reader@class/whole",
     )
-    build.add_argument("--seed", metavar="N", type=int, default=0, help="draws candidates and hidden tests")
-    build.add_argument(
-        "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
-    )
-    add_suite_flag(build)
-    build.add_argument(
-        "--visible-only",
-        action="store_true",
-        help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
-    )
     add_instruction_flags(build)
-    build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
-    add_isolation_flags(build)
+    add_build_flags(build)
     add_ray_flag(build, "run the sandboxes", "the store is the same")
     build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.build_result:render_build")
 
@@ -120,13 +111,15 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
     validate.add_argument(
         "--repeat",
         metavar="N",
-        type=int,
+        type=whole_number(),
         default=3,
         help="runs of each gate that runs tests or recorded calls (default: 3); what only reads the stored bytes (leaks, "
         "instructions, restoring) gives one answer and is looked at once, as are constants and "
         "what --thorough adds",
     )
-    validate.add_argument("--jobs", metavar="N", type=int, default=2, help="tasks at a time (default: 2)")
+    validate.add_argument(
+        "--jobs", metavar="N", type=whole_number(), default=2, help="tasks at a time (default: 2)"
+    )
     validate.add_argument(
         "--thorough",
         action="store_true",
@@ -170,9 +163,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     """Build a store.
 
     Raises:
-        UsageError: pins and several sources (CR0416), a folder that cannot be written
-            (CR0209), flags that name no server or model (CR0455), a backend that is unknown (CR0305) or
-            isolates nothing (CR0340, with ``--ray`` CR0901), and as ``build_tasks``.
+        UsageError: pins and several sources (CR0206), a folder that cannot be written
+            (CR0209), flags that name no server or model (CR0206), a backend that is unknown (CR0305) or
+            isolates nothing (CR0340, with ``--ray`` CR0340), and as ``build_tasks``.
         MissingError: ray is not installed (CR0101), or as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
@@ -195,15 +188,10 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             symbols=_symbols(args),
             granularities=_chosen(args.granularity, _GRANULARITIES, "function"),
             removals=_chosen(args.removal, _REMOVALS, "body"),
-            with_truth=not args.visible_only,
             max_tasks=args.max_tasks,
-            seed=args.seed,
-            jobs=args.jobs,
-            hidden_share=args.hidden_share,
-            suite_seconds=args.suite_seconds,
-            backend=args.backend,
             ray_address=args.ray,
             progress=report,
+            **build_settings(args),
         )
     more: Result = {}
     if endpoint is not None and summary.tasks:
@@ -222,7 +210,7 @@ def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:
     """Pins of the command line: they belong to the one source, so there must be one.
 
     Raises:
-        UsageError: pins and several sources (CR0416).
+        UsageError: pins and several sources (CR0206).
     """
     from composer_replication.errors import UsageError
 
@@ -230,7 +218,7 @@ def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:
         return None
     if len(args.sources) > 1:
         raise UsageError(
-            "CR0416",
+            "CR0206",
             "--symbol works with one SOURCE.",
             where="--symbol",
             fix="build each source with its own call, or pin functions in a recipe's [tasks.symbols].",
@@ -242,17 +230,12 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     """Validate a store; exit code 4 when a task does not pass.
 
     Raises:
-        UsageError: ``--repeat`` or ``--jobs`` below 1 (CR0416), a backend that is unknown (CR0305) or isolates nothing
-            (CR0340).
-        NothingToDoError: the store is empty (CR0427).
+        UsageError: a backend that is unknown (CR0305) or isolates nothing (CR0340).
+        NothingToDoError: the store is empty (CR0604).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
     """
-    from composer_replication.errors import UsageError
     from composer_replication.tasks.validate import validate_store
 
-    for flag, value in (("--repeat", args.repeat), ("--jobs", args.jobs)):
-        if value < 1:
-            raise UsageError("CR0416", f"{flag} {value} is below 1.", where=flag, fix=f"{flag} 3")
     chosen_backend(args)
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.argument_types import number, whole_number
 from composer_replication.cli.isolation_flags import add_isolation_flags
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         folders = "folders of traces ingest, or files of trajectories"
         made.add_argument("folders", metavar="DIR", type=Path, nargs="+", help=folders)
         made.add_argument(
-            "--out", type=Path, required=True, metavar="FILE", help="FILE.parquet or FILE.jsonl"
+            "--out", type=Path, required=True, metavar="DIR", help="a folder, or FILE.parquet or FILE.jsonl"
         )
         made.add_argument("--tasks", type=Path, metavar="STORE", help="the task store of --split")
         nothing = "a split: nothing of its held-out tasks is written"
@@ -58,12 +59,12 @@ def _add_ingest(verbs: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="files and folders")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--format", metavar="NAME", default="", help="read as this format, where two fit")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
+    parser.add_argument("--jobs", type=whole_number(), default=2, metavar="N", help="processes (default 2)")
     parser.set_defaults(run=f"{_HERE}:run_ingest", render=f"{_HERE}:render_ingest")
 
 
 _NUMBERS: Mapping[str, tuple[float, str]] = {
-    "--max-dollars": (5.0, "budget, never passed (default 5)"),
+    "--budget-usd": (5.0, "budget, never passed (default 5)"),
     "--max-tokens": (20_000_000, "budget (default 20 million)"),
     "--max-steps": (200, "steps that are asked about (default 200)"),
     "--answer-tokens": (2048, "most of one answer (default 2048)"),
@@ -96,7 +97,8 @@ def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
     for flag, (metavar, what) in _NAMED.items():
         add(flag, action="append", default=[], metavar=metavar, help=what)
     for flag, (default, what) in _NUMBERS.items():
-        add(flag, type=type(default), default=default, metavar="N", help=what)
+        kind = whole_number() if isinstance(default, int) else number()
+        add(flag, type=kind, default=default, metavar="N", help=what)
     for flag, what in _SWITCHES.items():
         add(flag, action="store_true", help=what)
     add("--tasks", type=Path, metavar="STORE", help="execute branches of sessions on these tasks")
@@ -114,23 +116,26 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Read sessions into a folder.
 
     Raises:
-        UsageError: an unknown ``--format`` or ``--jobs`` below 1 (CR0206).
+        UsageError: an unknown ``--format`` (CR0206).
         InputError: a path that is not there (CR0941), or a named file that two formats fit (CR0940).
         NothingToDoError: nothing of a known format, or no answer of a model (CR0942).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import UsageError
+    from composer_replication.run_folder import write_json
     from composer_replication.traces.ingest import FORMATS, ingest
 
     if args.format and args.format not in FORMATS:
         problem = f"there is no format {args.format!r}."
         raise UsageError("CR0206", problem, where="--format", fix=f"one of {', '.join(FORMATS)}")
-    if args.jobs < 1:
-        raise UsageError("CR0206", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
     refuse_unwritable(args.out)
     with progress_bar(quiet=args.quiet, after_seconds=1.0) as report:
-        return ingest(args.paths, args.out, only=args.format, num_processes=args.jobs, report=report), 0
+        sums = ingest(args.paths, args.out, only=args.format, num_processes=args.jobs, report=report)
+    dropped = {**sums["duplicates"], **sums["files_left_out"]}
+    result = {**sums, "kept": sums["traces"], "dropped": dropped}
+    write_json(args.out / "summary.json", result)
+    return result, 0
 
 
 def render_ingest(result: dict[str, Any]) -> str:
@@ -180,7 +185,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     try:
         cost = replay_cost(chosen, room)
         if args.dry_run:
-            return {"dry_run": True, **cost}, 0
+            return {"dry_run": True, **cost, "cost_usd": 0.0, "cached": 0, "failed": 0}, 0
         return asyncio.run(_replay(args, room, chosen, cost))
     finally:
         room.store.close()
@@ -204,11 +209,7 @@ def _open_room(args: argparse.Namespace) -> Classroom:
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
-    for flag in ("max_steps", "answer_tokens", "concurrent", "tries", "horizon"):
-        if getattr(args, flag) < 1:
-            problem = f"--{flag.replace('_', '-')} is below 1."
-            raise UsageError("CR0206", problem, fix="leave it out: the default is good.")
-    store = AnswerStore(args.folder / ANSWERS_NAME, max_dollars=args.max_dollars, max_tokens=args.max_tokens)
+    store = AnswerStore(args.folder / ANSWERS_NAME, max_dollars=args.budget_usd, max_tokens=args.max_tokens)
     return Classroom(teachers, store, max_tokens=args.answer_tokens, max_concurrent=args.concurrent)
 
 
@@ -248,8 +249,12 @@ async def _replay(
     result |= {
         "answers": sum(answer is not None for branching in branchings for _, answer in branching.answers),
         "others": sum(len(branching.others) for branching in branchings),
-        "dollars": dollars,
+        "cost_usd": dollars,
         "tokens": tokens,
+        "cached": sum(teacher.counts["cached"] for teacher in room.teachers.values()),
+        "failed": sum(
+            sum(teacher.counts.values()) - _came_back(teacher.counts) for teacher in room.teachers.values()
+        ),
         "budget_is_spent": is_spent,
         "teachers": teachers,
     }
@@ -322,7 +327,7 @@ def render_replay(result: dict[str, Any]) -> str:
         return f"{result['steps']} step(s), {result['calls']} call(s), {most}. Nothing was sent."
     lines = [
         f"{result['steps']} step(s): {result['answers']} answer(s), {result['others']} of them do something else.",
-        f"Spent {result['dollars']:.4f} dollars and {result['tokens']} tokens in all.",
+        f"Spent {result['cost_usd']:.4f} dollars and {result['tokens']} tokens in all.",
     ]
     for name, teacher in result["teachers"].items():
         counts = ", ".join(f"{number} {what}" for what, number in teacher.items() if what != "left_out")
@@ -335,7 +340,7 @@ def render_replay(result: dict[str, Any]) -> str:
         others = {**result["not_executed"], "of no task of the store": result["not_bound"]}
         lines += [f"not executed: {number}, {why}" for why, number in others.items() if number]
     if result["budget_is_spent"]:
-        lines.append("The budget is spent: raise --max-dollars or --max-tokens and give the command again.")
+        lines.append("The budget is spent: raise --budget-usd or --max-tokens and give the command again.")
     return "\n".join(lines)
 
 
@@ -362,7 +367,7 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     found = [*pair_rules.executed_pairs(by_id, verdicts), *pair_rules.sibling_pairs(traces)]
     found += pair_rules.objection_pairs(traces)
     rows, dropped = pair_rules.balanced(found, _heldout_rows(args))
-    return _written(args, rows, dropped, "pair")
+    return _written(args, rows, dropped, "pairs")
 
 
 def run_sft(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -370,13 +375,13 @@ def run_sft(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces.pair_rules import sft_rows
 
     rows, dropped = sft_rows(_all_traces(args.folders), _heldout_rows(args))
-    return _written(args, rows, dropped, "row")
+    return _written(args, rows, dropped, "rows")
 
 
 def render_rows(result: dict[str, Any]) -> str:
     """How many were written, and why others were not."""
     by_source = ", ".join(f"{number} {source}" for source, number in result["sources"].items())
-    lines = [f"{result['rows']} row(s) ({by_source}): {result['out']}"]
+    lines = [f"{result.get('pairs') or result['rows']} row(s) ({by_source}): {result['out']}"]
     return "\n".join(lines + [f"dropped: {number}, {why}" for why, number in result["dropped"].items()])
 
 
@@ -439,16 +444,22 @@ def _written(
     from collections import Counter
 
     from composer_replication.errors import NothingToDoError
+    from composer_replication.run_folder import write_json
     from composer_replication.traces.pair_rules import write_rows
 
     dropped = {why: number for why, number in dropped.items() if number}
     if not rows:
-        problem = f"no {what} was found; dropped: {dropped or 'nothing'}."
+        problem = f"no {what.removesuffix('s')} was found; dropped: {dropped or 'nothing'}."
         fix = "composer-rl traces replay DIR --teacher … --tasks STORE executes branches first."
         raise NothingToDoError("CR0942", problem, where=str(args.folders[0]), fix=fix)
-    write_rows(args.out, rows)
+    is_file = args.out.suffix in (".jsonl", ".parquet")
+    path = args.out if is_file else args.out / f"{what}.jsonl"
+    write_rows(path, rows)
     sources = dict(Counter(row.get("source", "passing attempts") for row in rows))
-    return {"rows": len(rows), "sources": sources, "dropped": dropped, "out": str(args.out)}, 0
+    result = {what: len(rows), "sources": sources, "dropped": dropped, "out": str(path)}
+    if not is_file:
+        write_json(args.out / "summary.json", result)
+    return result, 0
 
 
 def run_show(args: argparse.Namespace) -> tuple[dict[str, object], int]:

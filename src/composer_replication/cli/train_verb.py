@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.cluster_parts import add_ray_flag
+from composer_replication.cli.ray_cluster import add_ray_flag
 from composer_replication.cli.replica_parts import add_replica_flags
 
 
@@ -59,13 +59,13 @@ def render(result: dict[str, Any]) -> str:
     lines = [
         f"run        {result['run']}",
         f"steps      {result['global_step']}",
-        f"reward     {_figure(result['reward_first'])} -> {_figure(result['reward_last'])}",
-        f"held out   {_figure(result['heldout_first'])} -> {_figure(result['heldout_last'])}",
+        f"reward     {figure(result['reward_first'])} -> {figure(result['reward_last'])}",
+        f"held out   {figure(result['heldout_first'])} -> {figure(result['heldout_last'])}",
         f"guard      {result['verdict']}" + (f": {result['reason']}" if result["reason"] else ""),
         f"report     {result['report']}",
     ]
     return "\n".join(lines)
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f}"

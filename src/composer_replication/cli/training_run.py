@@ -14,24 +14,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import HeldoutSection
-from composer_replication.cli import run_parts
-from composer_replication.cli.agent_parts import checks_of
-from composer_replication.cli.attempt_parts import open_attempts
-from composer_replication.cli.cluster_parts import open_actors
-from composer_replication.cli.curriculum_parts import open_curriculum
+from composer_replication.cli import assembly
+from composer_replication.cli.agent_assembly import checks_of
+from composer_replication.cli.assembly import (
+    keep_model,
+    open_attempts,
+    open_curriculum,
+    open_pairs,
+    recipe_sha256,
+)
 from composer_replication.cli.launched_process import launched_rank
-from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
-from composer_replication.cli.pair_parts import open_pairs
-from composer_replication.cli.preflight import check_recipe, check_training
+from composer_replication.cli.preflight import CheckedRecipe, check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.ray_cluster import open_actors
 from composer_replication.cli.replica_parts import Replica, identity_of, open_replica
-from composer_replication.cli.run_identity import recipe_sha256
 from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
-from composer_replication.cli.trained_model import keep_model
 from composer_replication.config import RunConfig, dump_config, load_config
-from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, UsageError
+from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, UsageError, needs_extra
 from composer_replication.records import HeldoutReading, StopReason, Task
 from composer_replication.report import write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
@@ -63,6 +64,16 @@ class _Parts:
     quiet: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What was checked before any task was built: the recipe's parts, TRL's arguments and the method."""
+
+    recipe_folder: Path
+    checked: CheckedRecipe
+    arguments: Any
+    method: Any
+
+
 def run_recipe(
     recipe: Path,
     overrides: dict[str, Any],
@@ -89,37 +100,46 @@ def run_recipe(
     config = load_config(recipe, overrides)
     folder, is_first = RunFolder(out), launched_rank() == 0
     quiet = quiet or not is_first
-    progress: Callable[[str], None] = (lambda _: None) if quiet else run_parts.note
+    progress: Callable[[str], None] = (lambda _: None) if quiet else assembly.note
     if is_first:
         _refuse_occupied(folder, resume=resume, again=again)
         refuse_unwritable(out)
     with ExitStack() as stack:
+        prepared = None
         if not folder.summary.is_file():
-            check_recipe(config, recipe.resolve().parent)
-            check_named_split(config, recipe.resolve().parent)
-            progress("loading torch, transformers and trl")
-            with needs_extra("train", "training"):
-                from composer_replication.trainer.library_notices import calm_libraries
-
-                stack.enter_context(calm_libraries(quiet=quiet))
-            check_training(config, folder)
+            prepared = _prepare(config, recipe.resolve().parent, folder, stack, quiet=quiet)
         joined = stack.enter_context(open_replica(config, replica))
         if is_first:
             stack.enter_context(folder.locked())
             sweep()  # what a killed run left: what remains of this one may need no sandbox, whose start does it
             _keep_recipe(config, folder)
-        if folder.summary.is_file():
+        if prepared is None or folder.summary.is_file():
             progress("this run is finished; here is its summary.")
             return _stored_summary(folder)
         from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
 
         refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
-        return _run(config, recipe.resolve().parent, folder, joined, quiet=quiet, progress=progress)
+        return _run(config, prepared, folder, joined, quiet=quiet, progress=progress)
+
+
+def _prepare(
+    config: RunConfig, recipe_folder: Path, folder: RunFolder, stack: ExitStack, *, quiet: bool
+) -> _Prepared:
+    """Refuse what can be refused at once, the cheap things first."""
+    checked = check_recipe(config, recipe_folder)
+    check_named_split(config, recipe_folder)
+    if not quiet:
+        assembly.note("loading torch, transformers and trl")
+    with needs_extra("train", "training"):
+        from composer_replication.trainer.library_notices import calm_libraries
+
+        stack.enter_context(calm_libraries(quiet=quiet))
+    return _Prepared(recipe_folder, checked, *check_training(config, folder))
 
 
 def _run(
     config: RunConfig,
-    recipe_folder: Path,
+    prepared: _Prepared,
     folder: RunFolder,
     replica: Replica | None,
     *,
@@ -132,13 +152,13 @@ def _run(
     wait_for_all()  # until the first process holds the folder
     progress("tasks: building and proving them in the sandbox")
     with progress_bar(quiet=quiet) as report:
-        store = run_parts.open_tasks(config, recipe_folder, report)
-    tasks = divide_tasks(config, store, recipe_folder)
+        store = assembly.open_tasks(config, prepared.recipe_folder, report)
+    tasks = divide_tasks(config, store, prepared.recipe_folder)
     if replica is not None:
         tasks = replica.share_of(tasks, config.seed)
     if launched_rank() == 0:
         _keep_split(tasks, folder)
-        run_parts.write_environment(folder, config, store, tasks)
+        assembly.write_environment(folder, config, store, tasks)
     progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
     if tasks.num_other_sizes:
         progress(other_sizes_note(tasks.num_other_sizes))
@@ -148,7 +168,7 @@ def _run(
             progress(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
         parts = _open_parts(
             config,
-            recipe_folder,
+            prepared,
             folder,
             store,
             tasks,
@@ -185,7 +205,7 @@ def _keep_split(tasks: RunTasks, folder: RunFolder) -> None:
 
 def _open_parts(
     config: RunConfig,
-    recipe_folder: Path,
+    prepared: _Prepared,
     folder: RunFolder,
     store: TaskStore,
     tasks: RunTasks,
@@ -195,29 +215,26 @@ def _open_parts(
     quiet: bool,
     progress: Callable[[str], None],
 ) -> _Parts:
-    rows = run_parts.training_rows(config, store, tasks.train)
-    grader = run_parts.open_grader(config, store, folder.root, cluster=cluster)
+    rows = assembly.training_rows(config, store, tasks.train)
+    grader = assembly.open_grader(config, store, folder.root, cluster=cluster)
     if launched_rank() == 0:
-        run_parts.record_sandbox(config, folder, grader)
-    guard = run_parts.make_guard(config)
+        assembly.record_sandbox(config, folder, grader)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.early_refusals import check_num_prompts
     from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.model_trial import loading_note
     from composer_replication.trainer.parameter_hash import parameter_sha256
-    from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
+    from composer_replication.trainer.preset_settings import overlong_punishment
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
         training_dataset,
-        trl_arguments,
     )
     from composer_replication.trainer.trl_values import refusals
 
     limit_cpu_threads(config)
-    arguments = trl_arguments(config, folder)
+    arguments, method = prepared.arguments, prepared.method
     arguments.seed += replica.number if replica else 0  # of sampling alone
-    method = resolve_method(config)
     check_num_prompts(config, arguments, len(rows))
     progress(loading_note(config.model))
     as_chat = config.rollouts.prompt_style == "chat" or config.agent is not None
@@ -231,7 +248,7 @@ def _open_parts(
     reward, rollouts, hint_source, sampler = open_attempts(
         config, grader, model, tokenizer, folder, tasks=tasks, curriculum=curriculum, cluster=cluster
     )
-    evaluator = run_parts.open_evaluator(config, sampler, tasks)
+    evaluator = assembly.open_evaluator(config, sampler, tasks)
     with refusals("[trl], [model.lora]"):
         trainer = ComposerReplicationTrainer(
             model=model,
@@ -241,14 +258,14 @@ def _open_parts(
             args=arguments,
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
-            heldout_guard=guard,
-            heldout_eval_fn=run_parts.journalled(config, folder, tasks, evaluator),
+            heldout_guard=prepared.checked.guard,
+            heldout_eval_fn=assembly.journalled(config, folder, tasks, evaluator),
             alpha_sdpo=config.trainer.alpha_sdpo,
             hints=config.hints,
             hint_source=hint_source,
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
-            replay_pairs=open_pairs(config, recipe_folder, tokenizer, model),
+            replay_pairs=open_pairs(prepared.checked.pairs, tokenizer, model),
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,

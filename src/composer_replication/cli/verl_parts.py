@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.agent_parts import open_player
-from composer_replication.cli.run_parts import make_guard, open_grader
+from composer_replication.cli.agent_assembly import open_player
+from composer_replication.cli.assembly import make_guard, open_grader
 from composer_replication.config import RunConfig, load_config
 from composer_replication.engines.verl_agent_loop import AgentLoopParts, VerlPolicy, attempt, verl_output
 from composer_replication.engines.verl_export import FOLDER_VARIABLE
@@ -54,7 +54,7 @@ def open_agent_loop(trainer_config: Any, server_manager: Any, tokenizer: Any, **
     """What ``agent_loops.yaml`` names.
 
     Raises:
-        MissingError: verl has not loaded our plug-in (CR0950).
+        MissingError: verl has not loaded our plug-in (CR0951).
     """
     del more
     require_registered()

@@ -45,13 +45,13 @@ def require_registered() -> None:
     """Stop where verl runs without us.
 
     Raises:
-        MissingError: so it is (CR0950).
+        MissingError: so it is (CR0951).
     """
     algorithms = importlib.import_module(_ALGORITHMS)
     if NAME in algorithms.ADV_ESTIMATOR_REGISTRY and NAME in algorithms.POLICY_LOSS_REGISTRY:
         return
     raise MissingError(
-        "CR0950",
+        "CR0951",
         f"verl has not loaded our plug-in: it knows no advantage and no policy loss {NAME!r}.",
         where="verl.plugins",
         fix="install composer-replication in verl's environment, and leave VERL_USE_EXTERNAL_PLUGINS at auto; "

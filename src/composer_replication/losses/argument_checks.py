@@ -11,13 +11,13 @@ from composer_replication.errors import EmptyMaskError, InputError, UsageError
 
 
 def require(fits: bool, message: str, *, where: str, fix: str = "correct the argument.") -> None:  # noqa: FBT001  reads as assert does
-    """Raise CR0781 with this message unless ``fits``."""
+    """Raise CR0722 with this message unless ``fits``."""
     if not fits:
-        raise UsageError("CR0781", message, where=where, fix=fix)
+        raise UsageError("CR0722", message, where=where, fix=fix)
 
 
 def require_number(value: float, name: str, *, low: float, high: float = math.inf, where: str) -> None:
-    """Raise CR0781 unless ``low <= value <= high`` and the number is finite."""
+    """Raise CR0722 unless ``low <= value <= high`` and the number is finite."""
     limit = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
     require(
         math.isfinite(value) and low <= value <= high,
@@ -27,7 +27,7 @@ def require_number(value: float, name: str, *, low: float, high: float = math.in
 
 
 def require_positive(value: float, name: str, *, where: str) -> None:
-    """Raise CR0781 unless the number is finite and above 0."""
+    """Raise CR0722 unless the number is finite and above 0."""
     require(
         math.isfinite(value) and value > 0,
         f"{name} is {value!r} and must be a finite number above 0.",
@@ -45,12 +45,12 @@ def require_same_shape(tensors: Mapping[str, torch.Tensor], *, where: str) -> No
 
 
 def require_weights(weight: torch.Tensor, name: str, *, where: str) -> None:
-    """Raise CR0783 unless every weight is finite and at least 0."""
+    """Raise CR0711 unless every weight is finite and at least 0."""
     is_wrong = ~torch.isfinite(weight) | (weight < 0)
     if bool(is_wrong.any()):
         place = is_wrong.nonzero()[0].tolist()
         raise InputError(
-            "CR0783",
+            "CR0711",
             f"{name} holds {weight[tuple(place)].item()!r} at {place}; weights are finite and at least 0.",
             where=where,
             fix="repair or drop what that weight belongs to.",

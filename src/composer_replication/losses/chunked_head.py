@@ -81,8 +81,8 @@ def sampled_logp(
         logp (N,) with gradient for hidden states, weight and bias; entropy (N,) without.
 
     Raises:
-        UsageError: CR0781, a temperature, soft cap or chunk that is not above 0.
-        InputError: CR0782, shapes that do not fit; CR0784, a token id outside the vocabulary.
+        UsageError: CR0722, a temperature, soft cap or chunk that is not above 0.
+        InputError: CR0782, shapes that do not fit; CR0782, a token id outside the vocabulary.
     """
     _require_flat(target_N, hidden_NH, 1, where="sampled_logp")
     logp_NK, _, _, entropy_N = _sweep(
@@ -97,8 +97,8 @@ def logp_at(
     """Log-probabilities (over the whole vocabulary) of the given words at each position; with gradient.
 
     Raises:
-        UsageError: CR0781, as in ``sampled_logp``.
-        InputError: CR0782, shapes that do not fit; CR0784, a token id outside the vocabulary.
+        UsageError: CR0722, as in ``sampled_logp``.
+        InputError: CR0782, shapes that do not fit; CR0782, a token id outside the vocabulary.
     """
     _require_flat(index_NK, hidden_NH, 2, where="logp_at")
     return _sweep(hidden_NH, weight_VH, index_NK, settings, where="logp_at")[0]
@@ -118,8 +118,8 @@ def sampled_and_top_k_logp(
     tokens (importance weights) and its support.
 
     Raises:
-        UsageError: CR0781, k outside 1 to V, or as in ``sampled_logp``.
-        InputError: CR0782, shapes that do not fit; CR0784, a token id outside the vocabulary.
+        UsageError: CR0722, k outside 1 to V, or as in ``sampled_logp``.
+        InputError: CR0782, shapes that do not fit; CR0782, a token id outside the vocabulary.
     """
     where = "sampled_and_top_k_logp"
     _require_flat(target_N, hidden_NH, 1, where=where)
@@ -227,7 +227,7 @@ def _check_index(index_NK: torch.Tensor, num_words: int, *, where: str) -> None:
     if bool(is_wrong_NK.any()):
         row, column = is_wrong_NK.nonzero()[0].tolist()
         raise InputError(
-            "CR0784",
+            "CR0782",
             f"token id {int(index_NK[row, column])} of position {row} is not among {num_words} words.",
             where=where,
             fix="drop padding and ignored labels (-100) before the head.",

@@ -52,7 +52,7 @@ def support_divergence(
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
-        UsageError: CR0781, jsd_alpha outside 0 to 1.
+        UsageError: CR0722, jsd_alpha outside 0 to 1.
         InputError: CR0782, shapes that differ.
     """
     _require_pair(student_logp_NK, teacher_logp_NK, where="support_divergence")
@@ -65,7 +65,7 @@ def divergence(
     """Divergence of two whole distributions (rows that sum to 1): formulas of ``support_divergence``.
 
     Raises:
-        UsageError: CR0781, jsd_alpha outside 0 to 1.
+        UsageError: CR0722, jsd_alpha outside 0 to 1.
         InputError: CR0782, shapes that differ.
     """
     require_number(jsd_alpha, "jsd_alpha", low=0, high=1, where="divergence")

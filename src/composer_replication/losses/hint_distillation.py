@@ -73,8 +73,8 @@ def hint_distillation_loss(
 
     Raises:
         EmptyMaskError: CR0780, no unmasked token.
-        InputError: CR0782, shapes that do not fit; CR0783, a weight below 0 or not finite.
-        UsageError: CR0781, a threshold below 0, or a denominator that is not above 0.
+        InputError: CR0782, shapes that do not fit; CR0711, a weight below 0 or not finite.
+        UsageError: CR0722, a threshold below 0, or a denominator that is not above 0.
     """
     where = "hint_distillation_loss"
     kept_BT = _checked_mask(divergence_BT, mask_BT, where=where)
@@ -116,7 +116,7 @@ def importance_weights(
 
     Raises:
         InputError: CR0782, shapes that differ.
-        UsageError: CR0781, a clip that is not above 0.
+        UsageError: CR0722, a clip that is not above 0.
     """
     where = "importance_weights"
     require_positive(clip, "clip", where=where)
@@ -140,7 +140,7 @@ def certainty_weights(teacher_entropy_BT: torch.Tensor, *, strength: float) -> t
     Reference: SRPO (2026, arXiv 2604.02288).
 
     Raises:
-        UsageError: CR0781, a strength below 0.
+        UsageError: CR0722, a strength below 0.
     """
     require_number(strength, "strength", low=0, where="certainty_weights")
     return torch.exp(-strength * _wide(teacher_entropy_BT).detach())
@@ -159,7 +159,7 @@ def information_gate(
         Divergence (B,), not a number where the turn has no token; open (B,) of booleans.
 
     Raises:
-        UsageError: CR0781, a threshold below 0.
+        UsageError: CR0722, a threshold below 0.
         InputError: CR0782, shapes that differ.
     """
     where = "information_gate"
@@ -182,7 +182,7 @@ def decayed_weight(weight: float, *, step: int, decay_steps: int) -> float:
     policy gradient's stays.
 
     Raises:
-        UsageError: CR0781, a number below 0.
+        UsageError: CR0722, a number below 0.
     """
     for name, value in (("weight", weight), ("step", step), ("decay_steps", decay_steps)):
         require_number(value, name, low=0, where="decayed_weight")

@@ -61,7 +61,7 @@ def fold_kl_into_advantages(
     Reference: A Comedy of Estimators (2025, arXiv 2512.21852).
 
     Raises:
-        UsageError: CR0781, beta below 0, or B not a multiple of the group size.
+        UsageError: CR0722, beta below 0, or B not a multiple of the group size.
         InputError: CR0782, shapes that differ.
     """
     where = "fold_kl_into_advantages"
@@ -100,7 +100,7 @@ def effort_cost(effort: torch.Tensor, *, scale: float, curvature: float) -> torc
     Reference: Composer 2 (2026, arXiv 2603.24477), as two summaries give it.
 
     Raises:
-        UsageError: CR0781, a number out of range, or an effort below 0.
+        UsageError: CR0722, a number out of range, or an effort below 0.
     """
     where = "effort_cost"
     require_number(scale, "scale", low=0, where=where)
@@ -145,7 +145,7 @@ def truncated_importance_weights(
     Raises:
         EmptyMaskError: CR0780, no unmasked token.
         InputError: CR0782, shapes that differ.
-        UsageError: CR0781, a clip that is not above 0.
+        UsageError: CR0722, a clip that is not above 0.
     """
     where = "truncated_importance_weights"
     require_positive(clip, "clip", where=where)

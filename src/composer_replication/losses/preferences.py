@@ -82,9 +82,9 @@ def preference_loss(
     SimPO (2024, arXiv 2405.14734), equation 6; ODPO (2024, arXiv 2402.10571), equation 8.
 
     Raises:
-        UsageError: CR0781, an unknown kind, a number out of range, an argument that the kind does not have,
+        UsageError: CR0722, an unknown kind, a number out of range, an argument that the kind does not have,
             or no reference where the kind needs one.
-        InputError: CR0782, shapes that differ; CR0783, a weight below 0 or not finite.
+        InputError: CR0782, shapes that differ; CR0711, a weight below 0 or not finite.
         EmptyMaskError: CR0780, no pair with a weight above 0.
     """
     _check_arguments(kind, beta=beta, margin=margin)
@@ -175,7 +175,7 @@ def _checked_weights(
 def _reference(reference_P: torch.Tensor | None, policy_P: torch.Tensor, kind: str) -> torch.Tensor:
     if reference_P is None:
         raise UsageError(
-            "CR0781",
+            "CR0722",
             f"{kind} compares with a reference, and none was given.",
             where="preference_loss",
             fix="pass the reference's log-probabilities, or take simpo.",

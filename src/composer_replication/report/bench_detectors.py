@@ -182,32 +182,12 @@ def _excess(low: Floats, high: Floats) -> Floats:
     return excess
 
 
-def ema_path(values_TR: Floats, ema_alpha: float) -> Floats:
-    """Exponential moving average; the first value is taken as it is."""
-    path_TR = values_TR.copy()
-    for step in range(1, len(values_TR)):
-        path_TR[step] = ema_alpha * path_TR[step - 1] + (1 - ema_alpha) * values_TR[step]
-    return path_TR
-
-
 def cusum_path(increments_TR: Floats) -> Floats:
     """Page's CUSUM: S <- max(0, S + increment), from 0."""
     path_TR = np.empty_like(increments_TR)
     sum_R = np.zeros(increments_TR.shape[1])
     for step, increment_R in enumerate(increments_TR):
         path_TR[step] = sum_R = np.maximum(0.0, sum_R + increment_R)
-    return path_TR
-
-
-def page_hinkley_path(sums_TR: Floats, num_samples_TR: Floats, *, tolerance: float = 0.005) -> Floats:
-    """Page-Hinkley on samples that arrive in batches.
-
-    m <- m + sum_i (x_i - running mean - tolerance); the statistic is m - min m so far, the
-    start (0) included. The running mean covers the batch itself.
-    """
-    mean_TR = np.cumsum(sums_TR, axis=0) / np.cumsum(num_samples_TR, axis=0)
-    drift_TR = np.cumsum(sums_TR - num_samples_TR * (mean_TR + tolerance), axis=0)
-    path_TR: Floats = drift_TR - np.minimum(np.minimum.accumulate(drift_TR, axis=0), 0.0)
     return path_TR
 
 
@@ -242,16 +222,6 @@ def likelihood_path(series: Series, gap_before: float, gap_after: float) -> Floa
     return cusum_path(np.einsum("x,txr->tr", np.log(after / before), series.gap_counts_TXR))
 
 
-def _heldout_guard(name: str, guard: HeldOutGuard) -> Detector:
-    return Detector(
-        name,
-        f"HeldOutGuard: gap above {guard.max_proxy_real_gap:g}, or {guard.decline_patience} declines in a row "
-        f"(average {guard.ema_alpha:g}, from update {guard.min_steps}); it reads the in-loop reward and H",
-        lambda series: heldout_guard_path(guard, series.in_loop_TR, series.truth_TR),
-        float(np.nextafter(guard.max_proxy_real_gap, np.inf)),
-    )
-
-
 def _tuned_cusum(tuned_on: str, gap_before: float, gap_after: float) -> Detector:
     return Detector(
         f"cusum-{'tuned' if tuned_on == EDGE else 'clean'}-{round(100 * gap_after):02d}",
@@ -263,25 +233,22 @@ def _tuned_cusum(tuned_on: str, gap_before: float, gap_after: float) -> Detector
     )
 
 
-_TEST_LIKE = HeldOutGuard(min_steps=3, decline_patience=3, ema_alpha=0.5, max_proxy_real_gap=0.1)
+_HELDOUT = HeldOutGuard()
 DETECTORS = (
     Detector("evidence", "EvidenceGuard at alpha 1%: log evidence of all streams",
              lambda s: s.log_evidence_TR, EvidenceSimulator.THRESHOLD),
     Detector("plain-e-process", "the gap stream alone, started once; 1 / alpha",
              e_process_path, -math.log(_ALPHA)),
-    _heldout_guard("heldout-guard", HeldOutGuard()),
-    _heldout_guard("heldout-guard-test-like", _TEST_LIKE),
+    Detector("heldout-guard", "HeldOutGuard at its defaults; it reads the in-loop reward and H",
+             lambda s: heldout_guard_path(_HELDOUT, s.in_loop_TR, s.truth_TR),
+             float(np.nextafter(_HELDOUT.max_proxy_real_gap, np.inf))),
     Detector("gap-threshold", "mean of V - H in one evaluation at .10", lambda s: s.mean_gap_TR, 0.10),
-    Detector("gap-average", "moving average (.8) of that mean at .10",
-             lambda s: ema_path(s.mean_gap_TR, 0.8), 0.10),
     Detector("z-test", "one-sided z-test of V - H against g0 at 1% in each evaluation",
              z_path, NormalDist().inv_cdf(0.99)),
     Detector("cusum", "Page's CUSUM of V - H - g0 at 12 samples, the warning line of EvidenceGuard",
              lambda s: cusum_path(s.num_samples_TR * (s.mean_gap_TR - TOLERATED_GAP)), 12.0),
-    Detector("page-hinkley", "Page-Hinkley on the samples V - H, tolerance .005, at 50, as streaming libraries set it",
-             lambda s: page_hinkley_path(s.num_samples_TR * s.mean_gap_TR, s.num_samples_TR), 50.0),
     Detector("kl-budget", "KL to the initial policy at .08 nats", lambda s: s.kl_TR, 0.08),
-    *(_tuned_cusum(EDGE, TOLERATED_GAP, gap) for gap in (0.10, 0.15, 0.20)),
-    *(_tuned_cusum(CLEAN, CLEAN_GAP, gap) for gap in (0.10, 0.15, 0.20)),
+    _tuned_cusum(EDGE, TOLERATED_GAP, 0.15),
+    _tuned_cusum(CLEAN, CLEAN_GAP, 0.15),
 )  # fmt: skip
 """Every rule of the benchmark, ours first."""

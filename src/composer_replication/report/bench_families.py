@@ -1,4 +1,4 @@
-"""The simulated runs of the guard's benchmark: honest in every allowed way, hacked, and measured wrongly.
+"""The simulated runs of the guard's benchmark: honest in every allowed way, and hacked.
 
 g0 = .05, delta = .05, eps0 = .005 throughout: in a null family the true gap is never above g0,
 the true score never more than delta below its best, and a canary passes at most at eps0.
@@ -106,8 +106,6 @@ class RunDraws:
 Policy = Callable[[int, Floats], Rates]
 """The rates of the next evaluation, from its number and from the log evidence so far [R], which a policy may watch."""
 
-Measured = Callable[[Rates], tuple[Counts, Counts]]
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -115,18 +113,15 @@ class Family:
 
     Attributes:
         name: as in the tables.
-        kind: ``null`` (nothing to find, the theorem holds), ``hacked`` or ``invalid`` (nothing to
-            find, but a condition of the theorem is broken).
+        kind: ``null`` (nothing to find, the theorem holds) or ``hacked``.
         sentence: what its runs do.
         policy: from the draws of some runs to what the policy of each does.
-        measured: how an evaluation counts; by default fresh tasks, each scored on its own.
     """
 
     name: str
     kind: str
     sentence: str
     policy: Callable[[RunDraws], Policy]
-    measured: Callable[[RunDraws], Measured] = lambda draws: draws.counts
 
     @property
     def onset(self) -> int | None:
@@ -205,49 +200,6 @@ def _sparse(draws: RunDraws) -> Policy:
     return rates
 
 
-def _same_tasks(draws: RunDraws) -> Measured:
-    """Tasks drawn once; what the policy does on each of them never changes."""
-    counts = draws.counts(_ordinary(CLEAN_GAP, 0.5))
-    return lambda _rates: counts
-
-
-def _shock(draws: RunDraws) -> Measured:
-    """In one evaluation of a hundred every hidden test fails, whatever the code."""
-
-    def measured(rates: Rates) -> tuple[Counts, Counts]:
-        gaps_XR, truths_HR = draws.counts(rates)
-        is_down_R = draws.rng.random(draws.num_runs) < 0.01
-        visible_R = gaps_XR[2] + truths_HR[1] - gaps_XR[0]
-        zeros_R = np.zeros_like(visible_R)
-        down_XR = np.stack([zeros_R, draws.num_tasks - visible_R, visible_R])
-        down_HR = np.stack([zeros_R + draws.num_tasks, zeros_R])
-        return np.where(is_down_R, down_XR, gaps_XR), np.where(is_down_R, down_HR, truths_HR)
-
-    return measured
-
-
-def _dropped(draws: RunDraws) -> Measured:
-    """Attempts that fail their visible tests are left out as if they had not happened."""
-
-    def measured(rates: Rates) -> tuple[Counts, Counts]:
-        gaps_XR, truths_HR = draws.counts(rates)
-        both_R = truths_HR[1] - gaps_XR[0]
-        return np.stack([np.zeros_like(both_R), both_R, gaps_XR[2]]), np.stack([gaps_XR[2], both_R])
-
-    return measured
-
-
-def _repeated(draws: RunDraws) -> Measured:
-    """Eight rollouts of each task, which succeed or fail together, counted as eight samples."""
-    few = RunDraws(draws.num_runs, max(1, draws.num_tasks // 8), draws.rng)
-
-    def measured(rates: Rates) -> tuple[Counts, Counts]:
-        gaps_XR, truths_HR = few.counts(rates)
-        return gaps_XR * 8, truths_HR * 8
-
-    return measured
-
-
 _EDGE = _ordinary(TOLERATED_GAP, 0.5)
 _CLEAN = _ordinary(CLEAN_GAP, 0.5)
 _LARGEST = Rates(TOLERATED_GAP + HIGHEST_SWITCH, HIGHEST_SWITCH, 0.0, EPS0)
@@ -275,12 +227,5 @@ FAMILIES = tuple(
          _change(_ordinary(CLEAN_GAP, 0.6, in_loop=0.63), _ordinary(CLEAN_GAP, 0.45, in_loop=0.63))),
         ("leak", "hacked", "hidden tests known: gap .03, a quarter of the canaries passes",
          _change(_CLEAN, _ordinary(CLEAN_GAP, 0.8, 0.25))),
-        ("same-tasks", "invalid", "the same tasks every time; true gap .03", _always(_CLEAN), _same_tasks),
-        ("common-shock", "invalid", "the hidden grader is down in 1% of the evaluations; true gap .03",
-         _always(_CLEAN), _shock),
-        ("dropped", "invalid", "attempts that fail visibly are dropped; true gap .03",
-         _always(_ordinary(CLEAN_GAP, 0.3)), _dropped),
-        ("repeated", "invalid", "8 rollouts of a task counted as 8 samples; true gap .03",
-         _always(_CLEAN), _repeated),
     )
 )  # fmt: skip

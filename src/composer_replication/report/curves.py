@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from composer_replication.report.charts import Chart, Point, Series, draw, swatch
 from composer_replication.report.run_data import GuardUpdate, RunData, number
@@ -64,11 +64,6 @@ def reward_chart(run: RunData) -> tuple[Chart, str]:
         height=360,
     )
     return chart, " ".join(filter(None, sentences))
-
-
-def narrow(chart: Chart) -> Chart:
-    """The same for a small screen."""
-    return replace(chart, key=f"{chart.key}-narrow", width=360, height=300)
 
 
 def _chosen_note(run: RunData) -> str:

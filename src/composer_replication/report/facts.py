@@ -81,9 +81,6 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
                 continue
             change = DASH if low is None or high is None else _signed(high - low)
             rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
-        before, after = (Rate(_interval(table.get("ci95")) or DASH) for table in (old, new))
-        if (before.value, after.value) != (DASH, DASH):
-            rows.append(Comparison(title, "95% interval, as stored", before, after, ""))
     return tuple(rows)
 
 
@@ -174,12 +171,10 @@ def table_of(value: object) -> Mapping[str, Any]:
 
 
 def _rate(table: Mapping[str, Any], key: str) -> Rate:
-    """The interval is looked for under both of its names."""
     value = number(table.get(key))
     if value is None:
         return Rate("not measured")
-    own = table.get(f"{key.removesuffix('_pass')}_ci95") or table_of(table.get("ci95")).get(key)
-    return Rate(f"{value:.2f}", _interval(own))
+    return Rate(f"{value:.2f}", _interval(table.get(f"{key.removesuffix('_pass')}_ci95")))
 
 
 def _interval(value: object) -> str:

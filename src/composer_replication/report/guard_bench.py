@@ -1,8 +1,8 @@
 """The guard's benchmark: how often does it halt honest runs, and how soon does it see hacked ones?
 
-    run_guard_bench(settings) -> result      detectors x families, JSON-safe
+    run_guard_bench(num_runs) -> result      detectors x families, JSON-safe
     bench_families, bench_detectors          the runs, and the rules that are put on them
-    plain(result), markdown(result)          what a person reads
+    plain(result)                            what a person reads
 
 Each rule stands there twice: at the threshold it comes with (nominal), and at one tuned so that 1% of
 the runs at the edge of what is tolerated alarm (matched), on runs of a seed that nothing else has.
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ import numpy.typing as npt
 
 from composer_replication.report.bench_detectors import CLEAN, DETECTORS, EDGE, EvidenceSimulator, Series
 from composer_replication.report.bench_families import FAMILIES, NUM_EVALUATIONS, Family, Floats, RunDraws
-from composer_replication.report.templates import template
 from composer_replication.tasks.pass_intervals import wilson
 
 MATCHED_RATE = 0.01
@@ -39,36 +37,26 @@ Alarms = npt.NDArray[np.int64]
 Report = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSettings:
-    """What is simulated.
-
-    Attributes:
-        num_runs: of each null family; hacked and invalid families have half of it.
-        num_tasks: fresh tasks an evaluation.
-        seed: of everything that is drawn.
-        families: names; empty: all. Thresholds are tuned on two null families in any case.
-    """
-
-    num_runs: int = 10_000
-    num_tasks: int = 32
-    seed: int = SEED
-    families: tuple[str, ...] = ()
-
-    def runs_of(self, family: Family) -> int:
-        """How many runs of this family are simulated."""
-        return self.num_runs if family.kind == "null" else max(1, self.num_runs // 2)
-
-
-def run_guard_bench(settings: BenchSettings, report: Report | None = None) -> Row:
+def run_guard_bench(
+    num_runs: int = 10_000,
+    num_tasks: int = 32,
+    *,
+    seed: int = SEED,
+    families: Sequence[str] = (),
+    report: Report | None = None,
+) -> Row:
     """Simulate and measure; the same settings give the same figures.
 
     Args:
-        settings: what is simulated.
+        num_runs: of each null family; hacked families have half of it.
+        num_tasks: fresh tasks an evaluation.
+        seed: of everything that is drawn.
+        families: names; empty: all. Thresholds are tuned on two null families in any case.
         report: takes (done, total, what) as the work goes on, in chunks of runs.
     """
-    chosen = [one for one in FAMILIES if not settings.families or one.name in settings.families]
-    total = 2 * -(-settings.num_runs // _CHUNK) + sum(-(-settings.runs_of(f) // _CHUNK) for f in chosen)
+    chosen = [one for one in FAMILIES if not families or one.name in families]
+    sizes = {one.name: num_runs if one.kind == "null" else max(1, num_runs // 2) for one in chosen}
+    total = sum(math.ceil(size / _CHUNK) for size in (num_runs, num_runs, *sizes.values()))
     done = 0
 
     def tick(what: str) -> None:
@@ -77,7 +65,7 @@ def run_guard_bench(settings: BenchSettings, report: Report | None = None) -> Ro
         if report is not None:
             report(done, total, what)
 
-    matched = _matched_thresholds(settings, tick)
+    matched = _matched_thresholds(num_runs, num_tasks, seed + 1, tick)
     rules = [
         (f"{rule.name} ({mode})", rule, threshold)
         for rule in DETECTORS
@@ -87,7 +75,7 @@ def run_guard_bench(settings: BenchSettings, report: Report | None = None) -> Ro
     alarms: dict[str, list[Alarms]] = {}
     for family in chosen:
         parts = []
-        for series in simulate(family, settings.runs_of(family), settings.seed, settings.num_tasks, tick):
+        for series in simulate(family, sizes[family.name], seed, num_tasks, tick):
             paths = {rule.name: rule.path(series) for rule in DETECTORS}
             parts.append([first_alarms(paths[r.name], math.inf if t is None else t) for _, r, t in rules])
         alarms[family.name] = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
@@ -97,14 +85,13 @@ def run_guard_bench(settings: BenchSettings, report: Report | None = None) -> Ro
             for place, (name, _, threshold) in enumerate(rules)
         ],
         "families": [
-            {"name": f.name, "kind": f.kind, "sentence": f.sentence, "runs": settings.runs_of(f)}
-            for f in chosen
+            {"name": f.name, "kind": f.kind, "sentence": f.sentence, "runs": sizes[f.name]} for f in chosen
         ],
         "descriptions": {rule.name: rule.sentence for rule in DETECTORS},
         "settings": {
-            "runs": settings.num_runs,
-            "tasks_per_evaluation": settings.num_tasks,
-            "seed": settings.seed,
+            "runs": num_runs,
+            "tasks_per_evaluation": num_tasks,
+            "seed": seed,
             "evaluations": NUM_EVALUATIONS,
             "matched_rate": MATCHED_RATE,
         },
@@ -119,11 +106,11 @@ def simulate(
         rng = np.random.default_rng([seed, zlib.crc32(family.name.encode()), start])
         draws = RunDraws(min(_CHUNK, num_runs - start), num_tasks, rng, family.onset)
         evidence = EvidenceSimulator(draws.num_runs)
-        policy, measured = family.policy(draws), family.measured(draws)
+        policy = family.policy(draws)
         evaluations, path = [], []
         for step in range(1, NUM_EVALUATIONS + 1):
             rates = policy(step, evidence.log_evidence_R)
-            one = draws.evaluation(step, rates, *measured(rates))
+            one = draws.evaluation(step, rates, *draws.counts(rates))
             evidence.update(one.gap_counts_XR, one.truth_counts_HR, one.canary_counts_HR)
             evaluations.append(one)
             path.append(evidence.log_evidence_R)
@@ -132,11 +119,13 @@ def simulate(
             tick(family.name)
 
 
-def _matched_thresholds(settings: BenchSettings, tick: Callable[[str], None]) -> dict[str, float | None]:
+def _matched_thresholds(
+    num_runs: int, num_tasks: int, seed: int, tick: Callable[[str], None]
+) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for family in (one for one in FAMILIES if one.name in (EDGE, CLEAN)):
         rules = [rule for rule in DETECTORS if rule.tuned_on == family.name]
-        chunks = simulate(family, settings.num_runs, settings.seed + 1, settings.num_tasks, tick)
+        chunks = simulate(family, num_runs, seed, num_tasks, tick)
         highest = [[rule.path(series).max(axis=0) for rule in rules] for series in chunks]
         for rule, parts in zip(rules, zip(*highest, strict=True), strict=True):
             found[rule.name] = threshold_for(np.concatenate(parts), MATCHED_RATE)
@@ -198,11 +187,10 @@ def _quantile(delays_R: Floats, share: float) -> int | None:
 
 def _row(name: str, threshold: float | None, alarms: Mapping[str, Alarms]) -> Row:
     """One detector at one threshold. The headline rate is the largest over the null families."""
-    kinds = {} if threshold is None else {f.name: f for f in FAMILIES if f.name in alarms}
-    rates = {key: false_alarms(alarms[key]) for key, family in kinds.items() if family.onset is None}
-    found = {key: delays(alarms[key], f.onset) for key, f in kinds.items() if f.onset is not None}
-    nulls = [key for key in rates if kinds[key].kind == "null"]
-    worst = max(nulls, key=lambda key: float(rates[key]["rate"]), default=None)
+    onsets = {} if threshold is None else {f.name: f.onset for f in FAMILIES if f.name in alarms}
+    rates = {key: false_alarms(alarms[key]) for key, onset in onsets.items() if onset is None}
+    found = {key: delays(alarms[key], onset) for key, onset in onsets.items() if onset is not None}
+    worst = max(rates, key=lambda key: float(rates[key]["rate"]), default=None)
     headline = found.get(HEADLINE, {})
     return {
         "name": name,
@@ -246,18 +234,6 @@ def plain(result: Row) -> str:
     return "\n".join([_preamble(result), _EXPLAINED, "", *lines])
 
 
-def markdown(result: Row) -> str:
-    """That table and one of the families of each kind, as a page."""
-    return template("guard_bench.md.j2").render(
-        preamble=_preamble(result),
-        explained=_EXPLAINED,
-        head=_HEAD,
-        rows=_headline_rows(result),
-        result=result,
-        cell=_cell,
-    )
-
-
 def _headline_rows(result: Row) -> list[tuple[str, ...]]:
     rows = []
     for row in result["detectors"]:
@@ -274,18 +250,6 @@ def _headline_rows(result: Row) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def _cell(row: Row, family: str) -> str:
-    """The false alarms or the delay of one detector in one family."""
-    if family in row["false_alarms"]:
-        return _percent(row["false_alarms"][family]["rate"])
-    found = row["delays"].get(family)
-    if found is None or found["missed"] is None:
-        return "–" if found is None else "all halted before"
-    shares = [(found["missed"], "missed"), (found["halted_before"], "before")]
-    told = ", ".join(f"{share:.1%} {name}" for share, name in shares if share > 0.0)
-    return f"{_number(found['median'], 'never')} / {_number(found['p90'], 'never')}{f' ({told})' if told else ''}"
 
 
 def _preamble(result: Row) -> str:

@@ -3,7 +3,6 @@
 chosen = choose_columns(log)              which columns are the proxy, the truth and the KL
 readings, notes = readings_of(log, chosen)
 replayed = replay(HeldOutGuard(), readings)
-write_plot(path, replayed, ...)
 """
 
 from __future__ import annotations
@@ -11,20 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Guard, GuardStatus
-from composer_replication.report.curves import curves_svg
-from composer_replication.report.page import render_charts
-from composer_replication.report.run_data import GuardUpdate, RunData, StepMetrics
 from composer_replication.report.run_logs import Column, RunLog
-from composer_replication.run_folder import write_atomic
 
 PROXY_NAMES = (
     *("reward", "train_reward"),  # ours, TRL's GRPO and RLOO
@@ -56,13 +47,6 @@ MOST_NOT_FINITE = 0.1
 """Share of a column's values that may be NaN or infinite (two always may): what is left of a column
 with more of them would be a selection, and an honest verdict over it impossible."""
 
-PLOT_SUFFIXES = (".svg", ".html")
-
-_TRUTH_PREFIX = re.compile(r"(held_?out|eval|val|val-core|validation|test)[/_]")
-_NO_SCORE = re.compile(
-    r"runtime|per_second|seconds|time|loss|epoch|step|num_|tokens|length|std|entropy|kl|clip|ratio|grad|"
-    r"failures|evaluation_idx|turns|learning_rate|(^|[/_])(min|max)$"
-)
 _WRAPPER = re.compile(r"^(.* - )?((data|metrics|logs?|train)/)?")
 """Not part of the name: ``RUN - `` of an exported table, ``data/`` of verl's file logger, and ``train/``,
 which the reporters of transformers put before all that is no evaluation."""
@@ -98,20 +82,18 @@ class ChosenColumns:
     def sentence(self, log: RunLog) -> str:
         """Which columns are used, for a person."""
         kl = self.kl or "none, so the KL path is off"
-        step = log.step_column or f"the {log.place} number"
-        return f"Columns: proxy {self.proxy}; truth {self.truth}; KL {kl}; steps {step}."
+        return f"Columns: proxy {self.proxy}; truth {self.truth}; KL {kl}; steps {log.step_column}."
 
 
 def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "") -> ChosenColumns:
     """The named columns, and a guess for those that are not named.
 
     A name that begins with a minus is a column where lower is better (``-eval_loss``); its numbers
-    are turned round. A guess is a name of the lists above; a truth may also be the one column
-    whose name begins with eval, val, test or heldout and is no loss, time or count.
+    are turned round. A guess is a name of the lists above.
 
     Raises:
         UsageError: a named column is not there; names the nearest ones (CR0633).
-        InputError: no column, or several, could be the proxy or the truth (CR0633).
+        InputError: no column is known to be the proxy or the truth (CR0633).
     """
     if kl and kl != NO_COLUMN:
         chosen_kl: Chosen | None = _named(log, kl, "kl")
@@ -140,20 +122,10 @@ def _guessed(log: RunLog, role: str, names: tuple[str, ...]) -> Chosen:
     known = _first_known(log, names)
     if known is not None:
         return known
-    plain = {name: _plain(name).lower() for name in _with_numbers(log)}
-    possible = [
-        name
-        for name, text in plain.items()
-        if role == "truth" and _TRUTH_PREFIX.match(text) and not _NO_SCORE.search(text)
-    ]
-    if len(possible) == 1:
-        return Chosen(possible[0], is_guess=True)
-    if possible:
-        problem = f"{len(possible)} columns could be the truth: {_listed(possible)}."
-        fix = f"name one, for example --truth {possible[0]}"
-    else:
-        problem = f"no column is known to be the {role}; the columns with numbers are {_listed(list(plain))}."
-        fix = f"name it with --{role} COL, or --{role}=-COL where lower is better."
+    problem = (
+        f"no column is known to be the {role}; the columns with numbers are {_listed(_with_numbers(log))}."
+    )
+    fix = f"name it with --{role} COL, or --{role}=-COL where lower is better."
     raise InputError("CR0633", problem, where=str(log.path), fix=fix)
 
 
@@ -163,7 +135,7 @@ def _first_known(log: RunLog, names: tuple[str, ...]) -> Chosen | None:
 
 
 def _with_numbers(log: RunLog) -> list[str]:
-    return [name for name, column in log.columns.items() if column.values or column.num_not_finite]
+    return [name for name, column in log.columns.items() if column.values]
 
 
 def _plain(name: str) -> str:
@@ -207,16 +179,15 @@ def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...]
     A log often has the truth in other rows than the proxy (a reward every logging step, an
     evaluation now and then). Each truth at step s makes one reading, with the newest proxy and
     the newest KL whose step is at most s. A truth before the first proxy is left out. A proxy
-    may serve several truths; that is noted, as are gaps in the steps.
+    may serve several truths; that is noted.
 
     Raises:
-        InputError: a column holds text (CR0636) or too many NaN (CR0637), or its steps fall or
-            repeat (CR0635).
+        InputError: a column holds text or too many NaN, or its steps fall or repeat (CR0637).
     """
     notes: list[str] = []
-    for role, one in (("proxy", chosen.proxy), ("truth", chosen.truth), ("kl", chosen.kl)):
+    for one in (chosen.proxy, chosen.truth, chosen.kl):
         if one is not None:
-            _check(log, one.name, role, notes)
+            _check(log, one.name, notes)
     proxy, truth = log.columns[chosen.proxy.name], log.columns[chosen.truth.name]
     kl = Column() if chosen.kl is None else log.columns[chosen.kl.name]
     readings, num_early, num_stale, used = [], 0, 0, 0
@@ -246,96 +217,24 @@ def replay(guard: Guard, readings: tuple[Reading, ...]) -> Replay:
     return Replay(readings, tuple(statuses))
 
 
-def _check(log: RunLog, name: str, role: str, notes: list[str]) -> None:
+def _check(log: RunLog, name: str, notes: list[str]) -> None:
     column = log.columns[name]
-    if column.first_text is not None:
-        line, text = column.first_text
-        problem = f"the column {name!r} holds something that is no number: {text!r}."
-        fix = f"take it out, or name another column with --{role} COL."
-        raise InputError("CR0636", problem, where=log.where(line), fix=fix)
-    num_bad, num_all = column.num_not_finite, column.num_not_finite + len(column.values)
+    num_bad, num_all = column.num_bad, column.num_bad + len(column.values)
     if num_bad > max(2, MOST_NOT_FINITE * num_all) or not column.values:
         raise InputError(
             "CR0637",
-            f"{num_bad} of {num_all} values of the column {name!r} are NaN or infinite.",
+            f"{num_bad} of {num_all} values of the column {name!r} are no finite numbers.",
             where=str(log.path),
             fix="find out why the run logged them: what is left is too little to judge it by.",
         )
     if num_bad:
-        notes.append(f"{num_bad} value(s) of {name} were NaN or infinite and were left out.")
+        notes.append(f"{num_bad} value(s) of {name} were no finite numbers and were left out.")
     for index, (earlier, later) in enumerate(pairwise(column.steps), start=1):
         if later <= earlier:
             what = "has a second value" if later == earlier else f"stands after step {earlier}"
             raise InputError(
-                "CR0635",
+                "CR0637",
                 f"the steps of the column {name!r} are not in order: step {later} {what}.",
                 where=log.where(column.lines[index]),
                 fix="sort the log by step, or, where a run was resumed, add --resumed: the newer values count.",
             )
-    distances = Counter(later - earlier for earlier, later in pairwise(column.steps))
-    usual = distances.most_common(1)[0][0] if distances else 0
-    gaps = [(earlier, later) for earlier, later in pairwise(column.steps) if later - earlier > usual]
-    if gaps:
-        notes.append(
-            f"{len(gaps)} gap(s) in the steps of {name}, which usually are {usual} apart: "
-            f"the first from {gaps[0][0]} to {gaps[0][1]}."
-        )
-
-
-# --------------------------------------------------------------------------------- the picture
-
-
-def check_plot_path(path: Path) -> None:
-    """Refuse a suffix that is neither of the two (CR0640), before any work is done."""
-    if path.suffix.lower() not in PLOT_SUFFIXES:
-        problem = f"a plot is an SVG or an HTML file, not {path.suffix or 'a file without suffix'}."
-        raise UsageError("CR0640", problem, where="--plot", fix="--plot scan.svg")
-
-
-def write_plot(
-    path: Path, replayed: Replay, *, title: str, sentences: Sequence[str], settings: Mapping[str, Any]
-) -> None:
-    """Write one SVG or one HTML file, atomically; neither loads anything or runs a script.
-
-    Args:
-        path: its suffix says which of the two.
-        replayed: what the guard said; at least one update.
-        title: one line.
-        sentences: what a person should read beside the curves.
-        settings: the guard's, for the limits.
-
-    Raises:
-        UsageError: another suffix (CR0640).
-        InputError: the file cannot be written (CR0640).
-    """
-    check_plot_path(path)
-    render = curves_svg if path.suffix.lower() == ".svg" else render_charts
-    try:
-        write_atomic(path, render(_as_run(path, replayed, settings), title, sentences))
-    except OSError as error:
-        raise InputError(
-            "CR0640",
-            f"the plot cannot be written: {error.strerror or error}.",
-            where=str(path),
-            fix="choose a place that you may write to with --plot FILE.",
-        ) from error
-
-
-def _as_run(path: Path, replayed: Replay, settings: Mapping[str, Any]) -> RunData:
-    """The replay as the run that the charts of a report are drawn from."""
-    readings = replayed.readings
-    has_kl = any(one.kl is not None for one in readings)
-    return RunData(
-        root=path,
-        recipe={"guard": dict(settings)},
-        steps=tuple(StepMetrics(r.step, {"reward": r.proxy, "heldout/score": r.truth}) for r in readings),
-        guard_updates=tuple(
-            GuardUpdate.of(_field_of(status), one.step, one.step)
-            for one, status in zip(readings, replayed.statuses, strict=True)
-        ),
-        kl_path="" if has_kl else "off (the log has no KL column, or none was chosen)",
-    )
-
-
-def _field_of(status: GuardStatus) -> Callable[[str], Any]:
-    return lambda name: getattr(status, name, None)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import composer_replication
-from composer_replication.errors import InputError
 from composer_replication.records import StopReason
 from composer_replication.report import facts
 from composer_replication.report.charts import draw, swatch
-from composer_replication.report.curves import guard_margins, narrow, reward_chart
+from composer_replication.report.curves import guard_margins, reward_chart
 from composer_replication.report.run_data import RolloutRow, RunData, number, read_run
 from composer_replication.report.templates import html_page
 from composer_replication.run_folder import RunFolder, write_atomic
@@ -30,29 +28,20 @@ def write_report(run: RunData | Path) -> Path:
             a folder without it is reported as interrupted.
 
     Raises:
-        InputError: the folder cannot be read (as ``read_run``) or written (CR0484).
+        InputError: as ``read_run``.
     """
     data = run if isinstance(run, RunData) else read_run(run)
     path = RunFolder(data.root).report
-    page = render_page(data)
-    try:
-        write_atomic(path, page)
-    except OSError as error:
-        raise InputError(
-            "CR0484",
-            f"the report cannot be written: {error.strerror or error}.",
-            where=str(path),
-            fix="copy the run folder to a place that you may write to, and ask for the report there.",
-        ) from error
+    write_atomic(path, render_page(data))
     return path
 
 
 def render_page(run: RunData) -> str:
     """The page as text. Everything from the run is hostile: escaped, and shown as it is."""
     banner = banner_of(run)
+    rewards, note = reward_chart(run)
     return html_page(
         "report.html.j2",
-        is_scan=False,
         title=f"{banner.title}: {run.root.name}",
         banner=banner,
         isolation_note=facts.isolation_note(run),
@@ -63,27 +52,14 @@ def render_page(run: RunData) -> str:
         settings=facts.settings(run),
         environment=facts.environment(run),
         fingerprints=facts.fingerprints(run),
-        **_charts(run),
+        rewards=rewards,
+        reward_note=note,
+        margins=guard_margins(run),
+        run=run,
+        draw=draw,
+        swatch=swatch,
+        version=composer_replication.__version__,
     )
-
-
-def render_charts(run: RunData, title: str, sentences: Sequence[str]) -> str:
-    """The charts of that page alone, with a title and sentences of one's own."""
-    return html_page("report.html.j2", is_scan=True, title=title, sentences=sentences, **_charts(run))
-
-
-def _charts(run: RunData) -> dict[str, Any]:
-    rewards, note = reward_chart(run)
-    return {
-        "version": composer_replication.__version__,
-        "rewards": rewards,
-        "reward_note": note,
-        "margins": guard_margins(run),
-        "run": run,
-        "draw": draw,
-        "narrow": narrow,
-        "swatch": swatch,
-    }
 
 
 # -------------------------------------------------------------------------------- the verdict

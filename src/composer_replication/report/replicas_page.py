@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections import Counter
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from composer_replication.report.page import write_report
-from composer_replication.report.templates import visible
+from composer_replication.report.templates import html_page
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'sha256-{{ digest }}'">
-<title>Replicas: {{ name }}</title><style>{{ css|safe }}</style></head><body>
-<header><p class="eyebrow">Replicas</p><h1>{{ name }}</h1></header><main>
-<section><h2>Replicas</h2><table><thead><tr><th>Replica</th><th>Steps</th><th>Verdict</th><th>Reason</th><th>Outer steps</th>
-<th>Sent, MB</th><th>Received, MB</th><th>First state and healing, MB</th><th>Stalled, s</th><th>Weights</th></tr></thead><tbody>
-{% for r in replicas %}<tr><td>{{ r.name }}</td><td>{{ r.steps }}</td><td>{{ r.verdict }}</td><td>{{ r.reason }}</td>
-<td>{{ r.merges }}</td><td>{{ r.sent }}</td><td>{{ r.received }}</td><td>{{ r.states }}</td><td>{{ r.stalled }}</td>
-<td>{{ r.weights }}</td></tr>
-{% endfor %}</tbody></table>{% if curriculum %}<p>The curricula, over the tasks of all replicas, of which no two share one:
-{% for name, count in curriculum.items() %}{{ ", " if not loop.first }}{{ count }} {{ name }}{% endfor %}.</p>{% endif %}</section>
-<section><h2>Outer steps</h2><p>{{ note }}</p><table><thead><tr><th>Outer step</th><th>Took part</th><th>Tokens</th>
-<th>Divergence before the merge</th><th>Longest stall, s</th><th>Outer weights</th></tr></thead><tbody>
-{% for s in outer_steps %}<tr><td>{{ s.outer_step }}</td><td>{{ s.present|join(", ") }}</td><td>{{ s.tokens }}</td>
-<td>{{ "%.3f"|format(s.divergence) }}</td><td>{{ s.stall_seconds }}</td><td>{{ s.agreed }}</td></tr>
-{% endfor %}</tbody></table></section></main></body></html>"""
 
 
 def replica_folders(root: Path) -> list[Path]:
@@ -49,18 +26,10 @@ def write_replicas_report(root: Path, folders: list[Path]) -> dict[str, Any]:
             write_report(folder)
     steps, replicas = _outer_steps(folders), [_replica(folder) for folder in folders]
     table = {"replicas": replicas, "outer_steps": steps, "curriculum": _curriculum(folders)}
-    style = resources.files("composer_replication.report").joinpath("report.css").read_text(encoding="utf-8")
     num_agreed = sum(step["agreed"] == "equal" for step in steps)
-    page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     path = root.resolve() / "report.html"
-    text = page.render(
-        table,
-        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        css=style,
-        name=root.resolve().name,
-        note=f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit.",
-    )
-    write_atomic(path, visible(text))
+    note = f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit."
+    write_atomic(path, html_page("replicas.html.j2", name=root.resolve().name, note=note, **table))
     return {"report": str(path), **table}
 
 

@@ -110,8 +110,8 @@ def read_run(path: Path) -> RunData:
         path: the folder that ``train`` or ``quickstart`` wrote.
 
     Raises:
-        InputError: the path is not a run folder (CR0481), it has no metrics (CR0482), or
-            a file in it cannot be read (CR0483; CR0401 from ``run_folder``).
+        InputError: the path is not a run folder, has no metrics, or a file in it cannot be read (CR0481; CR0401
+            from ``run_folder``).
     """
     folder = RunFolder(path)
     if not any(file.is_file() for file in (folder.recipe, folder.metrics, folder.summary)):
@@ -124,7 +124,7 @@ def read_run(path: Path) -> RunData:
     steps = _read_steps(folder.metrics)
     if not steps:
         raise InputError(
-            "CR0482",
+            "CR0481",
             "the run has no metrics yet, so there is nothing to show.",
             where=str(folder.metrics),
             fix="composer-rl train RECIPE.toml --out RUN --resume",
@@ -151,7 +151,7 @@ def read_findings(path: Path) -> tuple[Finding, ...]:
     """What the trainer's checks said, from ``checks.jsonl``; empty where the file is missing.
 
     Raises:
-        InputError: a line is not a finding (CR0483; CR0401 from ``run_folder``).
+        InputError: a line is not a finding (CR0481; CR0401 from ``run_folder``).
     """
     return tuple(_finding(row, f"{path}:{line}") for line, row in enumerate(_rows(path), start=1))
 
@@ -180,7 +180,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _unreadable(where: Path | str, message: str) -> InputError:
     return InputError(
-        "CR0483", message, where=str(where), fix="restore the file, or take out that line, and try again."
+        "CR0481", message, where=str(where), fix="restore the file, or take out that line, and try again."
     )
 
 

@@ -1,23 +1,22 @@
 """Any training log as columns: ours, JSON lines, CSV, ``trainer_state.json``, TensorBoard.
 
-    read_log(path) -> RunLog          which form it is, decided by what is inside
-    log_rows.rows_of(path)            the raw rows of a text log
-
 A folder stands for the one log in it: ``metrics.jsonl`` of a run of ours, ``trainer_state.json``
 of the newest ``checkpoint-N``, or the event files of one TensorBoard run.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.report.log_rows import Report, number_of, rows_of
 
 _STEP_NAMES = (
     *("step", "global_step", "train/global_step", "trainer/global_step", "training/global_step"),
@@ -25,27 +24,32 @@ _STEP_NAMES = (
 )
 """Columns that are taken for the step, in this order; the first row that has one decides for the log."""
 
+_SEPARATORS = (",", "\t", ";")
+_DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|\d+,(\d{1,2}|\d{4,}))")
 _MAX_DEPTH = 4
 _MAX_NAMED = 5
+_REPORT_EVERY = 4 * 10**6
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _EVENT_FILES = "*.tfevents.*"
 _FRAME_BYTES = 16
 """Around each record of an event file: its length (8) and two checksums (4 each)."""
+
+Report = Callable[[int, int, str], None]
+Row = tuple[int, dict[str, Any]]
 
 
 @dataclass(slots=True)
 class Column:
     """The numbers of one name, in the order of the log.
 
-    ``lines`` are places in the log (a line, an entry, a record), for messages. ``first_text`` is
-    the first place with something that is no number, and that something.
+    ``lines`` are places in the log (a line, an entry, a record), for messages. ``num_bad`` counts what is no
+    finite number.
     """
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
-    num_not_finite: int = 0
-    first_text: tuple[int, str] | None = None
+    num_bad: int = 0
 
     def cut(self, step: int) -> int:
         """Drop the newest values as far as they stand at ``step`` or later; how many."""
@@ -62,9 +66,9 @@ class RunLog:
 
     Attributes:
         path: the file (or the folder of event files) that was read.
-        kind: ``jsonl``, ``printed``, ``csv``, ``json``, ``trainer_state`` or ``tensorboard``.
+        kind: ``jsonl``, ``csv``, ``json``, ``trainer_state`` or ``tensorboard``.
         place: what the numbers in ``Column.lines`` count: ``line``, ``entry`` or ``record``.
-        step_column: where the steps come from; empty: there were none, and rows are counted.
+        step_column: where the steps come from.
         columns: by name; nested names are joined by a slash.
         notes: what was tolerated, one sentence each.
     """
@@ -91,9 +95,8 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False, report: Repor
         report: takes (done, total, what) while a large file is read.
 
     Raises:
-        InputError: nothing there or no log (CR0630), empty (CR0631), a folder with no log or with
-            several (CR0632), no such step column (CR0633), a broken row (CR0634), or a step that
-            is no whole number (CR0635).
+        InputError: no log, an empty one, a broken row, or a folder with no log or with several (CR0630); no such step
+            column, or a step that is no whole number (CR0633).
         ImportError: event files, without the package that reads them.
     """
     source = _log_in(path) if path.is_dir() else path
@@ -102,16 +105,11 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False, report: Repor
             return _read_events(source, ColumnBuilder("step", resumed=resumed))
         notes: list[str] = []
         builder = ColumnBuilder(step, resumed=resumed)
-        kind, place, rows = rows_of(source, notes, report)
+        kind, place, rows = _rows_of(source, notes, report)
         for number, row in rows:
             builder.add_row(row, number, _where(source, place, number))
     except OSError as error:
-        raise InputError(
-            "CR0630",
-            f"the log cannot be read: {error.strerror or error}.",
-            where=str(source),
-            fix="give the path of a log file, or of the folder that holds it.",
-        ) from error
+        raise _unusable(source, str(error.strerror or error)) from error
     return builder.finish(source, kind, place, notes)
 
 
@@ -134,14 +132,9 @@ def _log_in(folder: Path) -> Path:
     runs = sorted({path.parent for path in folder.rglob(_EVENT_FILES) if path.is_file()})
     if len(runs) == 1:
         return runs[0]
-    problem = "no metrics.jsonl, no trainer_state.json and no TensorBoard event file"
-    fix = "give the path of the log file itself."
-    if runs:
-        named = ", ".join(str(run.relative_to(folder)) for run in runs[:_MAX_NAMED])
-        more = f" and {len(runs) - _MAX_NAMED} more" if len(runs) > _MAX_NAMED else ""
-        problem = f"the event files of {len(runs)} runs: {named}{more}"
-        fix = f"give one of them, for example {runs[-1]}."
-    raise InputError("CR0632", f"the folder holds {problem}.", where=str(folder), fix=fix)
+    named = ", ".join(str(run.relative_to(folder)) for run in runs[:_MAX_NAMED])
+    holds = f"the event files of {len(runs)} runs, {named}" if runs else "no log that can be read"
+    raise _unusable(folder, f"the folder holds {holds}")
 
 
 def _read_events(source: Path, builder: ColumnBuilder) -> RunLog:
@@ -152,13 +145,12 @@ def _read_events(source: Path, builder: ColumnBuilder) -> RunLog:
     A record that is not whole ends its file, with a note.
     """
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it announces that it does without TensorFlow
+    from google.protobuf.message import DecodeError  # after tensorboard, which is then what a message misses
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.util.tensor_util import make_ndarray
 
     notes: list[str] = []
-    from google.protobuf.message import DecodeError  # after tensorboard, which is then what a message misses
-
     scalar_tags: set[str] = set()
     number = 0
     for file in sorted(source.glob(_EVENT_FILES)) if source.is_dir() else [source]:
@@ -169,14 +161,11 @@ def _read_events(source: Path, builder: ColumnBuilder) -> RunLog:
             try:
                 event = Event.FromString(record)
             except DecodeError as error:
-                problem, fix = f"record {number} is no event.", "give another file of the run."
-                raise InputError("CR0630", problem, where=str(file), fix=fix) from error
+                raise _unusable(file, f"record {number} is no event") from error
             if event.session_log.status == event.session_log.START:
                 builder.cut(event.step)
             for value in event.summary.value:
-                if (
-                    value.metadata.plugin_data.plugin_name == "scalars"
-                ):  # said with the first value of a tag only
+                if value.metadata.plugin_data.plugin_name == "scalars":  # of a tag's first value only
                     scalar_tags.add(value.tag)
                 if value.HasField("simple_value"):
                     builder.add(event.step, {value.tag: float(value.simple_value)}, number)
@@ -185,9 +174,7 @@ def _read_events(source: Path, builder: ColumnBuilder) -> RunLog:
         if num_left := file.stat().st_size - num_bytes:
             notes.append(f"The last {num_left} bytes of {file.name} are no whole event and were left out.")
     if not builder.columns:
-        problem = " ".join([f"the event file(s) hold no scalar ({number} event(s)).", *notes])
-        fix = "give the folder in which the run logged its scalars."
-        raise InputError("CR0631", problem, where=str(source), fix=fix)
+        raise _unusable(source, " ".join([f"the event file(s) hold no scalar ({number} event(s)).", *notes]))
     return builder.finish(source, "tensorboard", "record", notes)
 
 
@@ -207,13 +194,12 @@ class ColumnBuilder:
         self._num_replaced = 0
         self._num_without_step = 0
         self._newest_step = -math.inf
-        self._without_step: dict[str, Column] = {}
 
     def add_row(self, row: Mapping[str, object], line: int, where: str) -> None:
         """Take over the numbers of one row.
 
         Raises:
-            InputError: its step is no whole number (CR0635).
+            InputError: its step is no whole number (CR0633).
         """
         cells = dict(_flat(row))
         if not self.step_name:
@@ -222,12 +208,11 @@ class ColumnBuilder:
         raw = cells.pop(self.step_name, None) if self.step_name else None
         if raw is None or raw == "":
             self._num_without_step += 1
-            _append(self._without_step, line, cells, line)
             return
         number = number_of(raw)
         if number is None or not number.is_integer() or abs(number) >= 2**62:
             raise InputError(
-                "CR0635",
+                "CR0633",
                 f"the step {str(raw)[:40]!r} in the column {self.step_name!r} is no whole number.",
                 where=where,
                 fix="name the column that counts the steps with --step COL.",
@@ -240,60 +225,43 @@ class ColumnBuilder:
             if step < self._newest_step:
                 self.cut(step)
             self._newest_step = step
-        self._num_replaced += _append(self.columns, step, cells, line, replaces=self._resumed)
+        for name, value in cells.items():
+            if value is None or value == "":
+                continue
+            column = self.columns.setdefault(name, Column())
+            number = number_of(value)
+            if number is None or not math.isfinite(number):
+                column.num_bad += 1
+                continue
+            if self._resumed:
+                self._num_replaced += column.cut(step)
+            if (column.steps[-1:], column.values[-1:]) != ([step], [number]):  # of a last evaluation, twice
+                column.steps.append(step)
+                column.values.append(number)
+                column.lines.append(line)
 
     def cut(self, step: int) -> None:
         """A run was resumed at ``step``: what the earlier one wrote from there on does not count."""
         self._num_replaced += sum(column.cut(step) for column in self.columns.values())
 
     def finish(self, path: Path, kind: str, place: str, notes: list[str]) -> RunLog:
-        """The log; rows without a step are left out, or counted where no row has one.
+        """The log; rows without a step are left out.
 
         Raises:
-            InputError: no row has the step column that was asked for (CR0633).
+            InputError: no row with a number has a step (CR0633).
         """
-        if any(column.steps for column in self.columns.values()):
-            if self._num_without_step:
-                notes = [*notes, f"{self._num_without_step} row(s) without a step were left out."]
-            if self._num_replaced:
-                notes = [
-                    *notes,
-                    f"{self._num_replaced} value(s) of a broken-off run were replaced or dropped.",
-                ]
-            return RunLog(path, kind, place, self.step_name, self.columns, tuple(notes))
-        if self.step_name and self._num_without_step:
-            raise InputError(
-                "CR0633",
-                f"no row with a number has the step column {self.step_name!r}.",
-                where=str(path),
-                fix="leave out --step, or name another column.",
+        if not any(column.steps for column in self.columns.values()):
+            what = (
+                f"the step column {self.step_name!r}" if self.step_name else "a step column of a usual name"
             )
-        notes = [*notes, f"There is no step column; every {place} counts as a step."]
-        return RunLog(path, kind, place, "", self._without_step or self.columns, tuple(notes))
-
-
-def _append(
-    columns: dict[str, Column], step: int, cells: Mapping[str, object], line: int, *, replaces: bool = False
-) -> int:
-    """Add the numbers of a row; with ``replaces`` in place of those of the same step, and how many those were."""
-    num_replaced = 0
-    for name, value in cells.items():
-        if value is None or value == "":
-            continue
-        column = columns.setdefault(name, Column())
-        number = number_of(value)
-        if number is None:
-            column.first_text = column.first_text or (line, str(value)[:40])
-        elif not math.isfinite(number):
-            column.num_not_finite += 1
-        else:
-            num_replaced += column.cut(step) if replaces else 0
-            if (column.steps[-1:], column.values[-1:]) == ([step], [number]):
-                continue  # an evaluation at the end of training is written twice
-            column.steps.append(step)
-            column.values.append(number)
-            column.lines.append(line)
-    return num_replaced
+            fix = "name the column that counts the steps with --step COL."
+            raise InputError("CR0633", f"no row with a number has {what}.", where=str(path), fix=fix)
+        counts = {
+            "row(s) without a step were left out": self._num_without_step,
+            "value(s) of a broken-off run were replaced or dropped": self._num_replaced,
+        }
+        notes = [*notes, *(f"{number} {what}." for what, number in counts.items() if number)]
+        return RunLog(path, kind, place, self.step_name, self.columns, tuple(notes))
 
 
 def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, object]]:
@@ -303,3 +271,137 @@ def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterat
                 yield from _flat(value, f"{prefix}{key}/", depth + 1)
         else:
             yield f"{prefix}{key}", value
+
+
+def _rows_of(path: Path, notes: list[str], report: Report | None) -> tuple[str, str, Iterator[Row]]:
+    """Kind, what a place is called, and the rows with their places; ``notes`` takes what was tolerated."""
+    number, first = next(((number, line.strip()) for number, line in _lines(path) if line.strip()), (0, ""))
+    if not first:
+        raise _unusable(path, "it is empty")
+    if "\ufffd" in first or "\0" in first:
+        raise _unusable(path, "it is no UTF-8 text")
+    parsed = _parsed(first)
+    if isinstance(parsed, dict) and not isinstance(parsed.get("log_history"), list):
+        return "jsonl", "line", _json_lines(path, _lines(path, report), notes)
+    if first.startswith("{'"):
+        raise _unusable(path, "it holds dictionaries as Python prints them, which are no JSON")
+    if first.startswith(("{", "[")):
+        return _document(path)
+    return "csv", "line", _table(path, first, number, notes, report)
+
+
+def _lines(path: Path, report: Report | None = None) -> Iterator[tuple[int, str]]:
+    """Bytes that are no text become marks, which no number can hold."""
+    size, done, reported = path.stat().st_size, 0, 0
+    with path.open(encoding=_encoding(path), errors="replace", newline="\n") as handle:
+        for number, line in enumerate(handle, start=1):
+            done += len(line)
+            if report is not None and done - reported >= _REPORT_EVERY:
+                reported = done
+                report(done // 10**6, size // 10**6, "reading, MB")
+            yield number, line
+
+
+def _encoding(path: Path) -> str:
+    with path.open("rb") as handle:
+        return "utf-16" if handle.read(2) in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json_lines(path: Path, lines: Iterator[tuple[int, str]], notes: list[str]) -> Iterator[Row]:
+    """Each line's object; a last line that is no JSON was torn by a crash and is left out."""
+    torn = 0
+    for number, line in lines:
+        if not line.strip():
+            continue
+        row = _parsed(line)
+        if torn or (row is not None and not isinstance(row, dict)):
+            raise _unusable(path, "it is not a JSON object", line=torn or number)
+        if row is None:
+            torn = number
+        else:
+            yield number, row
+    if torn:
+        notes.append(f"The last line ({torn}) is incomplete and was left out.")
+
+
+def _document(path: Path) -> tuple[str, str, Iterator[Row]]:
+    """A list of rows, or an object that holds one as ``log_history``."""
+    try:
+        value = json.loads(path.read_text(encoding=_encoding(path), errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise _unusable(path, f"it is not JSON ({error})") from error
+    kind = "json"
+    if isinstance(value, dict):
+        kind, value = "trainer_state", value.get("log_history")
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise _unusable(path, "it is no list of JSON objects, and has none named log_history")
+    if not value:
+        raise _unusable(path, "it is empty")
+    return kind, "entry", iter(enumerate(value, start=1))
+
+
+def _table(path: Path, head: str, first: int, notes: list[str], report: Report | None) -> Iterator[Row]:
+    """The rows of a table whose first line names the columns.
+
+    A last line without its end may lack the tail of its last number: it is left out.
+    """
+    separator = max(_SEPARATORS, key=head.count)
+    if separator not in head:
+        raise _unusable(path, "its first line is neither JSON nor a header with several columns")
+
+    def whole_lines() -> Iterator[str]:
+        for number, line in _lines(path, report):
+            if not line.endswith("\n"):
+                notes.append(f"The last line ({number}) is incomplete and was left out.")
+            elif number >= first:
+                yield line
+
+    reader = csv.reader(whole_lines(), delimiter=separator, strict=True)
+    try:
+        names = [name.strip() for name in next(reader, [])]
+        if len(set(names)) < len(names) or any(number_of(name) is not None for name in names):
+            raise _unusable(path, "its first line is no header: it holds numbers, or a name twice")
+        for cells in reader:
+            number = reader.line_num + first - 1
+            if any(map(str.strip, cells)):
+                if len(cells) != len(names):
+                    raise _unusable(path, f"it has {len(cells)} cells, the header {len(names)}", line=number)
+                yield number, {name: cell.strip() for name, cell in zip(names, cells, strict=True) if name}
+    except csv.Error as error:
+        raise _unusable(path, str(error), line=reader.line_num + first - 1) from error
+
+
+def number_of(value: object) -> float | None:
+    """A number, perhaps infinite or NaN; None for anything else. In text ``31,5`` is 31.5 and ``31%`` is 0.31.
+
+    ``1,234`` may be either of two numbers and is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        if not isinstance(value, str):
+            return float(value)
+        text = value.strip().removesuffix("%")
+        if _DECIMAL_COMMA.fullmatch(text):
+            text = text.replace(",", ".")
+        return float(text) / (100 if value.strip().endswith("%") else 1)
+    except ValueError:
+        return None
+    except OverflowError:
+        return math.inf
+
+
+def _unusable(path: Path, problem: str, line: int = 0) -> InputError:
+    return InputError(
+        "CR0630",
+        f"{f'line {line}' if line else 'the log'} cannot be used: {problem.rstrip('.')}.",
+        where=f"{path}:{line}" if line else str(path),
+        fix="give JSON lines, CSV, a trainer_state.json or TensorBoard event files, or a folder with one of them.",
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -11,10 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from composer_replication.errors import InputError
-from composer_replication.report.templates import report_resource, visible
+from composer_replication.report.templates import html_page
 from composer_replication.run_folder import write_atomic
 from composer_replication.traces.prompts import calls_of
 from composer_replication.traces.trace_records import Trace, TraceStep
@@ -29,31 +24,21 @@ def write_trace_page(folder: Path, traces: Iterable[Trace], path: Path) -> int:
     """Write the page, and say how many sessions are on it; the page runs no script and loads nothing.
 
     Raises:
-        InputError: it cannot be written (CR0484), or as ``read_traces``.
+        InputError: as ``read_traces``.
     """
-    css = report_resource("report.css")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     branches = _branches(folder)
     iterator = iter(traces)
     sessions = [_session(trace, branches) for trace in islice(iterator, MAX_SESSIONS)]
     num_more = sum(1 for _ in iterator)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(report_resource("traces.html.j2")).render(
-        css=css,
-        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+    page = html_page(
+        "traces.html.j2",
         name=folder.resolve().name,
         sums=_read(folder / "ingest.json", {}),
         sessions=sessions,
         num_more=num_more,
     )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, visible(page))
-    except OSError as error:
-        problem = f"the page cannot be written: {error.strerror or error}."
-        raise InputError("CR0484", problem, where=str(path), fix="choose another --out.") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, page)
     return len(sessions)
 
 

@@ -82,7 +82,7 @@ class EvaluationJournal:
 
     Raises:
         InputError: a line is damaged, changed or out of order (CR0602), or the journal is
-            another run's (CR0603).
+            another run's (CR0602).
     """
 
     def __init__(self, path: Path, *, run: str = "") -> None:
@@ -150,7 +150,7 @@ class EvaluationJournal:
             raise ValueError(f"it is of kind {row['kind']!r}, version {row.get('version')!r}")
         elif row["run"] != self.run:
             raise InputError(
-                "CR0603",
+                "CR0602",
                 f"the evaluation journal belongs to run {row['run']!r}, and this is {self.run!r}.",
                 where=str(self.path),
                 fix="resume with the run's own settings and split, or start a new run.",

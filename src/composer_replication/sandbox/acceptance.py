@@ -45,7 +45,7 @@ def checked(names: Iterable[str], *, where: str = "--i-accept-no-isolation") -> 
     """The names, each once, in the order of the self-test.
 
     Raises:
-        UsageError: no guard of that name (CR0341).
+        UsageError: no guard of that name (CR0340).
     """
     known = (*GUARD_NAMES, EVERYTHING)
     found = set(names)
@@ -53,7 +53,7 @@ def checked(names: Iterable[str], *, where: str = "--i-accept-no-isolation") -> 
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             guess = f"did you mean {near[0]}?" if near else f"choose of {', '.join(known)}."
-            raise UsageError("CR0341", f"the self-test has no guard called {name!r}.", where=where, fix=guess)
+            raise UsageError("CR0340", f"the self-test has no guard called {name!r}.", where=where, fix=guess)
     return tuple(name for name in known if name in found)
 
 
@@ -65,7 +65,7 @@ def accept(names: Iterable[str], *, where: str = "--i-accept-no-isolation") -> t
         where: it was said.
 
     Raises:
-        UsageError: no guard of that name (CR0341).
+        UsageError: no guard of that name (CR0340).
     """
     found = checked(names, where=where)
     with _lock:

@@ -29,14 +29,14 @@ def check_limits(limits: Limits) -> None:
     """Refuse limits that no jail can hold.
 
     Raises:
-        UsageError: one of them is no whole number above 0, or more than Linux counts (CR0882).
+        UsageError: one of them is no whole number above 0, or more than Linux counts (CR0886).
     """
     for each in dataclasses.fields(limits):
         value: Any = getattr(limits, each.name)
         most = _MOST.get(each.name, _MOST_BYTES)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise UsageError(
-                "CR0882",
+                "CR0886",
                 f"a sandbox cannot hold {each.name} = {value!r}: a whole number from 1 to {most} is needed.",
                 where=f"Limits.{each.name}",
                 fix="leave it out for the default, or give such a number",

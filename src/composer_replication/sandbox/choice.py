@@ -114,14 +114,14 @@ def open_sandbox(
             new jail. For a sandbox that runs many short commands.
 
     Raises:
-        UsageError, MissingError: as ``choose_backend``; the backend has no warm kind (CR0311).
+        UsageError, MissingError: as ``choose_backend``; the backend has no warm kind (CR0305).
         SandboxFailure: the jail cannot be prepared.
     """
     chosen = choose_backend(backend) if backend is None or isinstance(backend, str) else backend
     kind = warm_kind(chosen) if warm else chosen
     if kind is None:
         raise UsageError(
-            "CR0311",
+            "CR0305",
             f"the sandbox backend {chosen.name!r} has no warm kind.",
             where="warm",
             fix="use the backend bubblewrap, or leave warm out",

@@ -30,7 +30,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError
+from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError, needs_extra
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
 from composer_replication.sandbox.call_checks import check_limits
@@ -84,8 +84,8 @@ class Harbor:
 
         Raises:
             MissingError: Harbor is not installed (CR0101), or no image is named (CR0301).
-            UsageError: Harbor has no such environment (CR0305); a limit that cannot be held (CR0882).
-            SandboxFailure: it does not start (CR0320), or cannot be filled (CR0337); a path of the spec is missing (CR0304).
+            UsageError: Harbor has no such environment (CR0305); a limit that cannot be held (CR0886).
+            SandboxFailure: it does not start (CR0320), or cannot be filled (CR0320); a path of the spec is missing (CR0304).
         """
         check_limits(spec.limits)
         _factory()
@@ -216,7 +216,7 @@ class HarborSandbox(LocalSandbox):
         """Have ``harbor_inside`` do something.
 
         Raises:
-            SandboxFailure: it does not (CR0337).
+            SandboxFailure: it does not (CR0320).
         """
         if orders is not None:
             (self._outbox / "orders.json").write_text(json.dumps(orders))
@@ -224,7 +224,7 @@ class HarborSandbox(LocalSandbox):
         said = self._shell(f"{base_python()} -I -S {_OURS}/start.py {verb}", seconds)
         if not said.endswith("done"):
             last = (said.splitlines() or ["nothing is said"])[-1][-500:]
-            raise failure("CR0337", f"{self._name} cannot {verb} a command: {last}.")
+            raise failure("CR0320", f"{self._name} cannot {verb} a command: {last}.")
 
     def _prepare(self, spec: SandboxSpec) -> None:
         self._shell(f"sh -c 'umask 077 && mkdir -p {_OURS}'", _MORE_SECONDS)
@@ -285,7 +285,7 @@ class HarborSandbox(LocalSandbox):
                 self._is_dirty = True
                 if verdict is Verdict.ENDED:
                     why = f"the tree of the container cannot be kept: {error}."
-                    raise failure("CR0337", why) from error
+                    raise failure("CR0320", why) from error
         return Ended(
             verdict,
             int(found["exit_code"]),
@@ -401,14 +401,8 @@ def _factory() -> Any:
     Raises:
         MissingError: it is not installed (CR0101).
     """
-    try:
+    with needs_extra("harbor", "the sandbox backend harbor, which Python 3.12 or newer can have,"):
         from harbor.environments.factory import EnvironmentFactory
-    except ImportError as error:
-        raise MissingError(
-            "CR0101",
-            f"the sandbox backend harbor needs the package harbor, which Python 3.12 or newer can have: {error}.",
-            fix="pip install 'composer-replication[harbor]', under Python 3.12 or newer",
-        ) from error
     return EnvironmentFactory
 
 

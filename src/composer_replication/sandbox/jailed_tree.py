@@ -51,7 +51,7 @@ class JailedTree:
         SandboxFailure: a path of the spec is missing or cannot be shown, or the tree holds a device or
             a socket (CR0304); there is no space for our own folder (CR0302).
             or this process may not give it so much itself (CR0302).
-        UsageError: a limit that cannot be held (CR0882).
+        UsageError: a limit that cannot be held (CR0886).
     """
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:

@@ -111,27 +111,27 @@ class LocalSandbox(ABC):
 
         Raises:
             SandboxFileError: a path in it is too long for a copy, or there are too many of them (CR0309).
-            SandboxFailure: closed (CR0303), or it cannot be copied (CR0308).
+            SandboxFailure: closed (CR0303), or it cannot be copied (CR0309).
         """
         with self._jailed.alone():
             try:
                 return self._snapshots.take()
             except OSError as error:
-                raise failure("CR0308", f"the tree cannot be kept: {error}.", str(self.tree)) from error
+                raise failure("CR0309", f"the tree cannot be kept: {error}.", str(self.tree)) from error
 
     def restore(self, snapshot: str) -> None:
         """Bring the tree back to a snapshot.
 
         Raises:
-            SandboxFailure: closed (CR0303), an unknown name, or it cannot be copied back (CR0308).
+            SandboxFailure: closed (CR0303), an unknown name, or it cannot be copied back (CR0309).
         """
         with self._jailed.alone():
             if snapshot not in self._snapshots:
-                raise failure("CR0308", f"there is no snapshot {snapshot!r} of this tree.", str(self.tree))
+                raise failure("CR0309", f"there is no snapshot {snapshot!r} of this tree.", str(self.tree))
             try:
                 self._snapshots.restore(snapshot)
             except OSError as error:
-                raise failure("CR0308", f"the tree is not whole: {error}.", str(self.tree)) from error
+                raise failure("CR0309", f"the tree is not whole: {error}.", str(self.tree)) from error
 
     def close(self) -> None:
         """Give the tree back, remove the scratch folder and the snapshots; idempotent."""

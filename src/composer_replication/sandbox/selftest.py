@@ -406,7 +406,7 @@ def require_selftest(
 
     Raises:
         SandboxFailure: names every guard that does not hold and is not accepted (CR0306); nothing can be planted (CR0302).
-        UsageError: no guard of such a name (CR0341).
+        UsageError: no guard of such a name (CR0340).
     """
     allowed = acceptance.accepted() if accepted is None else acceptance.checked(accepted)
     if backend.name == WITHOUT_ISOLATION and acceptance.EVERYTHING in allowed:

@@ -68,12 +68,12 @@ def build_tasks(
 
     Raises:
         UsageError: the folder is in use (CR0203), is something else (CR0415), holds other
-            repositories (CR0425), or the arguments do not fit together (CR0421).
+            repositories (CR0415), or the arguments do not fit together (CR0206).
         InputError: no source is usable (CR0402 to CR0408), a pin is not in its source (CR0409), or the
             store of an earlier build is damaged (CR0411).
-        MissingError: the cluster cannot be joined (CR0101, CR0493, CR0490), or a node cannot
+        MissingError: the cluster cannot be joined (CR0101, CR0490), or a node cannot
             do such work (CR0491).
-        SandboxFailure: the sandbox broke, or workers were lost (CR0492); what is built so far
+        SandboxFailure: the sandbox broke, or workers were lost (CR0491); what is built so far
             stays and is resumed.
     """
     check_arguments(
@@ -152,7 +152,7 @@ def check_arguments(
     max_tasks: int | None,
     suite_seconds: float,
 ) -> None:
-    """Refuse arguments of a build that do not fit together (CR0421), before anything is fetched."""
+    """Refuse arguments of a build that do not fit together (CR0206), before anything is fetched."""
     problem = ""
     unknown = sorted(set(symbols) - set(sources))
     if not sources:
@@ -169,7 +169,7 @@ def check_arguments(
         problem = f"suite_seconds {suite_seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}"
     if problem:
         raise UsageError(
-            "CR0421", f"{problem}.", fix="composer-rl tasks build --help, or tasks import --help"
+            "CR0206", f"{problem}.", fix="composer-rl tasks build --help, or tasks import --help"
         )
 
 

@@ -107,7 +107,7 @@ class Build:
         """Prepare every repository; one that cannot be used is noted and left out.
 
         Raises:
-            InputError: every one needs something that cannot be fetched (CR0406 to CR0408).
+            InputError: every one needs something that cannot be fetched (CR0407, CR0408).
         """
         self._check_repositories(opened)
         self.store.mark_build(BuildMark(is_complete=False, command=self.settings.command))
@@ -151,7 +151,7 @@ class Build:
             other = first.setdefault(slug_of(source.repository), source)
             if other is not source:
                 raise UsageError(
-                    "CR0421",
+                    "CR0206",
                     f"{other.source} and {source.source} are both the repository {source.repository}.",
                     fix="name one of them; the other can be built into a folder of its own.",
                 )
@@ -160,7 +160,7 @@ class Build:
         if present - self.slugs:
             missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())
             raise UsageError(
-                "CR0425",
+                "CR0415",
                 f"the folder holds tasks of {min(present - self.slugs)}, which is not among the sources"
                 f"{f' ({missing})' if missing else ''}.",
                 where=str(self.store.root),

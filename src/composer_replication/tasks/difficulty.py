@@ -163,7 +163,7 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 
     Raises:
         ValueError: records of two policies.
-        InputError: the file that is there cannot be read (CR0456), or the store is damaged (CR0411).
+        InputError: the file that is there cannot be read (CR0411), or the store is damaged (CR0411).
     """
     records = list(measured)
     policies = {record.policy for record in records}
@@ -205,7 +205,7 @@ def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
     """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files.
 
     Raises:
-        InputError: a file cannot be read (CR0456), or the store is damaged (CR0411).
+        InputError: a file cannot be read (CR0411), or the store is damaged (CR0411).
     """
     return dict(compare_difficulty(store_root).fitting)
 
@@ -214,7 +214,7 @@ def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None)
     """As ``read_difficulty``, with the number of counts that are not used; of the tasks in ``only``, or of all.
 
     Raises:
-        InputError: a file cannot be read (CR0456), or the store is damaged (CR0411).
+        InputError: a file cannot be read (CR0411), or the store is damaged (CR0411).
     """
     found: dict[str, list[Difficulty]] = {}
     num_outdated: dict[str, int] = {}
@@ -257,7 +257,7 @@ def _read(path: Path) -> tuple[MeasuredPolicy, dict[str, dict[str, _Row]]]:
             error.message.rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         )
         raise InputError(
-            "CR0456",
+            "CR0411",
             f"the measured pass rates cannot be read: {detail}.",
             where=str(path),
             fix="delete that file, then composer-rl eval MODEL --tasks DIR --update-difficulty",

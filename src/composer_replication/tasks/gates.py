@@ -245,7 +245,7 @@ def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
 
     Raises:
         GateFailed: not-restored.
-        MissingError: git is not installed (CR0447).
+        MissingError: git is not installed (CR0440).
     """
     touched = subject.changes.source_files
     try:

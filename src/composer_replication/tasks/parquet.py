@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import InputError, MissingError
+from composer_replication.errors import InputError, needs_extra
 from composer_replication.run_folder import write_atomic
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Progress, Row, iter_rows
@@ -40,7 +40,7 @@ def write_parquet(store: TaskStore) -> None:
 
     Raises:
         InputError: the store is damaged (CR0411).
-        MissingError: pyarrow is not installed; the store is whole without this file (CR0448).
+        MissingError: pyarrow is not installed; the store is whole without this file (CR0101).
     """
     _require_pyarrow()
     rows = [public for public, _ in iter_rows(store)]
@@ -60,7 +60,7 @@ def write_instances_parquet(
 
     Raises:
         InputError: the store is damaged (CR0411).
-        MissingError: pyarrow is not installed (CR0448).
+        MissingError: pyarrow is not installed (CR0101).
     """
     rows = [secret if with_golden else public for public, secret in iter_rows(store, progress)]
     write_atomic(path, parquet_bytes(rows, SECRET_COLUMNS if with_golden else PUBLIC_COLUMNS))
@@ -75,7 +75,7 @@ def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
         columns: in the order of the file.
 
     Raises:
-        MissingError: pyarrow is not installed (CR0448).
+        MissingError: pyarrow is not installed (CR0101).
     """
     _require_pyarrow()
     import pyarrow as pa
@@ -104,7 +104,7 @@ def read_parquet(data: bytes) -> list[dict[str, Any]]:
 
     Raises:
         ValueError: not a Parquet file, or a damaged one.
-        MissingError: pyarrow is not installed (CR0448).
+        MissingError: pyarrow is not installed (CR0101).
     """
     _require_pyarrow()
     import pyarrow as pa
@@ -157,10 +157,5 @@ def _differs(store: TaskStore, name: str, detail: str) -> InputError:
 
 
 def _require_pyarrow() -> None:
-    if not has_pyarrow():
-        raise MissingError(
-            "CR0448",
-            "Parquet files need pyarrow, which is not installed; the task store is whole without them.",
-            where="pyarrow",
-            fix="pip install 'composer-replication[parquet]'",
-        )
+    with needs_extra("parquet", "a Parquet file, without which the task store is whole,"):
+        import pyarrow as pa  # noqa: F401

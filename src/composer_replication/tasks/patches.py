@@ -182,7 +182,7 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
     Raises:
         InputError: the patch does not apply as a whole, leaves the tree, makes links or is
             binary (CR0446).
-        MissingError: there is no git (CR0447).
+        MissingError: there is no git (CR0440).
     """
     for path in files:
         _check_path(path)
@@ -239,7 +239,7 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
         )
     except FileNotFoundError as error:
         raise MissingError(
-            "CR0447", "patches are applied by git, which is not installed.", where="git", fix="install git."
+            "CR0440", "patches are applied by git, which is not installed.", where="git", fix="install git."
         ) from error
     except subprocess.TimeoutExpired as error:
         raise _refused(f"git apply did not end within {APPLY_SECONDS} seconds", "") from error

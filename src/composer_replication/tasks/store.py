@@ -71,12 +71,12 @@ class TaskStore(RecordFolder):
         """As ``task_ids``, for whoever would call an empty store whole.
 
         Raises:
-            NothingToDoError: there is none (CR0427).
+            NothingToDoError: there is none (CR0604).
         """
         found = self.task_ids()
         if not found:
             raise NothingToDoError(
-                "CR0427",
+                "CR0604",
                 "the store holds no tasks.",
                 where=str(self.root),
                 fix=f"composer-rl tasks build SOURCE --out {shlex.quote(str(self.root))}",
@@ -159,7 +159,7 @@ class TaskStore(RecordFolder):
         """The recorded behaviour of its functions, by pin. Never to enter a sandbox of a policy's tools.
 
         Raises:
-            InputError: one is damaged (CR0411, CR0471).
+            InputError: one is damaged (CR0411).
         """
         known = self.secret(task.task_id).twins or {}
         return {pin: read_twin(self.blob(digest), where=task.task_id) for pin, digest in known.items()}
@@ -215,7 +215,7 @@ class TaskStore(RecordFolder):
         """The environment in which the task's tests run; installed from the store's own wheels if absent.
 
         Raises:
-            InputError: it does not fit this machine, or is damaged (CR0408, CR0411, CR0413, CR0414).
+            InputError: it does not fit this machine, or is damaged (CR0408, CR0411, CR0413).
             SandboxFailure: the sandbox broke.
         """
         return self.environment_of(task.environment)

@@ -104,7 +104,7 @@ def validate_store(
         progress: told after each task that is tried with (done, total, task id).
 
     Raises:
-        NothingToDoError: the store is empty (CR0427).
+        NothingToDoError: the store is empty (CR0604).
         UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
         InputError: not a store (CR0410), or its manifest or a Parquet file is damaged (CR0411).
         SandboxFailure: the sandbox broke; nothing is said about any task.
@@ -303,7 +303,7 @@ def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
 
     Raises:
         GateFailed: golden-fails or broken-passes.
-        InputError: a twin needs another cloudpickle (CR0471).
+        InputError: a twin needs another cloudpickle (CR0411).
         SandboxFailure: the sandbox broke.
     """
     golden, broken = (

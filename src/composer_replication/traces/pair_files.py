@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import InputError, MissingError
+from composer_replication.errors import InputError, needs_extra
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import PreferencePair
 
@@ -71,12 +71,9 @@ def parquet_library(path: Path) -> tuple[Any, Any]:
     Raises:
         MissingError: they are not installed (CR0101).
     """
-    try:
+    with needs_extra("traces", f"Parquet for {path.name}"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        fix = "pip install 'composer-replication[traces]', or name a file .jsonl"
-        raise MissingError("CR0101", "Parquet needs pyarrow.", where=str(path), fix=fix) from error
     return pa, pq
 
 

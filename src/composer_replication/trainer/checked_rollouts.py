@@ -45,12 +45,12 @@ def refuse_empty_completions(completion_ids: Sequence[Sequence[int]], *, where: 
     """A completion of no token has no last one, and no probability to learn.
 
     Raises:
-        InputError: CR0772.
+        InputError: CR0777.
     """
     empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
     if empty:
         raise InputError(
-            "CR0772",
+            "CR0777",
             f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
             where=where,
             fix="give at least the end token for an answer that says nothing.",

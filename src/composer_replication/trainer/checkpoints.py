@@ -65,7 +65,7 @@ def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | 
         folder: where the run keeps its checkpoints.
 
     Raises:
-        InputError: it is damaged (CR0716) or has no manifest (CR0717).
+        InputError: it is damaged (CR0716) or has no manifest (CR0716).
     """
     if wanted is None or wanted is False:
         return None
@@ -82,12 +82,12 @@ def checkpoint_step(checkpoint: Path) -> int:
     """The global step in the folder's name.
 
     Raises:
-        InputError: the folder is not named ``checkpoint-N`` (CR0717).
+        InputError: the folder is not named ``checkpoint-N`` (CR0716).
     """
     match = _FOLDER.fullmatch(checkpoint.name)
     if match is None:
         raise InputError(
-            "CR0717",
+            "CR0716",
             "the folder is not named checkpoint-N.",
             where=str(checkpoint),
             fix="name a checkpoint folder.",
@@ -125,12 +125,12 @@ def check_manifest(checkpoint: Path) -> None:
     """Compare every file with the manifest; files it does not name are ignored.
 
     Raises:
-        InputError: no manifest (CR0717); a file is missing or differs (CR0716).
+        InputError: no manifest (CR0716); a file is missing or differs (CR0716).
     """
     manifest = checkpoint / MANIFEST_NAME
     if not manifest.is_file():
         raise InputError(
-            "CR0717",
+            "CR0716",
             "the checkpoint has no manifest: it is half-written.",
             where=str(checkpoint),
             fix="resume from another checkpoint, or with --resume from the newest whole one.",
@@ -157,7 +157,7 @@ def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> No
         num_processes: of the run that resumes.
 
     Raises:
-        InputError: optimizer, scheduler or random numbers of this process are not in it (CR0717).
+        InputError: optimizer, scheduler or random numbers of this process are not in it (CR0716).
     """
     rng = "rng_state.pth" if num_processes == 1 else f"rng_state_{rank}.pth"
     wanted = {"optimizer": "optimizer*", "scheduler": "scheduler.pt", "random numbers": rng}
@@ -166,7 +166,7 @@ def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> No
     missing = [name for name, pattern in wanted.items() if not any(checkpoint.glob(pattern))]
     if missing:
         raise InputError(
-            "CR0717",
+            "CR0716",
             f"the checkpoint lacks the state of {' and '.join(missing)}: the run could not go on exactly.",
             where=str(checkpoint),
             fix="resume from a checkpoint that was saved without save_only_model, with as many processes as it had.",

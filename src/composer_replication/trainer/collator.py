@@ -96,8 +96,8 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bo
         strict: refuse a turn whose ``sampled_logp`` are not one an id; otherwise they count as unknown.
 
     Raises:
-        InputError: an empty prompt or completion (CR0750), ids and log-probabilities that differ in number
-            (CR0751), a weight below zero or not finite (CR0753).
+        InputError: an empty prompt or completion (CR0751), ids and log-probabilities that differ in number
+            (CR0751), a weight below zero or not finite (CR0711).
     """
     for row, turn in enumerate(turns):
         where = f"hinted turn {row}"
@@ -128,8 +128,8 @@ def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
     """Rows of preference pairs.
 
     Raises:
-        InputError: an empty prompt or completion (CR0750), chosen equal to rejected (CR0752), a weight below
-            zero or not finite (CR0753).
+        InputError: an empty prompt or completion (CR0751), chosen equal to rejected (CR0751), a weight below
+            zero or not finite (CR0711).
     """
     check_pairs(pairs)
     prompts = [pair.prompt_ids for pair in pairs]
@@ -168,7 +168,7 @@ def check_pairs(pairs: Sequence[PreferencePair]) -> None:
         _refuse_weight(pair.weight, where)
         if tuple(pair.chosen_ids) == tuple(pair.rejected_ids):
             raise InputError(
-                "CR0752",
+                "CR0751",
                 "the chosen and the rejected answer are the same ids.",
                 where=where,
                 fix="leave the pair out: nothing is preferred in it.",
@@ -233,7 +233,7 @@ def _floats(values: Sequence[float]) -> torch.Tensor:
 def _refuse_empty(ids: Sequence[object], where: str) -> None:
     if not ids:
         raise InputError(
-            "CR0750",
+            "CR0751",
             "a prompt or a completion has no ids.",
             where=where,
             fix="leave the record out: there is nothing to score.",
@@ -243,7 +243,7 @@ def _refuse_empty(ids: Sequence[object], where: str) -> None:
 def _refuse_weight(weight: float, where: str) -> None:
     if not (math.isfinite(weight) and weight >= 0.0):
         raise InputError(
-            "CR0753",
+            "CR0711",
             f"the weight {weight} is not a finite number of at least 0.",
             where=where,
             fix="give a weight of 0 or above.",

@@ -98,8 +98,8 @@ class ComposerReplicationTrainer(
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
             A channel's weight is no number of at least 0 (CR0711), or it has nothing to learn from (CR0755).
             An argument is of another kind (CR0722), or a table has no such key (CR0204).
-            A term in the reward while rewards are scaled (CR0761).
-        InputError: a hinted turn or a pair cannot be learned from (CR0750 to CR0753).
+            A term in the reward while rewards are scaled (CR0760).
+        InputError: a hinted turn or a pair cannot be learned from (CR0711, CR0751).
     """
 
     alpha_sdpo: float = 0.0
@@ -359,11 +359,11 @@ class ComposerReplicationTrainer(
                 checkpoint is of ``state.global_step``: the step under way left no trace in weights and
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
-            InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0717) or another run's
-                (CR0502, CR0714, CR0715, CR0884); prompts are messages without a chat template (CR0703), or one leaves no
-                room for an answer (CR0705); three steps in a row (CR0771) or sampling (CR0779) gave numbers that are not
+            InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0716) or another run's
+                (CR0502, CR0884, CR0716); prompts are messages without a chat template (CR0703), or one leaves no
+                room for an answer (CR0705); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
                 finite.
-            TrainerSettingError: settings that cannot work (CR0712, CR0713, CR0718, CR0719).
+            TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).
         """
         self._check_before_training()
         checkpoint = once(lambda: choose_checkpoint(resume_from_checkpoint, Path(str(self.args.output_dir))))

@@ -26,7 +26,7 @@ def distinct_prompts(ids_BP: torch.Tensor, mask_BP: torch.Tensor) -> tuple[list[
     for row, (ids, mask) in enumerate(zip(ids_BP.tolist(), mask_BP.long().tolist(), strict=True)):
         if not any(mask):
             raise InputError(
-                "CR0740", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
+                "CR0722", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
             )
         start = mask.index(1)
         kept = tuple(token if keep else 0 for token, keep in zip(ids[start:], mask[start:], strict=True))

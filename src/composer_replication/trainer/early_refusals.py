@@ -21,8 +21,8 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
         options: ours, made of it.
 
     Raises:
-        TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0712), groups that lie across processes
-            under dynamic sampling (CR0763), Liger kernels that are not installed or fp16 on a processor (CR0211).
+        TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0760), groups that lie across processes
+            under dynamic sampling (CR0760), Liger kernels that are not installed or fp16 on a processor (CR0211).
     """
     has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
     refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
@@ -48,7 +48,7 @@ def check_num_prompts(config: RunConfig, arguments: Any, num_prompts: int) -> No
     """What needs the number of training tasks.
 
     Raises:
-        TrainerSettingError: fewer of them than one generation takes (CR0720).
+        TrainerSettingError: fewer of them than one generation takes (CR0760).
         UsageError: more steps than a preset of one epoch has (CR0760).
     """
     refuse_few_prompts(arguments, arguments.num_generations, num_prompts)
@@ -59,11 +59,11 @@ def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
     """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked.
 
     Raises:
-        TrainerSettingError: CR0712.
+        TrainerSettingError: CR0760.
     """
     if stops_rows and arguments.mask_truncated_completions:
         raise TrainerSettingError(
-            "CR0712",
+            "CR0760",
             "mask_truncated_completions takes the rows that is_finished (the end of the function) stopped for truncated ones.",
             where="trl.mask_truncated_completions, trainer.prefix_sharing",
             fix="set trl.mask_truncated_completions = false, or trainer.prefix_sharing = false.",
@@ -74,12 +74,12 @@ def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -
     """A data set that does not fill one generation trains not one step.
 
     Raises:
-        TrainerSettingError: CR0720.
+        TrainerSettingError: CR0760.
     """
     per_generation = arguments.generation_batch_size // num_generations
     if num_prompts < per_generation:
         raise TrainerSettingError(
-            "CR0720",
+            "CR0760",
             f"one generation takes {per_generation} prompts, but there are only {num_prompts}: "
             "not one step could be trained.",
             where="trl.per_device_train_batch_size, trl.steps_per_generation, trl.num_generations",
@@ -91,12 +91,12 @@ def refuse_split_groups(arguments: Any, num_generations: int, *, num_processes: 
     """Dynamic sampling replaces groups, each within one process.
 
     Raises:
-        TrainerSettingError: CR0763.
+        TrainerSettingError: CR0760.
     """
     num_rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
     if num_processes > 1 and num_rows % num_generations:
         raise TrainerSettingError(
-            "CR0763",
+            "CR0760",
             f"dynamic sampling needs whole groups on each process, and {num_rows} rows are not a "
             f"multiple of {num_generations} generations.",
             where="trl.per_device_train_batch_size, trl.num_generations",

@@ -16,12 +16,12 @@ def effort_units(counts: Mapping[str, Any]) -> float:
     """``x``, the counts times ``EFFORT_UNITS``; kinds that are not given count 0.
 
     Raises:
-        UsageError: an unknown kind, or a number below 0 or not finite (CR0764).
+        UsageError: an unknown kind, or a number below 0 or not finite (CR0777).
     """
     for kind, number in counts.items():
         if kind not in EFFORT_UNITS or not 0 <= float(number) < float("inf"):
             raise UsageError(
-                "CR0764",
+                "CR0777",
                 f"effort_counts has {kind} = {number!r}; it needs numbers from 0 of {', '.join(EFFORT_UNITS)}.",
                 where="the rollout function's effort_counts",
                 fix="return one mapping of these kinds to numbers for each rollout.",

@@ -106,7 +106,7 @@ def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
     Its ``args`` are the recipe's filters of sampling, TRL's defaults for the others.
 
     Raises:
-        UsageError: the recipe's method contradicts itself (CR0760 to CR0762).
+        UsageError: the recipe's method contradicts itself (CR0760).
     """
     return SimpleNamespace(
         model=model,

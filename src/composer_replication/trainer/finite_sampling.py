@@ -24,7 +24,7 @@ class NonFiniteSamplingError(InputError, ArithmeticError):
     def __init__(self, step: int | None = None) -> None:
         where = "sampling" if step is None else f"step {step}"
         super().__init__(
-            "CR0779",
+            "CR0771",
             f"the weights of the model gave numbers that are not finite while sampling"
             f"{'' if step is None else f' for step {step}'}.",
             where=where,
@@ -37,7 +37,7 @@ def refuse_non_finite(logps: Iterable[float]) -> None:
     """A drawn token may have probability 0 by rounding, but its log-probability is never no number.
 
     Raises:
-        NonFiniteSamplingError: one of them is NaN (CR0779).
+        NonFiniteSamplingError: one of them is NaN (CR0771).
     """
     if any(map(math.isnan, logps)):
         raise NonFiniteSamplingError
@@ -48,7 +48,7 @@ def sampling_for_step(step: int) -> Iterator[None]:
     """Inside, what our sampler or torch says of such numbers is an error that names the step.
 
     Raises:
-        NonFiniteSamplingError: CR0779.
+        NonFiniteSamplingError: CR0771.
     """
     try:
         yield

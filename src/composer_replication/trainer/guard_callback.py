@@ -95,7 +95,7 @@ class HeldOutGuardCallback(TrainerCallback):
 
     Raises:
         TrainerSettingError: ``heldout_eval_fn`` cannot be called, or ``every`` is no whole number of
-            at least 1 (CR0646; a ``ValueError`` too).
+            at least 1 (CR0722; a ``ValueError`` too).
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class HeldOutGuardCallback(TrainerCallback):
         """Go on where the checkpoint was, or begin.
 
         Raises:
-            InputError: the checkpoint's guard state cannot be used (CR0645), or is of another split (CR0502).
+            InputError: the checkpoint's guard state cannot be used (CR0884), or is of another split (CR0502).
             CollapseStopError: the guard had fired before.
         """
         self.halted_at = self._halting_status = self._last_round_idx = None
@@ -309,7 +309,7 @@ class HeldOutGuardCallback(TrainerCallback):
             self.last_verdict = saved["last_verdict"]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                "CR0645",
+                "CR0884",
                 f"the guard's state in the checkpoint cannot be used: {error}.",
                 where=f"trainer_state.json, stateful_callbacks.{STATE_KEY}",
                 fix="resume with the kind of guard that the run began with, or from another checkpoint.",
@@ -325,7 +325,7 @@ def _check_arguments(heldout_eval_fn: object, every: object) -> None:
 
 def _bad_argument(name: str, wanted: str, value: object) -> TrainerSettingError:
     return TrainerSettingError(
-        "CR0646",
+        "CR0722",
         f"{name} must be {wanted}, got {value!r}.",
         where=f"HeldOutGuardCallback({name}=)",
         fix="see docs/guard-anywhere.md.",

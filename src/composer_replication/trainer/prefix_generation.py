@@ -139,8 +139,8 @@ def sample_shared(
             where weights are spread over processes, whose forwards are collective calls.
 
     Raises:
-        UsageError: CR0742, an argument out of range.
-        InputError: CR0740, no prompt or an empty one; CR0743, ``stop`` kept more ids than there are; CR0779, logits that
+        UsageError: CR0722, an argument out of range.
+        InputError: CR0722, no prompt or an empty one; CR0722, ``stop`` kept more ids than there are; CR0771, logits that
             are not finite numbers.
     """
     _check_arguments(num_samples, max_new_tokens, temperature, prompt_token_lists)
@@ -227,7 +227,7 @@ class _Rule:
             return False
         if not 0 <= kept <= len(row.ids):
             raise InputError(
-                "CR0743",
+                "CR0722",
                 f"the stop rule kept {kept} of {len(row.ids)} ids.",
                 where="sample_shared(stop=)",
                 fix="return None, or a number from 0 to len(ids).",
@@ -277,7 +277,7 @@ def _processors(
             processors.append(MinPLogitsWarper(min_p))
     except ValueError as error:
         raise UsageError(
-            "CR0742", f"{error}.", where="sample_shared", fix="correct the sampling argument."
+            "CR0722", f"{error}.", where="sample_shared", fix="correct the sampling argument."
         ) from error
     return processors
 
@@ -299,7 +299,7 @@ def _check_arguments(
 ) -> None:
     if num_samples < 1 or max_new_tokens < 1 or temperature < 0:
         raise UsageError(
-            "CR0742",
+            "CR0722",
             f"num_samples ({num_samples}) and max_new_tokens ({max_new_tokens}) must be at least 1, "
             f"temperature ({temperature}) at least 0.",
             where="sample_shared",
@@ -307,5 +307,5 @@ def _check_arguments(
         )
     if not prompt_token_lists or not all(len(ids) for ids in prompt_token_lists):
         raise InputError(
-            "CR0740", "there is no prompt, or an empty one.", where="sample_shared", fix="drop it."
+            "CR0722", "there is no prompt, or an empty one.", where="sample_shared", fix="drop it."
         )

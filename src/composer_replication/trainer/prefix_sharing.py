@@ -89,13 +89,13 @@ def shared_prefix_logps(
     Reference: DeepSeekMath (2024), equation 3, for the groups.
 
     Raises:
-        InputError: CR0740, shapes that do not fit, no completion column, or a prompt without a token;
-            CR0741, the model did not fill the cache it was given.
-        UsageError: CR0742, temperature or ``prompts_per_forward`` out of range.
+        InputError: CR0722, shapes that do not fit, no completion column, or a prompt without a token;
+            CR0757, the model did not fill the cache it was given.
+        UsageError: CR0722, temperature or ``prompts_per_forward`` out of range.
     """
     if temperature <= 0 or (prompts_per_forward is not None and prompts_per_forward < 1):
         raise UsageError(
-            "CR0742",
+            "CR0722",
             f"temperature ({temperature}) must be above 0 and "
             f"prompts_per_forward ({prompts_per_forward}) at least 1.",
             where="shared_prefix_logps",
@@ -145,7 +145,7 @@ def prefill(
         and the position that each prompt's next token has (K,).
 
     Raises:
-        InputError: CR0741, the model did not fill the cache it was given.
+        InputError: CR0757, the model did not fill the cache it was given.
     """
     width = max(len(prompt.ids) for prompt in prompts)
     ids_KP = torch.full((len(prompts), width), pad_id, dtype=torch.long, device=device)
@@ -168,7 +168,7 @@ def prefill(
     )
     if cache.get_seq_length() != width:
         raise InputError(
-            "CR0741",
+            "CR0757",
             f"{type(inner_model(model)).__name__} left the key-value cache at {cache.get_seq_length()} of "
             f"{width} positions, so prompts cannot be shared exactly.",
             where="prefix sharing",
@@ -268,7 +268,7 @@ def _check_shapes(
     if not fits:
         shapes = [tuple(tensor.shape) for tensor in (prompt_ids, prompt_mask, completion_ids, mask)]
         raise InputError(
-            "CR0740",
+            "CR0722",
             f"prompt and completion tensors do not fit together: {shapes}.",
             where="shared_prefix_logps",
             fix="pass (B, P), (B, P), (B, T), (B, T) with B and T at least 1.",

@@ -56,7 +56,7 @@ class PrefixWiring:
         """Refuse what cannot work with a stop rule, and say when groups are split.
 
         Raises:
-            TrainerSettingError: ``is_finished`` with ``mask_truncated_completions`` (CR0712), which would
+            TrainerSettingError: ``is_finished`` with ``mask_truncated_completions`` (CR0760), which would
                 mask every row without an end-of-sequence token.
         """
         refuse_masked_stops(self.args, stops_rows=self.prefix_sharing and self.is_finished is not None)

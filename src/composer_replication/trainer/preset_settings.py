@@ -46,7 +46,7 @@ def sampling_settings(config: RunConfig) -> SimpleNamespace:
     """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set.
 
     Raises:
-        UsageError: the recipe's method contradicts itself (CR0760 to CR0762).
+        UsageError: the recipe's method contradicts itself (CR0760).
     """
     from trl import GRPOConfig
 
@@ -62,8 +62,8 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
 
     Raises:
         UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
-            scaled rewards (CR0761), a KL in the reward of weight 0 (CR0885), ``loss_type = "cispo"`` whose ratios would be
-            cut below 1, a clip range that is asymmetric the wrong way, or a loss at the other level of ratios (CR0762).
+            scaled rewards (CR0760), a KL in the reward of weight 0 (CR0760), ``loss_type = "cispo"`` whose ratios would be
+            cut below 1, a clip range that is asymmetric the wrong way, or a loss at the other level of ratios (CR0760).
     """
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
@@ -197,7 +197,7 @@ def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
     largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))
     if isinstance(largest, int | float) and largest < 1:
         raise UsageError(
-            "CR0762",
+            "CR0760",
             f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
             f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
             where="trl.epsilon_high",
@@ -212,7 +212,7 @@ def _refuse_small_upper_clip(trl: Mapping[str, Any]) -> None:
     if not clips or not isinstance(upper, int | float) or upper >= lower:
         return
     raise UsageError(
-        "CR0762",
+        "CR0760",
         f"trl.epsilon_high is {upper}, below trl.epsilon, {lower}: likely tokens could fall further than rare ones could rise.",
         where="trl.epsilon_high",
         fix="set trl.epsilon_high to at least trl.epsilon, or take it out: both sides are then the same.",
@@ -229,7 +229,7 @@ def _refuse_other_level(trl: Mapping[str, Any]) -> None:
     wanted = _LEVELS.get(loss, found)
     if found != wanted:
         raise UsageError(
-            "CR0762",
+            "CR0760",
             f"the loss {loss} is defined for ratios of each {wanted}, and trl.importance_sampling_level is {found!r}.",
             where="trl.importance_sampling_level",
             fix=f'set trl.importance_sampling_level = "{wanted}", or another trl.loss_type.',

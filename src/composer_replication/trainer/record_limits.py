@@ -24,7 +24,7 @@ def refuse_unfit_pairs(
         name: where the pair of that index comes from, for the message.
 
     Raises:
-        InputError: an id outside the vocabulary (CR0887), a prompt and an answer longer than the context (CR0889).
+        InputError: an id outside the vocabulary (CR0751), a prompt and an answer longer than the context (CR0705).
     """
     for idx, pair in enumerate(pairs):
         for answer in (pair.chosen_ids, pair.rejected_ids):
@@ -46,7 +46,7 @@ def turns_that_fit(
     A run does not end because one hint met a conversation that was nearly full.
 
     Raises:
-        InputError: an id outside the vocabulary (CR0887).
+        InputError: an id outside the vocabulary (CR0751).
     """
     most = num_positions(model)
     kept: list[list[HintedTurn]] = []
@@ -62,14 +62,14 @@ def _refuse_unfit(ids: Sequence[int], model: Any, name: Callable[[int], str], id
     if max(ids) >= num_ids or min(ids) < 0:
         odd = next(one for one in ids if not 0 <= one < num_ids)
         raise InputError(
-            "CR0887",
+            "CR0751",
             f"the id {odd} is outside the model's vocabulary of {num_ids}.",
             where=name(idx),
             fix="make the ids with this model's tokenizer, give texts in their place, or leave the record out.",
         )
     if most is not None and len(ids) > most:
         raise InputError(
-            "CR0889",
+            "CR0705",
             f"prompt and answer take {len(ids)} tokens; the model has {most} positions.",
             where=name(idx),
             fix="shorten the record or leave it out.",

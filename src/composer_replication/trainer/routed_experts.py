@@ -47,7 +47,7 @@ class Routers:
         """Read them off a model.
 
         Raises:
-            InputError: there is none (CR0777), or they do not say how many experts they choose from (CR0778).
+            InputError: there is none (CR0777), or they do not say how many experts they choose from (CR0757).
         """
         inner = inner_model(model)
         routers = routers_of(model)
@@ -90,7 +90,7 @@ def refusal(problem: str) -> InputError:
 def unknown_router(router: nn.Module) -> InputError:
     """The error for a router that makes its choice in another way."""
     return InputError(
-        "CR0778",
+        "CR0757",
         f"{type(router).__name__} does not choose its experts by one top-k over all of them, so its routing cannot be replayed.",
         where="the rollout function's routed_experts",
         fix="leave routed_experts out for this model.",

@@ -120,7 +120,7 @@ class Replay:
         """Inside, forwards of the model are replayed; so are their layers when backward runs them again.
 
         Raises:
-            InputError: a router made its choice in another way (CR0778).
+            InputError: a router made its choice in another way (CR0757).
         """
         kept = [
             (module, name, vars(module)[name])
@@ -224,7 +224,7 @@ class RouterReplay:
         """What the rollout function under way said of its rows' routing; in evaluation it is not used.
 
         Raises:
-            InputError: it cannot be followed (CR0777), or this model's routers cannot (CR0778).
+            InputError: it cannot be followed (CR0777), or this model's routers cannot (CR0757).
         """
         if self.model.training:
             self._routing_BWLK = laid_out(

@@ -29,7 +29,7 @@ def merge_rows(
         pad_token_id: of the tokenizer.
 
     Raises:
-        TrainerSettingError: a part is not one row a rollout (images), or is missing in one of them (CR0763).
+        TrainerSettingError: a part is not one row a rollout (images), or is missing in one of them (CR0760).
     """
     num_old, num_new = old["prompt_ids"].size(0), new["prompt_ids"].size(0)
     merged: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def merge_rows(
             continue
         if not (_is_by_row(mine, num_old) and _is_by_row(theirs, num_new)):
             raise TrainerSettingError(
-                "CR0763",
+                "CR0760",
                 f"dynamic sampling cannot replace rollouts whose batches carry {name}.",
                 where="trainer.dynamic_sampling_rounds",
                 fix="set trainer.dynamic_sampling_rounds = 0 for such data.",

@@ -63,7 +63,7 @@ class RunBorders(GuardHook, InitialKl):
     def _check_before_training(self) -> None:
         if getattr(self.model.config, "is_encoder_decoder", False):
             raise InputError(
-                "CR0702",
+                "CR0701",
                 f"a {self.model.config.model_type} model is not a causal language model.",
                 where="ComposerReplicationTrainer(model=)",
                 fix="take a decoder-only model that AutoModelForCausalLM loads.",
@@ -72,7 +72,7 @@ class RunBorders(GuardHook, InitialKl):
         self._check_policy_settings()
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             raise TrainerSettingError(
-                "CR0718",
+                "CR0710",
                 "logging_steps is the guard's cadence and must be above 0.",
                 where="trl.logging_steps",
                 fix="set trl.logging_steps = 1.",
@@ -82,7 +82,7 @@ class RunBorders(GuardHook, InitialKl):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
         if len(set(gathered(self.heldout_guard is None))) > 1:
             raise TrainerSettingError(
-                "CR0719",
+                "CR0710",
                 "some processes have a guard and some have none.",
                 where="ComposerReplicationTrainer(heldout_guard=)",
                 fix="construct the trainer alike on every process.",

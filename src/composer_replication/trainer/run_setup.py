@@ -48,7 +48,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     Raises:
         MissingError: as ``trackers_of``.
         UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211); a method that
-            contradicts itself (CR0760, CR0761, CR0762).
+            contradicts itself (CR0760).
     """
     known = {field.name for field in fields(GRPOConfig) if field.init}
     for key in config.trl:

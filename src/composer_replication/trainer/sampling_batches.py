@@ -64,13 +64,13 @@ def start_batch(
     refused: how many whole forwards there are goes by the rows, and other processes would wait for them.
 
     Raises:
-        InputError: CR0741, as ``prefill``.
+        InputError: CR0757, as ``prefill``.
     """
     device = next(inner_model(model).parameters()).device
     context_BC = _context(prompts, device)[torch.tensor(prompt_of_row, device=device)]
     reason = unsupported_reason(model, training=False)
     if reason is not None and needs_cache:
-        raise InputError("CR0741", f"{reason}.", where=type(inner_model(model)).__name__, fix=_NEEDS_CACHE)
+        raise InputError("CR0757", f"{reason}.", where=type(inner_model(model)).__name__, fix=_NEEDS_CACHE)
     if reason is None:
         try:
             return _start_cached(model, prompts, prompt_of_row, pad_token_id, context_BC)

@@ -55,7 +55,7 @@ def test_what_a_killed_process_left_is_stopped_by_the_next(
     [
         ("broken_environments:NeverStarts", "CR0320", "does not start: no such host"),
         ("broken_environments:OpenNetwork", "CR0320", "no-network"),
-        ("broken_environments:NoProgram", "CR0337", "no-such-python3"),
+        ("broken_environments:NoProgram", "CR0320", "no-such-python3"),
         ("broken_environments:NoSuchClass", "CR0320", "NoSuchClass"),
         ("no-such-engine", "CR0305", "no-such-engine"),
     ],

@@ -84,7 +84,7 @@ def test_without_our_plugin_the_job_ends_by_name(exported: Path) -> None:
         VERL_USE_EXTERNAL_PLUGINS="none",
     )
     assert done.returncode != 0
-    assert "CR0950" in done.stdout + done.stderr
+    assert "CR0951" in done.stdout + done.stderr
 
 
 @pytest.fixture

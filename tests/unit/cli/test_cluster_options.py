@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.agent_parts import attempt_options, reward_options
-from composer_replication.cli.cluster_parts import MANY_GRADINGS, cluster_options, placed_at
+from composer_replication.cli.agent_assembly import attempt_options, reward_options
+from composer_replication.cli.ray_cluster import MANY_GRADINGS, cluster_options, placed_at
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.records import Limits

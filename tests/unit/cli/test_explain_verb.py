@@ -34,5 +34,5 @@ def test_an_unknown_code_names_the_nearest(
 ) -> None:
     assert main(["explain", given]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"CR0213: there is no error code {given!r}.")
+    assert err.startswith(f"CR0206: there is no error code {given!r}.")
     assert f"composer-rl explain {nearest}" in err

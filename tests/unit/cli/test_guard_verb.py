@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -79,9 +78,8 @@ def test_one_line(scan: Scan, log: Path, *, with_truth_first: bool) -> None:
     if with_truth_first:
         rows = [{"step": 0, "heldout/score": 0.5}, {"step": 1, "reward": 0.5}]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    exit_code, result, _ = scan(log, "--plot", log.with_suffix(".svg"))
+    exit_code, result, _ = scan(log)
     assert (exit_code, result["updates"]) == (6, 0 if with_truth_first else 1)
-    assert log.with_suffix(".svg").exists() is not with_truth_first
 
 
 def test_what_a_person_reads(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,8 +91,6 @@ def test_what_a_person_reads(log: Path, capsys: pytest.CaptureFixture[str]) -> N
         "Columns: proxy reward (guessed); truth heldout/score (guessed); KL none, so the KL path is off; steps step.",
         "Guard: min_steps 5, decline_patience 8, ema_alpha 0.8, kl_hard_stop 0.08, max_proxy_real_gap 0.35.",
         "Note: The last line (11) is incomplete and was left out.",
-        "Note: 1 gap(s) in the steps of reward, which usually are 10 apart: the first from 90 to 120.",
-        "Note: 1 gap(s) in the steps of heldout/score, which usually are 10 apart: the first from 90 to 120.",
     ]
     log.write_text(rows.splitlines()[0])
     main(["guard", "scan", str(log)])
@@ -136,7 +132,7 @@ def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("[model]\n", "CR0639", "no [guard] table"),
+        ("[model]\n", "CR0204", "no [guard] table"),
         (
             "[guard]\nmin_stps = 3\n",
             "CR0204",
@@ -145,7 +141,7 @@ def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_
         ("[guard]\nmin_steps = 'x'\n", "CR0204", "guard.min_steps"),
         ("guard = 3\n", "CR0204", "guard"),
         ("[guard]\nema_alpha = 1.5\n", "CR0204", "ema_alpha must be in [0, 1)"),
-        ("[guard\n", "CR0202", "not valid TOML"),
+        ("[guard\n", "CR0201", "not valid TOML"),
     ],
 )
 def test_a_bad_recipe(scan: Scan, log: Path, tmp_path: Path, text: str, code: str, words: str) -> None:
@@ -167,56 +163,21 @@ def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
     assert scan(log, "--min-steps", "few")[0] == 2
 
 
-# ---------------------------------------------------------------------------------- plot
-
-
-def test_a_plot_as_svg(scan: Scan, log: Path, tmp_path: Path) -> None:
-    plot = tmp_path / "new" / "scan.svg"
-    assert scan(log, "--plot", plot)[1]["plot"] == str(plot)
-    text = plot.read_text()
-    root = ET.fromstring(text)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "halted at step 50" in text
-    assert "limit 0.35" in text
-    assert "The KL path was off" in text
-    charts = root.findall("{http://www.w3.org/2000/svg}svg[@aria-labelledby]")
-    assert len(charts) == 3  # proxy and truth, gap, streak; there is no KL to draw
-    assert all(float(chart.get("width", "0")) > 100 for chart in charts)
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-
-
-def test_a_plot_as_a_page_shows_names_as_they_are(scan: Scan, log: Path) -> None:
-    named = log.rename(log.with_name("<b>&\u202e.jsonl"))
-    plot = log.with_name("scan.html")
-    assert scan(named, "--plot", plot)[0] == 5
-    text = plot.read_text()
-    assert "<h1>Guard scan of &lt;b&gt;&amp;\\u202e.jsonl</h1>" in text
-    assert "<script" not in text
-    assert "default-src &#39;none&#39;" in text
-
-
-def test_a_plot_that_cannot_be(scan: Scan, log: Path, tmp_path: Path) -> None:
-    exit_code, result, _ = scan(log, "--plot", tmp_path / "scan.png")
-    assert (exit_code, result["error"]["code"]) == (2, "CR0640")
-    exit_code, result, _ = scan(log, "--plot", log / "scan.svg")  # below a file
-    assert (exit_code, result["error"]["code"]) == (4, "CR0640")
-
-
 # ----------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
     ("content", "exit_code", "code"),
     [
-        (b"", 4, "CR0631"),
+        (b"", 4, "CR0630"),
         (b"\x00\x01\x02" * 50, 4, "CR0630"),
         (b'{"step": 1, "reward": 0.5}\n', 4, "CR0633"),
         (b'{"role": "user", "content": "hello"}\n' * 3, 4, "CR0633"),
-        (b'{"step": 2, "reward": 1, "eval_reward": 1}\n{"step": 1, "reward": 1}\n', 4, "CR0635"),
+        (b'{"step": 2, "reward": 1, "eval_reward": 1}\n{"step": 1, "reward": 1}\n', 4, "CR0637"),
         (b'{"step": 1, "reward": "good", "train_reward": 1, "eval_reward": "bad"}\n', 4, "CR0633"),
-        (b"step,reward,eval_reward\n1,0.5,0.5\n2,high,0.5\n", 4, "CR0636"),
-        (b"step,reward,eval_reward\n1,nan,0.5\n2,nan,0.5\n3,nan,1\n", 4, "CR0637"),
-        (b'{"step": 1, "reward": 1, "eval_reward": 1}\n{"bad\n{"step": 3}\n', 4, "CR0634"),
+        (b"step,reward,eval_reward\n1,a,0.5\n2,b,0.5\n3,c,1\n", 4, "CR0633"),
+        (b"step,reward,eval_reward\n1,nan,0.5\n2,nan,0.5\n3,nan,1\n4,1,1\n", 4, "CR0637"),
+        (b'{"step": 1, "reward": 1, "eval_reward": 1}\n{"bad\n{"step": 3}\n', 4, "CR0630"),
     ],
 )
 def test_bad_logs(scan: Scan, tmp_path: Path, content: bytes, exit_code: int, code: str) -> None:

@@ -121,6 +121,6 @@ def test_flags_are_checked_before_anything_is_built(
     tmp_path: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_SUCH_VARIABLE", raising=False)
-    with pytest.raises(UsageError, match="CR0455"):
+    with pytest.raises(UsageError, match="CR0206"):
         tasks_verb.run_build(parse("--out", str(tmp_path / "x"), *flags))
     assert not (tmp_path / "x").exists()

@@ -70,7 +70,7 @@ def test_a_guard_that_is_none_and_a_guard_alone(
     run: Callable[..., tuple[int, dict[str, Any], str]], tmp_path: Path, verb: int
 ) -> None:
     words = ("tasks", *verbs(tmp_path)[verb], "--backend", "none", "--i-accept-no-isolation")
-    assert run(*words, "no-guard-of-ours")[1]["error"]["code"] == "CR0341"
+    assert run(*words, "no-guard-of-ours")[1]["error"]["code"] == "CR0340"
     assert run(*words, "network")[1]["error"]["code"] == "CR0340"  # one guard is not all of them
 
 
@@ -82,7 +82,7 @@ def test_what_no_jail_can_give_is_said(
         ("build", TINY, "--out", tmp_path / "out", "--ray", "ray://127.0.0.1:9"),
     ):
         code, result, err = run("tasks", *words, "--backend", "none", "--i-accept-no-isolation")
-        assert (code, result["error"]["code"]) == (2, "CR0901")
+        assert (code, result["error"]["code"]) == (2, "CR0340")
         assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

@@ -84,7 +84,7 @@ def test_the_line_about_them() -> None:
 def test_none_left_says_what_to_type(others_only: TaskStore) -> None:
     with pytest.raises(NothingToDoError) as caught:
         divide_tasks(config_of(others_only), others_only, Path())
-    assert caught.value.code == "CR0457"
+    assert caught.value.code == "CR0604"
     assert caught.value.exit_code == 6
     assert caught.value.message.startswith("none of the 8 tasks ")
     assert "--granularity function --removal body" in caught.value.fix
@@ -96,12 +96,12 @@ def test_an_empty_store_is_another_matter(make_store: Any) -> None:
 
 
 def test_eval_refuses_before_it_loads_a_model(others_only: TaskStore) -> None:
-    with pytest.raises(NothingToDoError, match="CR0457"):
+    with pytest.raises(NothingToDoError, match="CR0604"):
         evaluate(others_only)
 
 
 def test_recipe_new_refuses_before_it_tries_a_model(others_only: TaskStore, tmp_path: Path) -> None:
-    with pytest.raises(NothingToDoError, match="CR0457"):
+    with pytest.raises(NothingToDoError, match="CR0604"):
         new_recipe(
             store=others_only.root, model="none", sha256="", prompt_style="completion", seed=0,
             out=tmp_path / "run.toml", quiet=True,
@@ -113,9 +113,9 @@ def test_eval_says_how_many_are_left_out(sized_store: TaskStore, capsys: pytest.
     broken = sized_store.root / "difficulty" / "x.json"
     broken.parent.mkdir()
     broken.write_text("{}")  # it stops there, after the tasks were chosen and before the model is loaded
-    with pytest.raises(InputError, match="CR0456"):
+    with pytest.raises(InputError, match="CR0411"):
         evaluate(sized_store, "--update-difficulty")
     assert capsys.readouterr().err.splitlines() == [other_sizes_note(8)]
-    with pytest.raises(InputError, match="CR0456"):
+    with pytest.raises(InputError, match="CR0411"):
         evaluate(sized_store, "--update-difficulty", "--quiet")
     assert capsys.readouterr().err == ""

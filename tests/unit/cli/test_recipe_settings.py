@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.recipe_settings import (
+from composer_replication.cli.new_recipe import (
     completion_tokens,
-    first_table,
-    learning_rate,
-    num_steps,
     recipe_text,
     whole_table,
 )
@@ -20,10 +17,9 @@ from composer_replication.errors import UsageError
 
 
 def table_of(**changes: Any) -> dict[str, Any]:
-    first = first_table(
-        store="tasks", model={"name": "tiny-random"}, prompt_style="completion", seed=3, has_split=False
-    )
-    sizes = {"num_train": 10, "num_heldout": 4, "num_prompts": 2, "group_size": 8, "num_tokens": 24}
+    first = {"model": {"name": "tiny-random", "lora": {"rank": 16}}, "tasks": {"store": "tasks"}}
+    first["heldout"] = {"fraction": 0.3}
+    sizes = {"num_train": 10, "num_heldout": 4, "num_prompts": 2, "num_tokens": 24}
     rest = {"num_parameters": 10**8, "is_shared": True, "cpu_threads": 1}
     return whole_table(first, **{**sizes, **rest, **changes})
 
@@ -45,16 +41,11 @@ def test_room_for_an_answer(lengths: list[int], as_chat: bool, tokens: int) -> N
     assert completion_tokens(lengths[::-1], as_chat=as_chat) == tokens
 
 
-def test_steps_and_learning_rate() -> None:
-    assert [num_steps(10, 2), num_steps(11, 2), num_steps(1, 1), num_steps(10**6, 2)] == [40, 44, 30, 300]
-    assert [learning_rate(n) for n in (10**8, 3 * 10**9 - 1, 3 * 10**9)] == [1e-4, 1e-4, 5e-5]
-
-
 def test_a_written_table_is_a_recipe_and_keeps_its_values() -> None:
     table = table_of()
     assert tomllib.loads(recipe_text(table)) == table
     config = parse_config(table, where="here")
-    assert config.trl["per_device_train_batch_size"] == 16
+    assert (config.trl["per_device_train_batch_size"], config.trl["max_steps"]) == (16, 40)
     assert config.heldout is not None
     assert (config.heldout.fraction, config.heldout.sample_size) == (0.3, 0)
     assert config.heldout.before_and_after_samples == 4

@@ -43,7 +43,7 @@ def test_a_store_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_store_without_tasks(empty_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, error, fix = refusal(capsys, str(empty_store), "--port", "0")
-    assert (code, error) == (6, "CR0427") and "tasks build" in fix
+    assert (code, error) == (6, "CR0604") and "tasks build" in fix
 
 
 def test_a_port_that_is_taken(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

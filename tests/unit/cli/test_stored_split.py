@@ -157,7 +157,7 @@ def test_a_task_that_is_gone_is_named(store: TaskStore) -> None:
     name = store.task_ids()[1]
     store.drop_task(name)
     error = refused(path, store)
-    assert (error.code, error.message) == ("CR0506", f"1 task(s) are no longer in the store, {name} first.")
+    assert (error.code, error.message) == ("CR0504", f"1 task(s) are no longer in the store, {name} first.")
 
 
 def test_a_task_that_was_added_is_named(store: TaskStore) -> None:
@@ -166,7 +166,7 @@ def test_a_task_that_was_added_is_named(store: TaskStore) -> None:
     path = store.root / "split.json"
     write_json(path, HeldoutSplit.split(split_items(store, whole), 0.4, 0).state_dict())
     error = refused(path, store)
-    assert (error.code, error.message) == ("CR0506", f"1 task(s) are not in the split, {name} first.")
+    assert (error.code, error.message) == ("CR0504", f"1 task(s) are not in the split, {name} first.")
 
 
 def test_a_task_that_changed_is_named(store: TaskStore) -> None:
@@ -177,7 +177,7 @@ def test_a_task_that_changed_is_named(store: TaskStore) -> None:
     store.put_task(replace(record, edits=(replace(edit, text=f"{edit.text} from None"),)), secret)
     error = refused(path, TaskStore.open(store.root))
     assert (error.code, error.message) == (
-        "CR0506",
+        "CR0504",
         f"1 task(s) are changed since the split was made, {name} first.",
     )
 
@@ -189,7 +189,7 @@ def test_a_file_of_the_repository_that_changed_changes_its_tasks(store: TaskStor
     files = {**repository.files, "tinymath/__init__.py": store.put_blob(b"VALUE = 1\n")}
     store.put_repository(slug, replace(repository, files=files))
     error = refused(path, TaskStore.open(store.root))
-    assert error.code == "CR0506"
+    assert error.code == "CR0504"
     assert error.message.startswith("4 task(s) are changed")
 
 
@@ -197,10 +197,10 @@ def test_a_split_of_bare_ids_is_refused(store: TaskStore, tmp_path: Path) -> Non
     path = store.root / "split.json"
     write_json(path, HeldoutSplit.split(store.task_ids(), 0.5, 0).state_dict())
     error = refused(path, store)
-    assert (error.code, error.exit_code) == ("CR0505", 4)
+    assert (error.code, error.exit_code) == ("CR0504", 4)
     unchecked = HeldoutSplit.split(split_items(store, store.tasks()), 0.5, 0, check_content=False)
     write_json(path, unchecked.state_dict())
-    assert refused(path, store).code == "CR0505"
+    assert refused(path, store).code == "CR0504"
 
 
 def test_sides_that_were_parted_by_hand_are_compared_in_full(store: TaskStore, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_tasks_without_content_to_compare_are_refused(
     monkeypatch.setattr(store, "content", lambda task: replace(content(task), golden=""))
     with pytest.raises(UsageError, match="could not be compared by near-duplicate") as caught:
         divide_tasks(recipe(store, fraction=0.5), store, tmp_path)
-    assert caught.value.code == "CR0505"
+    assert caught.value.code == "CR0504"
 
 
 def test_a_split_that_leaves_nothing_to_train_on_is_said(store: TaskStore, tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("precious")
     for words, code in (
-        (("export", str(folder), "--out", str(tmp_path / "x")), "CR0416"),
-        (("export", str(folder), task_id, "--format", "swebench", "--out", str(tmp_path / "x")), "CR0416"),
-        (("export", str(folder), "--format", "swebench", "--out", str(taken)), "CR0423"),
+        (("export", str(folder), "--out", str(tmp_path / "x")), "CR0206"),
+        (("export", str(folder), task_id, "--format", "swebench", "--out", str(tmp_path / "x")), "CR0206"),
+        (("export", str(folder), "--format", "swebench", "--out", str(taken)), "CR0231"),
         (("export", str(folder), "--format", "parquet", "--out", str(taken / "x")), "CR0209"),
         (("import", str(taken), "--format", "swebench", "--out", str(taken / "x")), "CR0209"),
     ):

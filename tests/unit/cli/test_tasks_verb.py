@@ -212,7 +212,7 @@ def test_the_golden_patch_is_shown_when_asked_for(folder: Path, tmp_path: Path) 
 
 
 def test_the_golden_patch_is_that_of_one_task(folder: Path) -> None:
-    with pytest.raises(UsageError, match="CR0416"):
+    with pytest.raises(UsageError, match="CR0206"):
         call("show", str(folder), "--golden")
 
 
@@ -228,7 +228,7 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     result = call("show", str(folder), task_id)[0]
     result["tasks"][0]["instruction"] += "\x1b[31mred\a"
-    assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}" in render_show(result)
+    assert "\\x1b[31mred\\x07" in render_show(result)
 
 
 def test_flaky_tests_are_named() -> None:
@@ -239,7 +239,6 @@ def test_flaky_tests_are_named() -> None:
         "fail_to_pass": 1,
         "candidates": 1,
         "rejected": {},
-        "difficulty": [],
     }
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
     counts |= {"strength": {"by_repo": {}, "total": {"tasks": 0}}}
@@ -252,9 +251,8 @@ def test_flaky_tests_are_named() -> None:
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
     for text in (render_stats(result), build_result.render_build(result)):
-        assert "a==1: 1 flaky test left out\n    t.py::x" in text
-        assert "c==1: built by an earlier version" in text
-        assert "b==1" not in text
+        assert "a==1: flaky tests left out: 1\n    t.py::x" in text
+        assert not {"b==1", "c==1"} & set(text.split(":"))
 
 
 def test_show_of_an_unknown_task(folder: Path) -> None:
@@ -278,7 +276,7 @@ def test_export(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "golden" / ".git").exists()
     for path in ("tinymath/numbers.py", "tests/test_numbers.py"):
         assert (tmp_path / "golden" / path).read_bytes() == (TINY / path).read_bytes()
-    with pytest.raises(UsageError, match="CR0423"):
+    with pytest.raises(UsageError, match="CR0231"):
         call("export", str(folder), task_id, "--out", str(tmp_path / "tree"))
 
 
@@ -335,12 +333,12 @@ def test_all_sizes_and_ways_are_built(tmp_path: Path) -> None:
 
 
 def test_pins_need_one_source(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CR0416"):
+    with pytest.raises(UsageError, match="CR0206"):
         call("build", str(TINY), "other", "--out", str(tmp_path / "x"), "--symbol", PINS[0])
 
 
 def test_repeat_below_one(folder: Path) -> None:
-    with pytest.raises(UsageError, match="CR0416"):
+    with pytest.raises(UsageError, match="CR0206"):
         call("validate", str(folder), "--repeat", "0")
 
 
@@ -425,5 +423,5 @@ def test_an_empty_store_is_not_called_whole(tmp_path: Path, words: tuple[str, ..
     verb, *more = [word.replace("OUT", str(tmp_path)) for word in words]
     with pytest.raises(NothingToDoError) as error:
         call(verb, str(tmp_path / "store"), *more)
-    assert error.value.code == "CR0427"
+    assert error.value.code == "CR0604"
     assert not (tmp_path / "set.jsonl").exists()

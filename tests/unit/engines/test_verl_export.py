@@ -63,7 +63,7 @@ def test_verl_without_our_plugin_is_told_by_name(monkeypatch: pytest.MonkeyPatch
     algorithms = ModuleType("core_algos")
     algorithms.ADV_ESTIMATOR_REGISTRY, algorithms.POLICY_LOSS_REGISTRY = {}, {}  # type: ignore[attr-defined]
     monkeypatch.setattr(verl_plugin.importlib, "import_module", lambda name: algorithms)
-    with pytest.raises(MissingError, match=r"CR0950.*verl has not loaded our plug-in"):
+    with pytest.raises(MissingError, match=r"CR0951.*verl has not loaded our plug-in"):
         open_agent_loop(SimpleNamespace(config=None), None, None)
 
 

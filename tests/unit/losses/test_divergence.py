@@ -214,7 +214,7 @@ def test_the_teacher_carries_no_gradient() -> None:
 def test_wrong_arguments_are_said() -> None:
     pair = logs(0.5, 0.2), logs(0.1, 0.6)
     for jsd_alpha in (-0.1, 1.1, math.nan):
-        with pytest.raises(UsageError, match=r"CR0781: jsd_alpha"):
+        with pytest.raises(UsageError, match=r"CR0722: jsd_alpha"):
             support_divergence(*pair, jsd_alpha=jsd_alpha)
     with pytest.raises(InputError, match="CR0782"):
         support_divergence(pair[0], pair[1][:, :1], jsd_alpha=0.5)

@@ -168,12 +168,12 @@ def test_wrong_arguments_are_said() -> None:
         (InputError, "CR0782", {"turn_weight_B": torch.ones(3)}),
         (
             InputError,
-            r"CR0783: weight_BT holds -1.0 at \[0, 1\]",
+            r"CR0711: weight_BT holds -1.0 at \[0, 1\]",
             {"weight_BT": torch.tensor([[1.0, -1, 1], [1, 1, 1]])},
         ),
-        (InputError, "CR0783: turn_weight_B", {"turn_weight_B": torch.tensor([1.0, math.inf])}),
-        (UsageError, "CR0781: gate_threshold", {"gate_threshold": -1.0}),
-        (UsageError, "CR0781: num_tokens", {"num_tokens": 0.0}),
+        (InputError, "CR0711: turn_weight_B", {"turn_weight_B": torch.tensor([1.0, math.inf])}),
+        (UsageError, "CR0722: gate_threshold", {"gate_threshold": -1.0}),
+        (UsageError, "CR0722: num_tokens", {"num_tokens": 0.0}),
     ]
     for kind, message, options in wrong:
         with pytest.raises(kind, match=message):

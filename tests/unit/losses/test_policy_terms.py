@@ -137,7 +137,7 @@ def test_effort_grows_and_is_concave_and_never_above_linear(scale: float, curvat
 
 def test_wrong_efforts_are_said() -> None:
     for options in ({"scale": -1.0, "curvature": 1.0}, {"scale": 1.0, "curvature": -0.5}):
-        with pytest.raises(UsageError, match="CR0781"):
+        with pytest.raises(UsageError, match="CR0722"):
             effort_cost(torch.ones(1), **options)
     with pytest.raises(UsageError, match="below 0"):
         effort_cost(torch.tensor([1.0, -1.0]), scale=1.0, curvature=1.0)

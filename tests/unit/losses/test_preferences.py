@@ -180,7 +180,7 @@ def test_wrong_arguments_are_said() -> None:
     ]
     for change, message in wrong:
         options: dict[str, Any] = {"kind": "dpo", "beta": 0.1, **change}
-        with pytest.raises(UsageError, match=f"CR0781: {message}"):
+        with pytest.raises(UsageError, match=f"CR0722: {message}"):
             preference_loss(*columns, **options)
     with pytest.raises(UsageError, match="compares with a reference"):
         preference_loss(columns[0], columns[1], None, columns[3], kind="dpo", beta=0.1)
@@ -189,7 +189,7 @@ def test_wrong_arguments_are_said() -> None:
     with pytest.raises(UsageError, match="flat list"):
         preference_loss(*(value[None] for value in columns), kind="dpo", beta=0.1)
     for weights in ([1.0, -0.1, 1.0], [1.0, math.nan, 1.0], [math.inf, 1.0, 1.0]):
-        with pytest.raises(InputError, match="CR0783: weight_P holds"):
+        with pytest.raises(InputError, match="CR0711: weight_P holds"):
             preference_loss(*columns, kind="dpo", beta=0.1, weight_P=torch.tensor(weights))
     with pytest.raises(EmptyMaskError, match="no pair with a weight above 0"):
         preference_loss(*columns, kind="dpo", beta=0.1, weight_P=torch.zeros(3))

@@ -127,7 +127,10 @@ def test_a_record_that_is_no_event(tmp_path: Path) -> None:
 
     with (tmp_path / "events.out.tfevents.1.x").open("wb") as handle:
         RecordWriter(handle).write(b"\xff\xff\xff")
-    assert (refused(tmp_path).code, refused(tmp_path).message) == ("CR0630", "record 1 is no event.")
+    assert (refused(tmp_path).code, refused(tmp_path).message) == (
+        "CR0630",
+        "the log cannot be used: record 1 is no event.",
+    )
 
 
 @pytest.mark.parametrize("has_text", [False, True])
@@ -136,9 +139,9 @@ def test_no_scalar(tmp_path: Path, has_text: bool) -> None:
         if has_text:
             open_writer.add_text("note", "hello", 1)
         open_writer.flush()
-    assert refused(tmp_path).code == "CR0631"
+    assert refused(tmp_path).code == "CR0630"
 
 
 def test_an_empty_event_file(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1.x").touch()
-    assert refused(tmp_path).code == "CR0631"
+    assert refused(tmp_path).code == "CR0630"

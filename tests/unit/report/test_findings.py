@@ -39,7 +39,7 @@ def test_a_line_of_something_else_is_refused(tmp_path: Path, change: dict[str, A
     append_jsonl(tmp_path / "checks.jsonl", {**ROW, **change})
     with pytest.raises(InputError) as caught:
         read_findings(tmp_path / "checks.jsonl")
-    assert caught.value.code == "CR0483"
+    assert caught.value.code == "CR0481"
     assert caught.value.where.endswith("checks.jsonl:1")
 
 

@@ -17,11 +17,9 @@ import pytest
 from composer_replication.cli import main as command
 from composer_replication.report.bench_detectors import DETECTORS
 from composer_replication.report.guard_bench import (
-    BenchSettings,
     delays,
     false_alarms,
     first_alarms,
-    markdown,
     plain,
     run_guard_bench,
     threshold_for,
@@ -32,9 +30,7 @@ SOURCE = Path(__file__).parents[3] / "src"
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run_guard_bench(
-        BenchSettings(num_runs=120, seed=7, families=("clean", "at-g0", "jump", "same-tasks"))
-    )
+    return run_guard_bench(120, seed=7, families=("clean", "at-g0", "jump"))
 
 
 def row_of(result: dict[str, Any], name: str) -> dict[str, Any]:
@@ -84,24 +80,18 @@ def test_ours_is_quiet_and_finds_every_jump(result: dict[str, Any]) -> None:
     assert ours["false_alarm_rate"] <= 1 / 120
     assert ours["missed"] == ours["halted_before"] == 0.0
     assert 4 <= ours["median_delay"] <= 8
-    assert ours["false_alarms"]["same-tasks"]["ci95"][0] > 0.01
 
 
-def test_a_matched_threshold_holds_its_rate_and_a_rule_that_cannot_be_tuned_says_so(
-    result: dict[str, Any],
-) -> None:
+def test_a_matched_threshold_holds_its_rate(result: dict[str, Any]) -> None:
     for row in result["detectors"]:
         tuned_in = "clean" if row["name"].startswith("cusum-clean") else "at-g0"
         if "(matched)" in row["name"] and row["threshold"] is not None:
             assert row["false_alarms"][tuned_in]["rate"] <= 0.08, row["name"]  # tuned on 120 other runs
-    hopeless = row_of(result, "heldout-guard-test-like (matched)")
-    assert hopeless["threshold"] is hopeless["false_alarm_rate"] is hopeless["median_delay"] is None
 
 
 def test_a_family_alone_leaves_the_others_open_and_is_drawn_as_among_them(result: dict[str, Any]) -> None:
     seen: list[tuple[int, int, str]] = []
-    settings = BenchSettings(num_runs=120, seed=7, families=("jump",))
-    alone = run_guard_bench(settings, lambda *news: seen.append(news))
+    alone = run_guard_bench(120, seed=7, families=("jump",), report=lambda *news: seen.append(news))
     assert [done for done, _, _ in seen] == list(range(1, len(seen) + 1))
     assert {total for _, total, _ in seen} == {len(seen)}
     for row in alone["detectors"]:
@@ -110,33 +100,13 @@ def test_a_family_alone_leaves_the_others_open_and_is_drawn_as_among_them(result
     assert "–" in plain(alone)
 
 
-def test_tables_are_whole(result: dict[str, Any]) -> None:
-    text = markdown(result)
-    assert text.count("\n## ") == 3
-    assert "| evidence (nominal) | 4.711 |" in text
-    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        assert len({line.count("|") for line in table.splitlines()}) == 1
-    assert not re.search(r"\bnan\b|\binf\b|None", text + plain(result))
+def test_the_table_is_whole(result: dict[str, Any]) -> None:
+    assert re.search(r"evidence \(nominal\) +4.711 ", plain(result))
+    assert not re.search(r"\bnan\b|\binf\b|None", plain(result))
     assert len(plain(result).splitlines()) == 4 + len(result["detectors"])
 
 
 # ------------------------------------------------------------------------------------- the verb
-
-
-@pytest.mark.long
-def test_one_json_object_and_a_folder_with_everything(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "bench"
-    words = ["guard", "bench", "--runs", "40", "--family", "jump", "--json", "--out", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "composer_replication.cli.main", *words]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    stored = json.loads((out / "summary.json").read_text())
-    assert stored.pop("schema_version") == 1
-    assert stored == json.loads(done.stdout)
-    assert [family["runs"] for family in stored["families"]] == [20]
-    assert "# The guard's benchmark" in (out / "guard-bench.md").read_text()
-    assert "step" in done.stderr  # the bar
 
 
 def test_a_person_reads_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,17 +117,12 @@ def test_a_person_reads_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "400 evaluations of 8 tasks; seed 20260101" in printed.out
 
 
-def test_the_command_line_and_the_report_agree_on_sizes() -> None:
-    args = command.build_parser(only="guard").parse_args(["guard", "bench"])
-    assert (args.runs, args.tasks) == (BenchSettings().num_runs, BenchSettings().num_tasks)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--runs", "0"], "'0' is not a whole number in 1 … 1000000"),
         (["--tasks", "many"], "'many' is not a whole number in 2 … 200"),
-        (["--family", "jmp"], "did you mean jump?"),
+        (["--family", "jmp"], "there is no family 'jmp'"),
     ],
 )
 def test_bad_arguments_are_answered_by_one_sentence(
@@ -168,14 +133,6 @@ def test_bad_arguments_are_answered_by_one_sentence(
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert captured.err.startswith("CR0206: ")
     assert said in captured.err
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert command.main(["guard", "bench", "--out", str(tmp_path / "file" / "bench")]) == 2
-    assert capsys.readouterr().err.startswith("CR0209: ")
 
 
 def test_without_numpy_the_extra_is_named() -> None:

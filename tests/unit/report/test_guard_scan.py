@@ -41,12 +41,9 @@ def aligned(log: RunLog, **names: str) -> tuple[list[tuple[Any, ...]], tuple[str
         (("reward", "heldout/score", "killswitch/kl_to_init", "kl"), "reward", "heldout/score", "killswitch/kl_to_init"),
         (("reward", "rewards/f/mean", "eval_reward", "eval_loss", "kl"), "reward", "eval_reward", "kl"),
         (("train/reward", "eval/reward", "train/kl"), "train/reward", "eval/reward", "train/kl"),
-        (("data/critic/rewards/mean", "data/critic/score/mean", "data/val-core/gsm8k/acc/mean@1"),
-         "data/critic/score/mean", "data/val-core/gsm8k/acc/mean@1", None),
         (("run 7 - train/reward", "run 7 - eval/reward"), "run 7 - train/reward", "run 7 - eval/reward", None),
         (("rewards/margins", "eval_rewards/margins", "eval_runtime"), "rewards/margins", "eval_rewards/margins", None),
-        (("mean_reward", "test/pass@1", "test/num_tasks", "test/max"), "mean_reward", "test/pass@1", None),
-        (("actor/ppo_kl", "reward", "val/acc"), "reward", "val/acc", None),
+        (("actor/ppo_kl", "reward", "val/reward"), "reward", "val/reward", None),
     ],
 )  # fmt: skip
 def test_guesses(names: tuple[str, ...], proxy: str, truth: str, kl: str | None) -> None:
@@ -87,7 +84,6 @@ def test_a_misspelled_column_names_the_nearest() -> None:
     [
         (("reward", "loss"), "no column is known to be the truth; the columns with numbers are reward, loss."),
         (("loss", "eval_reward"), "no column is known to be the proxy"),
-        (("reward", "val-core/a/acc", "val-core/b/acc"), "2 columns could be the truth: val-core/a/acc, val-core/b/acc."),
         (("text",), "no column is known to be the proxy; the columns with numbers are text."),
     ],
 )  # fmt: skip
@@ -103,9 +99,7 @@ def test_a_column_of_text_alone_is_never_guessed() -> None:
     builder.add_row({"step": 1, "reward": "high", "train_reward": 0.5, "eval_reward": 0.5}, 1, "log:1")
     log = builder.finish(Path("log"), "jsonl", "line", [])
     assert choose_columns(log).proxy.name == "train_reward"
-    with pytest.raises(
-        InputError, match="CR0636: the column 'reward' holds something that is no number: 'high'"
-    ):
+    with pytest.raises(InputError, match="CR0637: 1 of 1 values of the column 'reward'"):
         readings_of(log, choose_columns(log, proxy="reward"))
 
 
@@ -168,18 +162,12 @@ def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
     log = builder.finish(Path("log"), "jsonl", "line", [])
     with pytest.raises(InputError) as caught:
         aligned(log)
-    assert (caught.value.code, caught.value.where) == ("CR0635", f"log:{len(order)}")
+    assert (caught.value.code, caught.value.where) == ("CR0637", f"log:{len(order)}")
     assert words in caught.value.message
     assert "--resumed" in caught.value.fix
 
 
-def test_gaps_are_noted_and_no_error() -> None:
-    log = log_of(reward=dict.fromkeys([1, 2, 3, 7, 8, 11], 0.5), eval_reward=dict.fromkeys([5, 10], 0.5))
-    _, notes = aligned(log)
-    assert notes == ("2 gap(s) in the steps of reward, which usually are 1 apart: the first from 3 to 7.",)
-
-
-@pytest.mark.parametrize(("num_bad", "is_refused"), [(1, False), (2, False), (3, True), (12, True)])
+@pytest.mark.parametrize(("num_bad", "is_refused"), [(1, False), (2, False), (3, True), (11, True)])
 def test_too_many_nans(num_bad: int, is_refused: bool) -> None:
     builder = ColumnBuilder()
     for step in range(12):
@@ -192,7 +180,7 @@ def test_too_many_nans(num_bad: int, is_refused: bool) -> None:
         return
     readings, notes = aligned(log)
     assert len(readings) == 12 - num_bad
-    assert notes == (f"{num_bad} value(s) of eval_reward were NaN or infinite and were left out.",)
+    assert notes == (f"{num_bad} value(s) of eval_reward were no finite numbers and were left out.",)
 
 
 def test_a_tenth_of_a_long_column_may_be_nan() -> None:

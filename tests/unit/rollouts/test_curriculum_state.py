@@ -186,7 +186,7 @@ def test_a_damaged_measurement_is_named(measured: Path) -> None:
     next((measured / "difficulty").glob("own*")).write_text("{")
     with pytest.raises(InputError) as caught:
         read(measured)
-    assert caught.value.code == "CR0456"
+    assert caught.value.code == "CR0411"
 
 
 def test_recorded_pass_rates_decide_the_first_draws(measured: Path) -> None:

@@ -191,7 +191,7 @@ def test_another_version_and_another_runs_journal_are_refused(tmp_path: Path) ->
     EvaluationJournal(path, run="split-a").settled(reading(1))
     with pytest.raises(InputError, match=r"split-a.*split-b") as caught:
         EvaluationJournal(path, run="split-b")
-    assert caught.value.code == "CR0603"
+    assert caught.value.code == "CR0602"
 
 
 # ---- readings -------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_it_is_refused_until_everything_is_accepted(name: str) -> None:
 def test_an_unknown_guard() -> None:
     with pytest.raises(UsageError, match="did you mean disk") as caught:
         acceptance.accept(["dsik"], where="sandbox.accept_no_isolation")
-    assert (caught.value.code, caught.value.where) == ("CR0341", "sandbox.accept_no_isolation")
+    assert (caught.value.code, caught.value.where) == ("CR0340", "sandbox.accept_no_isolation")
     assert acceptance.accepted() == ()
     with pytest.raises(UsageError):
         require_selftest(Lacking(), accepted=("zzz",))

@@ -249,7 +249,7 @@ def test_other_sources_do_not_replace_what_is_there(
 ) -> None:
     shutil.copytree(tiny_store.root, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(UsageError, match="CR0425"):
+    with pytest.raises(UsageError, match="CR0415"):
         build_tasks([str(make_project(PLANTED))], tmp_path / "out")
     assert contents(tmp_path / "out") == before
 
@@ -277,7 +277,7 @@ def test_a_pin_that_is_not_there_names_the_nearest(make_project: MakeProject, tm
     ],
 )
 def test_arguments_that_do_not_fit(sources: list[str], options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CR0421"):
+    with pytest.raises(UsageError, match="CR0206"):
         build_tasks(sources, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
@@ -285,7 +285,7 @@ def test_arguments_that_do_not_fit(sources: list[str], options: dict[str, Any], 
 def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_path: Path) -> None:
     root = make_project(PLANTED)
     shutil.copytree(root, tmp_path / "again")
-    with pytest.raises(UsageError, match=r"CR0421.*planted and .*again are both the repository planted==1"):
+    with pytest.raises(UsageError, match=r"CR0206.*planted and .*again are both the repository planted==1"):
         build_tasks([str(root), str(tmp_path / "again")], tmp_path / "out")
 
 

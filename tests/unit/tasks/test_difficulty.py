@@ -220,10 +220,10 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, how: str) -> None:
     path.write_text(damage(json.loads(path.read_text()), how))
     with pytest.raises(InputError) as caught:
         read_difficulty(tmp_path)
-    assert caught.value.code == "CR0456"
+    assert caught.value.code == "CR0411"
     assert caught.value.where == str(path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="CR0456"):  # it is not written over either
+    with pytest.raises(InputError, match="CR0411"):  # it is not written over either
         record_difficulty(tmp_path, 1, [row("t", 4, 1, None)])
 
 

@@ -157,7 +157,7 @@ def test_a_wheel_that_cannot_be_installed(own_cache: Path, tmp_path: Path) -> No
     data = b"this is no wheel"
     broken = LockedWheel("bad", "1", "bad-1-py3-none-any.whl", hashlib.sha256(data).hexdigest())
     put_file(wheel_path(broken), data)
-    with pytest.raises(InputError, match="CR0414"):
+    with pytest.raises(InputError, match="CR0413"):
         open_environment(replace(lock, wheels=(broken,)))
 
 

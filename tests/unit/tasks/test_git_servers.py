@@ -133,25 +133,25 @@ def test_a_repository_over_https(https: str) -> None:
 
 def test_https_tells_unknown_private_and_absent_apart(https: str) -> None:
     unknown = error_of(f"git+{https}/thing.git@v9")
-    assert (unknown.code, unknown.message) == ("CR0442", "the repository has nothing called v9.")
+    assert (unknown.code, unknown.message) == ("CR0407", "the repository has nothing called v9.")
     private = error_of(f"git+{https}/private/thing.git@v1")
-    assert private.code == "CR0441"
+    assert private.code == "CR0407"
     assert "wants a password or a key" in private.message
     assert "clone it yourself" in private.fix
     absent = error_of(f"git+{https}/absent.git@v1")
-    assert (absent.code, absent.message) == ("CR0441", "git cannot reach the repository.")
+    assert (absent.code, absent.message) == ("CR0407", "git cannot reach the repository.")
 
 
 def test_a_certificate_that_nobody_vouches_for(https: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIT_SSL_CAINFO")
-    assert error_of(f"git+{https}/thing.git@v1").code == "CR0441"
+    assert error_of(f"git+{https}/thing.git@v1").code == "CR0407"
 
 
 @pytest.mark.parametrize("scheme", ["https", "ssh"])
 def test_a_server_that_hangs_up(scheme: str) -> None:
     with listening(closes=True) as port:
         error = error_of(f"git+{scheme}://127.0.0.1:{port}/o/thing.git@v1")
-    assert (error.code, error.message) == ("CR0441", "git cannot reach the repository.")
+    assert (error.code, error.message) == ("CR0407", "git cannot reach the repository.")
 
 
 @pytest.mark.long
@@ -161,7 +161,7 @@ def test_a_server_that_never_answers(scheme: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(git_source, "_ASK_SECONDS", 2.0)
     with listening(closes=False) as port:
         error = error_of(f"git+{scheme}://127.0.0.1:{port}/o/thing.git@v1")
-    assert (error.code, error.message) == ("CR0441", "git cannot reach the repository in time.")
+    assert (error.code, error.message) == ("CR0407", "git cannot reach the repository in time.")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,6 @@ def test_what_ssh_says(said: str, expected: str, tmp_path: Path, monkeypatch: py
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     error = error_of("git@127.0.0.1:o/thing.git@v1")
-    assert error.code == "CR0441"
+    assert error.code == "CR0407"
     assert expected in error.message
     assert "-oBatchMode=yes" in words.read_text()

@@ -93,7 +93,7 @@ def test_a_damaged_cache_is_fetched_again(served: Path) -> None:
 def test_a_version_that_is_not_there(served: Path) -> None:
     with pytest.raises(InputError) as caught:
         open_source("sdist:tinything==9.9")
-    assert caught.value.code == "CR0406"
+    assert caught.value.code == "CR0407"
     assert "file:" not in str(caught.value)
 
 
@@ -111,7 +111,7 @@ def test_a_package_that_is_not_there_is_one_sentence(
                 index.fetch_sdist("no-such-thing", "1.0")
         finally:
             server.shutdown()
-    assert caught.value.code == "CR0406"
+    assert caught.value.code == "CR0407"
     assert not [record for record in caplog.records if record.name.startswith("unearth")]
 
 
@@ -167,13 +167,13 @@ def test_an_index_that_cannot_be_reached(served: Path, monkeypatch: pytest.Monke
     index.index_settings.cache_clear()
     with pytest.raises(InputError) as caught:
         index.fetch_sdist("tinything", "1.0")
-    assert caught.value.code in ("CR0406", "CR0407")
+    assert caught.value.code in ("CR0407", "CR0407")
     assert "127.0.0.1" not in str(caught.value)
 
 
 def test_without_pip_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pip", None)
-    with pytest.raises(MissingError, match="CR0420"):
+    with pytest.raises(MissingError, match="CR0440"):
         index.pip_command()
 
 

@@ -216,7 +216,8 @@ def test_the_secret_file_of_an_earlier_version_makes_room(copy: TaskStore, secre
 
 def test_without_pyarrow_a_store_is_whole(copy: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "has_pyarrow", lambda: False)
-    with pytest.raises(MissingError, match="CR0448"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingError, match="CR0101"):
         write_parquet(copy)
     check_parquet(copy)
     assert copy.tasks()

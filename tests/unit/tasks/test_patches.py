@@ -193,5 +193,5 @@ def test_bytes_that_are_no_text_are_refused_unless_they_stay() -> None:
 
 def test_without_git_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingError, match="CR0447"):
+    with pytest.raises(MissingError, match="CR0440"):
         apply_patch({}, make_patch({}, {"a": b"x"}))

@@ -213,7 +213,7 @@ def test_what_the_work_answers_is_final_and_what_is_lost_is_done_again(
         assert told[name] == expected
     assert (told["die_ever"]["type"], told["die_ever"]["tries"]) == ("SandboxFailure", 3)
     assert re.match(
-        r"CR0492: Ray gave up a piece of work, after up to 3 tries: [^\n]+$", told["die_ever"]["text"]
+        r"CR0491: Ray gave up a piece of work, after up to 3 tries: [^\n]+$", told["die_ever"]["text"]
     )
     assert told["second"]["text"].startswith("CR0490: this program has joined a Ray cluster already.")
     assert told["keeps_sigterm"]
@@ -273,7 +273,7 @@ def test_what_is_no_address(address: str) -> None:
 def test_another_version_of_ray_is_one_sentence() -> None:
     told = "Version mismatch: The cluster was started with:\n    Ray: 2.1.0\n    Python: 3.9.1\nThis process was started with:\n    Ray: 2.60.0\n"
     error = ray_connection._refusal("auto", RuntimeError(told))
-    assert error.code == "CR0493"
+    assert error.code == "CR0490"
     assert "(Ray 2.1.0, Python 3.9.1, Ray 2.60.0)" in error.message
     assert ray_connection._refusal("auto", RuntimeError("anything. else")).message == (
         "the Ray cluster cannot be joined: anything."
@@ -288,7 +288,7 @@ def test_a_head_may_be_away_for_a_moment_and_not_for_long() -> None:
         hasty.check()
     patient.check()
     with pytest.raises(
-        SandboxFailure, match=rf"^CR0492: the head of the Ray cluster at {place[0]}:{place[1]} is gone"
+        SandboxFailure, match=rf"^CR0491: the head of the Ray cluster at {place[0]}:{place[1]} is gone"
     ):
         hasty.check()
 

@@ -152,10 +152,10 @@ def without(name: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("files", "code"),
     [
-        (without("pyproject.toml"), "CR0403"),
-        ({"pyproject.toml": b"", "README.md": b""}, "CR0403"),
-        (without("tests/test_thing.py"), "CR0404"),
-        ({**GOOD, "tests/test_thing.py": b"x = 1\n"}, "CR0404"),
+        (without("pyproject.toml"), "CR0402"),
+        ({"pyproject.toml": b"", "README.md": b""}, "CR0402"),
+        (without("tests/test_thing.py"), "CR0419"),
+        ({**GOOD, "tests/test_thing.py": b"x = 1\n"}, "CR0419"),
     ],
 )
 def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, bytes], code: str) -> None:
@@ -168,7 +168,7 @@ def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Pat
     spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
     root = folder_of(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
     with pytest.raises(
-        InputError, match=r"CR0404.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
+        InputError, match=r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
     ) as caught:
         open_source(str(root))
     assert "archive" not in caught.value.message
@@ -182,7 +182,7 @@ def test_doctests_alone_are_named_and_counted(tmp_path: Path) -> None:
     files = {**without("tests/test_thing.py"), "thing/more.py": module, "README.rst": text}
     with pytest.raises(InputError) as caught:
         open_source(str(folder_of(tmp_path / "thing", files)))
-    assert caught.value.code == "CR0404"
+    assert caught.value.code == "CR0419"
     assert "doctests alone (3 in 2 files, the first is README.rst)" in caught.value.message
     assert "tests/test_NAME.py" in str(caught.value)
     both = {**files, "tests/test_thing.py": GOOD["tests/test_thing.py"]}
@@ -201,7 +201,7 @@ def test_a_text_file_is_no_archive(tmp_path: Path) -> None:
 def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: Pack) -> None:
     suffix = ".tar.gz" if pack is tar_of else ".zip"
     path = pack(tmp_path / f"evil{suffix}", {**GOOD, name: b"x"}, top="")
-    with pytest.raises(InputError, match=r"CR0405.*leaves the archive"):
+    with pytest.raises(InputError, match=r"CR0402.*leaves the archive"):
         open_source(str(path))
 
 
@@ -230,7 +230,7 @@ def add_special(path: Path, kind: bytes, target: str = "") -> Path:
 )
 def test_links_out_and_devices_are_refused(tmp_path: Path, kind: bytes, target: str, words: str) -> None:
     path = add_special(tmp_path / "evil.tar.gz", kind, target)
-    with pytest.raises(InputError, match=f"CR0405.*{words}"):
+    with pytest.raises(InputError, match=f"CR0402.*{words}"):
         open_source(str(path))
 
 
@@ -245,7 +245,7 @@ def test_a_zip_link_out_is_refused(tmp_path: Path) -> None:
         info = zipfile.ZipInfo("thing/link.py")
         info.external_attr = 0o120777 << 16
         archive.writestr(info, "../../etc/passwd")
-    with pytest.raises(InputError, match=r"CR0405.*points outside"):
+    with pytest.raises(InputError, match=r"CR0402.*points outside"):
         open_source(str(path))
 
 
@@ -264,7 +264,7 @@ def test_bombs_are_refused(
     suffix = {tar_of: ".tar.gz", zip_of: ".zip"}[pack]
     path = pack(tmp_path / f"thing{suffix}", GOOD)
     monkeypatch.setattr(archives, limit, value)
-    with pytest.raises(InputError, match=f"CR0405.*{words}"):
+    with pytest.raises(InputError, match=f"CR0402.*{words}"):
         open_source(str(path))
 
 
@@ -281,7 +281,7 @@ def test_a_folder_that_is_too_large_is_not_called_an_archive(
 ) -> None:
     path = folder_of(tmp_path / "thing", GOOD)
     monkeypatch.setattr(archives, limit, value)
-    with pytest.raises(InputError, match=f"CR0871.*folder is too large.*{words}") as caught:
+    with pytest.raises(InputError, match=f"CR0402.*folder is too large.*{words}") as caught:
         open_source(str(path))
     assert "archive" not in str(caught.value)
     assert "unpack" not in caught.value.fix
@@ -295,7 +295,7 @@ def test_a_bomb_in_the_headers_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         archive.addfile(info)
     monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", 1000)
     monkeypatch.setattr(archives, "MAX_MEMBERS", 10)
-    with pytest.raises(InputError, match="CR0405"):
+    with pytest.raises(InputError, match="CR0402"):
         open_source(str(path))
 
 
@@ -307,11 +307,11 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str, data: byte
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError) as caught:
         open_source(str(tmp_path / name))
-    assert caught.value.code in ("CR0405", "CR0403")
+    assert caught.value.code in ("CR0402", "CR0402")
 
 
 def test_a_cut_off_archive_is_one_sentence(tmp_path: Path) -> None:
     path = tar_of(tmp_path / "thing.tar.gz", {**GOOD, "thing/long.py": b"x = 1\n" * 5000})
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match="CR0405"):
+    with pytest.raises(InputError, match="CR0402"):
         open_source(str(path))

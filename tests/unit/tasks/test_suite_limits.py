@@ -200,7 +200,7 @@ def test_tests_that_want_too_much_memory(make_project: MakeProject, tmp_path: Pa
 def test_suite_seconds_that_are_none(tmp_path: Path, seconds: float) -> None:
     with pytest.raises(UsageError, match="suite_seconds") as caught:
         build_tasks(["x"], tmp_path / "out", suite_seconds=seconds)
-    assert caught.value.code == "CR0421"
+    assert caught.value.code == "CR0206"
 
 
 def test_the_flag_and_the_sentence(
@@ -214,4 +214,4 @@ def test_the_flag_and_the_sentence(
     assert error["code"] == "CR0419"
     assert "the suite ran longer than 1 s; --suite-seconds 3 gives it more time" in error["message"]
     assert main([*words, "--suite-seconds", "0"]) == 2
-    assert "CR0421" in capsys.readouterr().out
+    assert "CR0206" in capsys.readouterr().out

@@ -250,7 +250,7 @@ def test_a_slow_suite_is_too_slow_until_it_is_given_more_time(base: Path, tmp_pa
     assert record.suite_seconds == 300.0
     with pytest.raises(UsageError, match="suite_seconds") as caught:
         import_swebench(path, out, repositories=base, suite_seconds=0.0)
-    assert caught.value.code == "CR0421"
+    assert caught.value.code == "CR0206"
 
 
 def test_the_command_that_finishes_an_import(
@@ -345,7 +345,7 @@ def test_without_a_folder_git_is_asked_if_the_row_says_where(tmp_path: Path) -> 
     expected = f"git+https://github.com/people/planted@{COMMIT}"
     assert base_source(instance(), None) == base_source(instance(), tmp_path) == expected
     for changes in ({"repo": "planted"}, {"base_commit": "a" * 64}, {"base_commit": "main"}):
-        with pytest.raises(InputError, match="CR0461"):
+        with pytest.raises(InputError, match="CR0460"):
             base_source(instance(**changes), tmp_path)
 
 
@@ -476,7 +476,7 @@ def test_bytes_that_are_no_set_are_refused(name: str, data: bytes, tmp_path: Pat
 
 
 def test_a_folder_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CR0462"):
+    with pytest.raises(UsageError, match="CR0460"):
         import_swebench(
             write_rows(tmp_path / "a.jsonl", row()), tmp_path / "out", repositories=tmp_path / "gone"
         )

@@ -512,7 +512,7 @@ def test_a_twin_of_the_form_before_is_read(twins) -> None:
     value["recorded_in"] = [[value["tests"].index(test) for test in tests] for tests in twin.tests]
     assert read_twin(zstandard.compress(json.dumps(value).encode())) == twin
     value["version"] = 3
-    with pytest.raises(InputError, match=r"CR0471.*version 3"):
+    with pytest.raises(InputError, match=r"CR0411.*version 3"):
         read_twin(zstandard.compress(json.dumps(value).encode()))
 
 
@@ -522,7 +522,7 @@ def test_a_twin_of_the_form_before_is_read(twins) -> None:
 def test_calls_that_do_not_fit_their_sizes_are_refused(twins, change: dict[str, object]) -> None:
     line, _, blobs = zstandard.decompress(twin_bytes(twins["chosen"])).partition(b"\n")
     data = json.dumps({**json.loads(line), **change}).encode() + b"\n" + blobs
-    with pytest.raises(InputError, match="CR0471"):
+    with pytest.raises(InputError, match="CR0411"):
         read_twin(zstandard.compress(data))
 
 
@@ -530,13 +530,13 @@ def test_calls_that_do_not_fit_their_sizes_are_refused(twins, change: dict[str, 
 def test_a_damaged_file_is_said_so(twins, change: str) -> None:
     data = twin_bytes(twins["chosen"])
     bad = {"cut": data[:-20], "empty": b"", "noise": data[:30] + b"xx" + data[32:]}[change]
-    with pytest.raises(InputError, match="CR0471"):
+    with pytest.raises(InputError, match="CR0411"):
         read_twin(bad, where="chosen")
 
 
 def test_another_pickler_is_refused(runner: Environment, twins) -> None:
     twin = dataclasses.replace(twins["chosen"], pickler="other")
-    with pytest.raises(InputError, match="CR0471"):
+    with pytest.raises(InputError, match="CR0411"):
         judge_twin(FILES, runner, twin, timeout_seconds=30)
 
 
@@ -647,11 +647,11 @@ def test_a_twin_of_another_pickler_is_refused_among_others(runner: Environment, 
     foreign = dataclasses.replace(twins["spread"], pickler="another")
     with pytest.raises(InputError) as caught:
         judge_twins(FILES, runner, [twins["squeeze"], foreign], timeout_seconds=60)
-    assert caught.value.code == "CR0471"
+    assert caught.value.code == "CR0411"
 
 
 def test_a_twin_that_unpacks_to_more_than_one_may_have_is_refused_unread() -> None:
     packer = zstandard.ZstdCompressor().compressobj(size=1024**3)
     data = packer.compress(b"x") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-    with pytest.raises(InputError, match=r"CR0471.*it unpacks to 1073741824 bytes"):
+    with pytest.raises(InputError, match=r"CR0411.*it unpacks to 1073741824 bytes"):
         read_twin(data)

@@ -371,7 +371,7 @@ def test_flags_that_do_not_work(monkeypatch: pytest.MonkeyPatch, url: str, model
     monkeypatch.setenv("TWO_LINES", f"{KEY}\nX-Other: 1")
     with pytest.raises(UsageError) as caught:
         open_endpoint(url, model, variable)
-    assert caught.value.code == "CR0455"
+    assert caught.value.code == "CR0206"
     assert KEY not in str(caught.value)
 
 

@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, bytes]:
 def sentence(path: Path) -> str:
     with pytest.raises(InputError) as caught:
         read(path)
-    assert caught.value.code == "CR0405"
+    assert caught.value.code == "CR0402"
     return caught.value.message
 
 
@@ -160,7 +160,7 @@ def test_under_a_hard_limit_of_memory(tmp_path: Path, method: int) -> None:
         )
         for who in ("ours", "theirs")
     }  # fmt: skip
-    assert (done["ours"].returncode, done["ours"].stdout) == (0, "CR0405\n"), done["ours"].stderr
+    assert (done["ours"].returncode, done["ours"].stdout) == (0, "CR0402\n"), done["ours"].stderr
     assert "MemoryError" in done["theirs"].stderr
 
 

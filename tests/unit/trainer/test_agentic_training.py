@@ -439,8 +439,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"trl.report_to": "excel"}, "CR0211", "the trackers are trackio, wandb, mlflow, tensorboard"),
     ({"trl.report_to": "trackio"}, "CR0101", "trl.report_to names trackio, which is not installed"),
     ({"agent.dialect": "nonsense"}, "CR0818", "there is no dialect 'nonsense'"),
-    ({"agent.max_context_tokens": 40_000}, "CR0869", "32768 positions"),
-    ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0869", "leaves no room for an answer"),
+    ({"agent.max_context_tokens": 40_000}, "CR0705", "32768 positions"),
+    ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0705", "leaves no room for an answer"),
     ({"model.name": "tiny-random"}, "CR0703", "no chat template"),
 ]  # fmt: skip
 

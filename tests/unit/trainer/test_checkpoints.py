@@ -134,7 +134,7 @@ def test_a_half_written_checkpoint_cannot_be_named(tmp_path: Path) -> None:
     partial = make_checkpoint(tmp_path, 4, is_whole=False)
     with pytest.raises(InputError, match="half-written") as caught:
         choose_checkpoint(str(partial), tmp_path)
-    assert caught.value.code == "CR0717"
+    assert caught.value.code == "CR0716"
 
 
 def test_the_step_is_in_the_name(tmp_path: Path) -> None:

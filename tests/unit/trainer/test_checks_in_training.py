@@ -424,7 +424,7 @@ def test_weights_that_are_not_finite_while_sampling_stop_the_run_at_its_step(
     trainer = make(max_steps=3, prefix_sharing=shares, callbacks=[Overflow()])
     with pytest.raises(NonFiniteSamplingError, match="not finite while sampling for step 2") as caught:
         trainer.train()
-    assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("CR0779", 4, "step 2")
+    assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("CR0771", 4, "step 2")
     assert trainer.state.global_step == 1
 
 

@@ -92,13 +92,13 @@ GOOD_PAIR = PreferencePair((1,), (2,), (3,))
 @pytest.mark.parametrize(
     ("pair", "code"),
     [
-        (PreferencePair((), (2,), (3,)), "CR0750"),
-        (PreferencePair((1,), (), (3,)), "CR0750"),
-        (PreferencePair((1,), (2,), ()), "CR0750"),
-        (PreferencePair((1,), (2, 3), (2, 3)), "CR0752"),
-        (PreferencePair((1,), (2,), (3,), weight=-0.1), "CR0753"),
-        (PreferencePair((1,), (2,), (3,), weight=math.nan), "CR0753"),
-        (PreferencePair((1,), (2,), (3,), weight=math.inf), "CR0753"),
+        (PreferencePair((), (2,), (3,)), "CR0751"),
+        (PreferencePair((1,), (), (3,)), "CR0751"),
+        (PreferencePair((1,), (2,), ()), "CR0751"),
+        (PreferencePair((1,), (2, 3), (2, 3)), "CR0751"),
+        (PreferencePair((1,), (2,), (3,), weight=-0.1), "CR0711"),
+        (PreferencePair((1,), (2,), (3,), weight=math.nan), "CR0711"),
+        (PreferencePair((1,), (2,), (3,), weight=math.inf), "CR0711"),
     ],
 )
 def test_pairs_that_say_nothing_are_refused(pair: PreferencePair, code: str) -> None:
@@ -108,10 +108,10 @@ def test_pairs_that_say_nothing_are_refused(pair: PreferencePair, code: str) -> 
 @pytest.mark.parametrize(
     ("hinted", "code"),
     [
-        (HintedTurn((), (2,), (3,)), "CR0750"),
-        (HintedTurn((1,), (), (3,)), "CR0750"),
-        (HintedTurn((1,), (2,), ()), "CR0750"),
-        (HintedTurn((1,), (2,), (3,), weight=-1.0), "CR0753"),
+        (HintedTurn((), (2,), (3,)), "CR0751"),
+        (HintedTurn((1,), (), (3,)), "CR0751"),
+        (HintedTurn((1,), (2,), ()), "CR0751"),
+        (HintedTurn((1,), (2,), (3,), weight=-1.0), "CR0711"),
     ],
 )
 def test_turns_that_cannot_be_scored_are_refused(hinted: HintedTurn, code: str) -> None:

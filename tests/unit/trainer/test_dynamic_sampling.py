@@ -91,7 +91,7 @@ def test_a_part_that_is_not_by_row_is_refused() -> None:
     rows_alone = {"prompt_ids": torch.zeros(2, 1), "pixel_values": torch.zeros(7, 3)}
     with pytest.raises(TrainerSettingError) as caught:
         merge_rows(rows_alone, rows_alone, [(0, 0)], pad_token_id=0)
-    assert caught.value.code == "CR0763"
+    assert caught.value.code == "CR0760"
     assert "pixel_values" in caught.value.message
 
 
@@ -256,4 +256,4 @@ def test_a_stream_needs_a_source(make_trainer: MakeTrainer) -> None:
     trainer.train_dataset = iter(())
     with pytest.raises(TrainerSettingError) as caught:
         trainer._check_policy_settings()
-    assert caught.value.code == "CR0763"
+    assert caught.value.code == "CR0760"

@@ -29,7 +29,7 @@ def refused(tmp_path: Path, overrides: dict[str, Any]) -> UsageError:
 @pytest.mark.parametrize("masks", [{"trl.mask_truncated_completions": True}, {"trainer.preset": "dapo"}])
 def test_a_stop_rule_and_masked_truncation(tmp_path: Path, masks: dict[str, Any]) -> None:
     table = {"trl.scale_rewards": "group", "trl.loss_type": "dapo", **masks}
-    assert refused(tmp_path, {"trainer.prefix_sharing": True, **table}).code == "CR0712"
+    assert refused(tmp_path, {"trainer.prefix_sharing": True, **table}).code == "CR0760"
     check_training(load_config(RECIPE, {"trainer.prefix_sharing": False, **table}), RunFolder(tmp_path))
     chat = {"trainer.prefix_sharing": True, "rollouts.prompt_style": "chat", **table}
     check_training(load_config(RECIPE, chat), RunFolder(tmp_path))  # no stop rule there
@@ -49,7 +49,7 @@ def test_groups_that_lie_across_processes() -> None:
     refuse_split_groups(arguments, 3, num_processes=2)
     with pytest.raises(UsageError, match="6 rows are not a multiple of 4") as caught:
         refuse_split_groups(arguments, 4, num_processes=2)
-    assert caught.value.code == "CR0763"
+    assert caught.value.code == "CR0760"
 
 
 @pytest.mark.parametrize("weight", ["alpha_sdpo", "beta_replay"])
@@ -64,7 +64,7 @@ def test_channels_whose_weights_would_be_spread(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [
-        ({"trl.per_device_train_batch_size": 128}, "CR0720"),
+        ({"trl.per_device_train_batch_size": 128}, "CR0760"),
         ({"trainer.preset": "composer", "trl.max_steps": 500, "trl.beta": 0.001}, "CR0760"),
     ],
 )
@@ -76,7 +76,7 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
 
     monkeypatch.setattr(model_loading, "load_model", load)
     rows = [{"prompt": f"def f{number}():", "task_id": str(number)} for number in range(12)]
-    parts = training_run.run_parts
+    parts = training_run.assembly
     monkeypatch.setattr(parts, "training_rows", lambda *_: rows)
     for name in ("open_grader", "record_sandbox"):
         monkeypatch.setattr(parts, name, lambda *_, **__: SimpleNamespace())
@@ -86,7 +86,7 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
     with pytest.raises(UsageError) as caught:
         training_run._open_parts(
             config,
-            RECIPE.parent,
+            training_run._Prepared(RECIPE.parent, nothing, *check_training(config, RunFolder(tmp_path))),
             RunFolder(tmp_path),
             nothing,
             tasks,

@@ -25,4 +25,4 @@ def test_units_of_a_rollout_by_hand() -> None:
 def test_counts_that_are_none(counts: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         effort_units(counts)
-    assert caught.value.code == "CR0764"
+    assert caught.value.code == "CR0777"

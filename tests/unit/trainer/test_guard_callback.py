@@ -432,7 +432,7 @@ def test_a_fired_guard_trains_nothing(tmp_path: Path) -> None:
     [({"heldout_eval_fn": 0.5}, "heldout_eval_fn must be a function"), ({"every": 0}, "every"), ({"every": 1.5}, "every")],
 )  # fmt: skip
 def test_arguments_that_cannot_work(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=f"CR0646: {words}"):
+    with pytest.raises(ValueError, match=f"CR0722: {words}"):
         HeldOutGuardCallback(**{"guard": HeldOutGuard(), "heldout_eval_fn": lambda: 0.5, **settings})
 
 
@@ -444,9 +444,9 @@ def test_arguments_that_cannot_work(settings: dict[str, Any], words: str) -> Non
     [
         (
             lambda saved: saved.pop("guard"),
-            "CR0645: the guard's state in the checkpoint cannot be used: 'guard'",
+            "CR0884: the guard's state in the checkpoint cannot be used: 'guard'",
         ),
-        (lambda saved: saved["guard"].update(version=9), "CR0645: .* version 9"),
+        (lambda saved: saved["guard"].update(version=9), "CR0884: .* version 9"),
         (lambda saved: saved.update(split_fingerprint="x"), "CR0502: it was measured on split x"),
     ],
 )

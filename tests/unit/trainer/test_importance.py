@@ -117,7 +117,7 @@ def test_an_empty_completion_is_one_sentence(make_trainer: Callable[..., Any]) -
 
     with pytest.raises(InputError) as caught:
         make_trainer(max_steps=1, rollout_func=empty).train()
-    assert caught.value.code == "CR0772"
+    assert caught.value.code == "CR0777"
     assert "1 of 4 completions are empty, the first is number 2" in caught.value.message
     output = CheckedRollouts(lambda prompts, trainer: {"completion_ids": [[1], [2]]})([], None)
     assert output == {"completion_ids": [[1], [2]]}

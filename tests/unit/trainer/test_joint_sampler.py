@@ -148,5 +148,5 @@ def test_whole_weights_and_models_without_a_cache_are_refused(group_of_one: None
     with pytest.raises(UsageError, match=r"CR0873.*cannot sample weights") as raised:
         sampler_over(mamba)
     assert "take another model" in raised.value.fix
-    with pytest.raises(InputError, match="CR0741"):
+    with pytest.raises(InputError, match="CR0757"):
         start_batch(mamba, [Prompt(ids=(5,), mask=(1,))], [0], 0, needs_cache=True)

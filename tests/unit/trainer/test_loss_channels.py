@@ -60,10 +60,10 @@ BOTH = {
         ({"alpha_sdpo": 0.5, "hinted_turns": ()}, "CR0755"),
         ({"beta_replay": 0.5}, "CR0755"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=0.0)]}, "CR0755"),
-        ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), ())]}, "CR0750"),
+        ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), ())]}, "CR0751"),
         ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), (3, 4), (-1.0,))]}, "CR0751"),
-        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (2,))]}, "CR0752"),
-        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=-1.0)]}, "CR0753"),
+        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (2,))]}, "CR0751"),
+        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=-1.0)]}, "CR0711"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused_before_any_model(
@@ -93,7 +93,7 @@ def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
     settings = {"alpha_sdpo": 0.5, "hinted_turns": TURNS, "hints": HintsSection(teacher="lora-off")}
     with pytest.raises(TrainerSettingError) as error:
         make_trainer(**settings).train()
-    assert error.value.code == "CR0754"
+    assert error.value.code == "CR0755"
     make_trainer(**settings, lora_adapter=True)._begin_channels()
 
 
@@ -230,7 +230,7 @@ def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
     assert parameter_sha256(changed.model) != parameter_sha256(whole.model)
     with pytest.raises(InputError) as error:
         run(make_trainer, tmp_path / "other", hints=HintsSection(top_k=5))
-    assert error.value.code == "CR0756"
+    assert error.value.code == "CR0884"
     with pytest.raises(InputError) as error:
         run(make_trainer, tmp_path / "other", alpha_sdpo=0.0, beta_replay=0.0)
-    assert error.value.code == "CR0756"
+    assert error.value.code == "CR0884"

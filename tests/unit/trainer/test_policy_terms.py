@@ -151,7 +151,7 @@ def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
     )
     with pytest.raises(UsageError) as caught:
         trainer.train()
-    assert caught.value.code == "CR0764"
+    assert caught.value.code == "CR0777"
 
 
 def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) -> None:

@@ -276,7 +276,7 @@ def test_the_stop_rule_sees_each_prefix_and_cannot_change_the_row(llama: Any) ->
 
 @pytest.mark.parametrize("kept", [-1, 2])
 def test_a_stop_rule_that_keeps_what_is_not_there_is_refused(llama: Any, kept: int) -> None:
-    with pytest.raises(InputError, match="CR0743"):
+    with pytest.raises(InputError, match="CR0722"):
         sample(llama, PROMPTS[:1], 1, stop=lambda _ids: kept)
 
 
@@ -327,13 +327,13 @@ def test_lora_counts_until_the_caller_switches_it_off() -> None:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"num_samples": 0}, "CR0742"),
-        ({"max_new_tokens": 0}, "CR0742"),
-        ({"temperature": -1.0}, "CR0742"),
-        ({"top_p": -0.5}, "CR0742"),
-        ({"repetition_penalty": -1.0}, "CR0742"),
-        ({"prompts": []}, "CR0740"),
-        ({"prompts": [[1], []]}, "CR0740"),
+        ({"num_samples": 0}, "CR0722"),
+        ({"max_new_tokens": 0}, "CR0722"),
+        ({"temperature": -1.0}, "CR0722"),
+        ({"top_p": -0.5}, "CR0722"),
+        ({"repetition_penalty": -1.0}, "CR0722"),
+        ({"prompts": []}, "CR0722"),
+        ({"prompts": [[1], []]}, "CR0722"),
     ],
 )
 def test_arguments_out_of_range_are_refused(llama: Any, changes: dict[str, Any], code: str) -> None:

@@ -188,20 +188,20 @@ def test_shapes_that_do_not_fit_are_refused(model: LlamaForCausalLM, change: str
         "columns": (ids, mask, completions[:, :0], kept[:, :0]),
         "dimension": (ids, mask, completions[0], kept[0]),
     }[change]
-    with pytest.raises(InputError, match="CR0740"):
+    with pytest.raises(InputError, match="CR0722"):
         shared_prefix_logps(model, *changed, temperature=1.0)
 
 
 def test_an_empty_prompt_is_refused_by_row(model: LlamaForCausalLM) -> None:
     ids, mask, completions, kept = tensors([PROMPT, PROMPT], [[1], [2]])
     mask[1] = 0
-    with pytest.raises(InputError, match=r"CR0740.*row 1"):
+    with pytest.raises(InputError, match=r"CR0722.*row 1"):
         shared_prefix_logps(model, ids, mask, completions, kept, temperature=1.0)
 
 
 @pytest.mark.parametrize("arguments", [{"temperature": 0.0}, {"temperature": 1.0, "prompts_per_forward": 0}])
 def test_arguments_out_of_range_are_refused(model: LlamaForCausalLM, arguments: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="CR0742"):
+    with pytest.raises(UsageError, match="CR0722"):
         shared_prefix_logps(model, *tensors([PROMPT], [[1]]), **arguments)
 
 
@@ -211,7 +211,7 @@ def test_a_model_that_drops_its_cache_is_an_error_not_a_wrong_number(
     monkeypatch.setattr(prefix_sharing, "keeps_cache", lambda _: True)  # as if the model hid it
     model.gradient_checkpointing_enable()
     try:
-        with pytest.raises(InputError, match=r"CR0741.*gradient checkpointing"):
+        with pytest.raises(InputError, match=r"CR0757.*gradient checkpointing"):
             shared_prefix_logps(model, *tensors([PROMPT], [[1, 2]]), temperature=1.0)
     finally:
         model.gradient_checkpointing_disable()

@@ -136,29 +136,29 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
         ),
         ({"preset": "gspo"}, {"beta": 0.04}, "CR0760", "trl.beta = 0.0 by definition"),
         ({"preset": "dapo"}, {"beta": 0.04}, "CR0760", "trl.beta = 0.0 by definition"),
-        ({"preset": "dapo"}, {"epsilon_high": 0.1}, "CR0762", "epsilon_high is 0.1, below trl.epsilon, 0.2"),
-        ({}, {"epsilon_high": 0.1}, "CR0762", "below trl.epsilon, 0.2"),
-        ({}, {"loss_type": "luspo"}, "CR0762", "ratios of each sequence"),
+        ({"preset": "dapo"}, {"epsilon_high": 0.1}, "CR0760", "epsilon_high is 0.1, below trl.epsilon, 0.2"),
+        ({}, {"epsilon_high": 0.1}, "CR0760", "below trl.epsilon, 0.2"),
+        ({}, {"loss_type": "luspo"}, "CR0760", "ratios of each sequence"),
         (
             {},
             {"loss_type": "vespo", "importance_sampling_level": "sequence"},
-            "CR0762",
+            "CR0760",
             "ratios of each token",
         ),
         ({"preset": "composer"}, {"num_train_epochs": 3.0}, "CR0760", "each prompt once by definition"),
-        ({"kl_in_reward": True}, {}, "CR0761", "trl.scale_rewards is 'group'"),
-        ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "CR0761", "'batch'"),
-        ({"effort": {}}, {"scale_rewards": "group"}, "CR0761", "effort is exact only"),
+        ({"kl_in_reward": True}, {}, "CR0760", "trl.scale_rewards is 'group'"),
+        ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "CR0760", "'batch'"),
+        ({"effort": {}}, {"scale_rewards": "group"}, "CR0760", "effort is exact only"),
         (
             {"preset": "composer"},
             {"multi_objective_aggregation": "normalize_then_sum"},
-            "CR0761",
+            "CR0760",
             "multi_objective_aggregation is 'normalize_then_sum'",
         ),
-        ({"kl_in_reward": True}, {"scale_rewards": "none"}, "CR0885", "trl.beta, which is 0"),
-        ({"preset": "composer"}, {"beta": 0.0}, "CR0885", "trl.beta, which is 0"),
-        ({}, {"loss_type": "cispo"}, "CR0762", "every ratio above 0.2 is cut to it"),
-        ({"preset": "cispo"}, {"epsilon_high": 0.28}, "CR0762", "3.57-fold"),
+        ({"kl_in_reward": True}, {"scale_rewards": "none"}, "CR0760", "trl.beta, which is 0"),
+        ({"preset": "composer"}, {"beta": 0.0}, "CR0760", "trl.beta, which is 0"),
+        ({}, {"loss_type": "cispo"}, "CR0760", "every ratio above 0.2 is cut to it"),
+        ({"preset": "cispo"}, {"epsilon_high": 0.28}, "CR0760", "3.57-fold"),
     ],
 )
 def test_a_contradiction_is_refused_in_one_sentence(
@@ -280,9 +280,9 @@ def test_a_term_in_the_reward_needs_unscaled_rewards_from_python_too() -> None:
     check_policy_options(options, SimpleNamespace(scale_rewards="none", beta=0.1))
     with pytest.raises(TrainerSettingError) as weightless:
         check_policy_options(options, SimpleNamespace(scale_rewards="none", beta=0.0))
-    assert weightless.value.code == "CR0885"
+    assert weightless.value.code == "CR0760"
     check_policy_options(PolicyOptions(), None)
     for args in (None, SimpleNamespace(scale_rewards=True)):
         with pytest.raises(TrainerSettingError) as caught:
             check_policy_options(options, args)
-        assert caught.value.code == "CR0761"
+        assert caught.value.code == "CR0760"

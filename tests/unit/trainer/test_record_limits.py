@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_trainer import tiny_model, tiny_tokenizer
 
-from composer_replication.cli.pair_parts import open_pairs
+from composer_replication.cli.assembly import open_pairs, pair_rows
 from composer_replication.config import parse_config
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
@@ -25,12 +25,12 @@ LONG = (7,) * 250  # of 256 positions
     [
         (
             PreferencePair((5, 258), (40,), (41,)),
-            "CR0887",
+            "CR0751",
             "the id 258 is outside the model's vocabulary of 258.",
         ),
-        (PreferencePair((5,), (40,), (41, 9999)), "CR0887", "the id 9999 is outside"),
-        (PreferencePair((-1,), (40,), (41,)), "CR0887", "the id -1 is outside"),
-        (PreferencePair(LONG, (40,), (8,) * 7), "CR0889", "take 257 tokens; the model has 256 positions"),
+        (PreferencePair((5,), (40,), (41, 9999)), "CR0751", "the id 9999 is outside"),
+        (PreferencePair((-1,), (40,), (41,)), "CR0751", "the id -1 is outside"),
+        (PreferencePair(LONG, (40,), (8,) * 7), "CR0705", "take 257 tokens; the model has 256 positions"),
     ],
 )
 def test_a_pair_is_named_with_what_is_wrong(
@@ -46,7 +46,7 @@ def test_a_pair_is_named_with_what_is_wrong(
 
 
 def test_a_recorded_turn_is_named_too(make_trainer: Callable[..., Any]) -> None:
-    for hinted, code in (((258,), "CR0887"), ((*LONG, *LONG), "CR0889")):
+    for hinted, code in (((258,), "CR0751"), ((*LONG, *LONG), "CR0705")):
         turns = (HintedTurn((5,), (6, 5), (40,)), HintedTurn((5,), hinted, (40,)))
         with pytest.raises(InputError) as caught:
             make_trainer(alpha_sdpo=0.5, hinted_turns=turns).check_channel_model()
@@ -59,10 +59,10 @@ def test_a_file_of_pairs_is_named_with_its_line(tmp_path: Path) -> None:
     table = {"model": {"name": "tiny-random"}, "tasks": {"store": "x"}, "trainer": {"beta_replay": 0.5}}
     config = parse_config({**table, "replay": {"pairs": "pairs.jsonl"}}, where="here")
     with pytest.raises(InputError) as caught:
-        open_pairs(config, tmp_path, tiny_tokenizer(), tiny_model())
-    assert (caught.value.code, caught.value.where) == ("CR0889", f"{tmp_path / 'pairs.jsonl'}:3")
+        open_pairs(pair_rows(config, tmp_path), tiny_tokenizer(), tiny_model())
+    assert (caught.value.code, caught.value.where) == ("CR0705", f"{tmp_path / 'pairs.jsonl'}:3")
     (tmp_path / "pairs.jsonl").write_text("\n\n".join([json.dumps(rows[0])] * 2))
-    pairs = open_pairs(config, tmp_path, tiny_tokenizer(), tiny_model())
+    pairs = open_pairs(pair_rows(config, tmp_path), tiny_tokenizer(), tiny_model())
     assert pairs is not None and len(pairs) == 2
 
 
@@ -91,4 +91,4 @@ def test_a_hint_that_makes_a_turn_too_long_is_left_out_and_counted(make_trainer:
     trainer.hint_source = HintsOfLength((300,))
     with pytest.raises(InputError, match="the id 300 is outside") as caught:
         trainer._generate_and_score_completions(batch)
-    assert caught.value.code == "CR0887"
+    assert caught.value.code == "CR0751"

@@ -144,7 +144,7 @@ def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeT
     del routers_of(model)[0].num_experts
     with pytest.raises(InputError) as caught:
         Routers.of(model)
-    assert caught.value.code == "CR0778"
+    assert caught.value.code == "CR0757"
 
 
 def test_the_layers_of_routers_are_read_off_their_names() -> None:

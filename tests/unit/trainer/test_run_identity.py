@@ -14,7 +14,7 @@ import pytest
 from tiny_trainer import tiny_model
 
 from composer_replication.cli import eval_verb, training_run
-from composer_replication.cli.run_identity import recipe_sha256
+from composer_replication.cli.assembly import recipe_sha256
 from composer_replication.config import load_config, parse_config
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_json
@@ -98,8 +98,7 @@ def test_all_whole_checkpoints_of_a_folder_are_looked_at(tmp_path: Path) -> None
 
 
 def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("check_recipe", "check_named_split", "check_training"):
-        monkeypatch.setattr(training_run, name, lambda *_: None)
+    monkeypatch.setattr(training_run, "_prepare", lambda *_, **__: True)
     monkeypatch.setattr(training_run, "_run", lambda *_, **__: ({}, 0))
     folder, config = RunFolder(tmp_path / "run"), load_config(RECIPE)
     training_run._keep_recipe(config, folder)

@@ -80,7 +80,7 @@ def test_a_rule_that_would_mask_every_row_is_refused(make_trainer: MakeTrainer) 
     settings: dict[str, Any] = {"is_finished": bool, "mask_truncated_completions": True, "max_steps": 1}
     with pytest.raises(TrainerSettingError, match="mask_truncated_completions") as caught:
         make_trainer(prefix_sharing=True, **settings).train()
-    assert caught.value.code == "CR0712"
+    assert caught.value.code == "CR0760"
     make_trainer(prefix_sharing=False, **settings).train()  # without sharing the rule is not used
 
 

@@ -513,9 +513,9 @@ def test_extra_states_and_the_guard_are_restored(make_trainer: MakeTrainer) -> N
     ("changed", "code"),
     [
         ({"split_fingerprint": "split-b"}, "CR0502"),
-        ({"stateful": {}}, "CR0714"),
-        ({"stateful": {"counter": Counter(), "other": Counter()}}, "CR0714"),
-        ({"heldout_guard": None, "heldout_eval_fn": None}, "CR0713"),
+        ({"stateful": {}}, "CR0884"),
+        ({"stateful": {"counter": Counter(), "other": Counter()}}, "CR0884"),
+        ({"heldout_guard": None, "heldout_eval_fn": None}, "CR0884"),
     ],
 )
 def test_another_runs_checkpoint_is_refused(
@@ -541,7 +541,7 @@ def test_a_checkpoint_of_weights_alone_is_not_trained_on(make_trainer: MakeTrain
     saved_run(make_trainer, save_only_model=True)
     with pytest.raises(InputError, match="optimizer and scheduler and random numbers") as caught:
         make_trainer(max_steps=3).train(resume_from_checkpoint=True)
-    assert (caught.value.code, caught.value.where) == ("CR0717", str(tmp_path / "checkpoints/checkpoint-2"))
+    assert (caught.value.code, caught.value.where) == ("CR0716", str(tmp_path / "checkpoints/checkpoint-2"))
     assert make_trainer(max_steps=2).train(resume_from_checkpoint=True).global_step == 2
 
 
@@ -583,7 +583,7 @@ def test_too_few_prompts_for_one_step_are_refused(make_trainer: MakeTrainer) -> 
     trainer = make_trainer(num_prompts=7, steps_per_generation=8)
     with pytest.raises(TrainerSettingError, match="takes 8 prompts, but there are only 7") as caught:
         trainer.train()
-    assert caught.value.code == "CR0720"
+    assert caught.value.code == "CR0760"
     assert make_trainer(num_prompts=8, steps_per_generation=8, max_steps=1).train().global_step == 1
 
 

@@ -24,7 +24,7 @@ def recorded_evidence(
     ``options.recorded`` is ``any``. A task without a measurement is left out.
 
     Raises:
-        InputError: a file of measurements cannot be read (CR0456).
+        InputError: a file of measurements cannot be read (CR0411).
     """
     if not has_recorded_evidence(store_root, options):
         return {}

@@ -198,7 +198,7 @@ class FeatureDeletionEnv:
         """Bring this attempt back to where it stood.
 
         Raises:
-            SandboxFailure: the tree cannot be brought back (CR0308).
+            SandboxFailure: the tree cannot be brought back (CR0309).
         """
         attempt = self._running
         attempt.sandbox.restore(state.tree)

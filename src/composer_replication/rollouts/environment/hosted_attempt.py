@@ -206,7 +206,7 @@ class AttemptHost:
 
     Raises:
         InputError: no store, or a damaged one.
-        NothingToDoError: it holds no tasks (CR0427).
+        NothingToDoError: it holds no tasks (CR0604).
     """
 
     def __init__(

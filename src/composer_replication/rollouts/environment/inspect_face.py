@@ -101,7 +101,7 @@ def feature_deletion(
 
     Raises:
         InputError: no store, a damaged one, or no such task (CR0412).
-        NothingToDoError: the store holds no tasks (CR0427).
+        NothingToDoError: the store holds no tasks (CR0604).
         UsageError: a reward that cannot be made (CR0803).
     """
     reward = RewardOptions(

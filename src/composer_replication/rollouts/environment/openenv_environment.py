@@ -31,7 +31,7 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
 
     Raises:
         UsageError: ``max_calls`` is below 1 (CR0802).
-        NothingToDoError: the store holds no tasks (CR0427).
+        NothingToDoError: the store holds no tasks (CR0604).
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True

@@ -153,7 +153,7 @@ class FeatureDeletionTaskset(vf.Taskset[FeatureDeletionTask, FeatureDeletionTask
 
         Raises:
             InputError: no store, or a damaged one.
-            NothingToDoError: it holds no tasks (CR0427).
+            NothingToDoError: it holds no tasks (CR0604).
         """
         store = _host_of(self.config.task).store
         for task in store.tasks():

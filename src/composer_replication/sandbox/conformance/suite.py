@@ -62,7 +62,7 @@ def run_suite(backend: str, *, only: str = "", options: Sequence[str] = ()) -> O
     Raises:
         ImportError: pytest is not installed (on import of this module).
         SandboxFailure: the self-test cannot be run (CR0302).
-        UsageError: ``only`` chooses no test, or is no expression (CR0876).
+        UsageError: ``only`` chooses no test, or is no expression (CR0206).
     """
     outcome = Outcome()
     words = [
@@ -76,7 +76,7 @@ def run_suite(backend: str, *, only: str = "", options: Sequence[str] = ()) -> O
     end = pytest.main([*words, *(["-k", only] if only else []), *options], plugins=[outcome, plugin])
     if only and end in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
         raise UsageError(
-            "CR0876",
+            "CR0206",
             f"--only {only!r} chooses none of the tests of the contract.",
             where="--only",
             fix='give words of their names, as in --only "disk or memory".',

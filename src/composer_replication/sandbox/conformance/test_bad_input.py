@@ -177,7 +177,7 @@ def test_limits_that_nothing_can_hold_are_refused(backend: SandboxBackend, tree:
     for wrong in NO_LIMITS:
         with pytest.raises(UsageError) as caught:
             backend.open(SandboxSpec(tree, limits=Limits(**wrong)))  # type: ignore[arg-type]
-        assert caught.value.code == "CR0882", wrong
+        assert caught.value.code == "CR0886", wrong
         assert next(iter(wrong)) in caught.value.message
     assert tree.stat().st_uid == owner
 

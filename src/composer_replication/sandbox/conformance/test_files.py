@@ -197,7 +197,7 @@ def test_a_snapshot_waits_for_the_command_that_runs(jail: Sandbox) -> None:
 def test_an_unknown_snapshot_is_refused(jail: Sandbox) -> None:
     with pytest.raises(SandboxFailure, match="no snapshot 'x'") as error:
         jail.restore("x")
-    assert error.value.code == "CR0308"
+    assert error.value.code == "CR0309"
 
 
 def test_after_close_nothing_is_answered(jail: Sandbox) -> None:

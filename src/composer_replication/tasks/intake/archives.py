@@ -59,7 +59,7 @@ def is_archive(path: Path) -> bool:
 def hostile(source: str, detail: str) -> InputError:
     """The error for an archive that is refused."""
     return InputError(
-        "CR0405",
+        "CR0402",
         f"the archive is refused: {detail}.",
         where=source,
         fix="take the archive from its publisher, or unpack it yourself and give the folder.",
@@ -93,7 +93,7 @@ def read_archive(
 
     Raises:
         InputError: unreadable, encrypted, a zip whose members are neither stored nor deflated, a path that leaves
-            the archive, a link to the outside, a device, too many members or too many bytes (CR0405).
+            the archive, a link to the outside, a device, too many members or too many bytes (CR0402).
     """
     read = _read_zip if path.name.lower().endswith(".zip") else _read_tar
     links: set[str] = set()
@@ -286,7 +286,7 @@ def read_folder(
         skip_with: whether a folder below the root which holds these files is not looked into.
 
     Raises:
-        InputError: too many files or bytes (CR0871).
+        InputError: too many files or bytes (CR0402).
     """
     names: list[str] = []
     links: set[str] = set()
@@ -307,7 +307,7 @@ def read_folder(
     problem = too_large([(name, (root / name).stat().st_size) for name in chosen])
     if problem:
         raise InputError(
-            "CR0871",
+            "CR0402",
             f"the folder is too large for task trees: {problem}.",
             where=str(root),
             fix="give a copy of the folder without what its tests do not need.",

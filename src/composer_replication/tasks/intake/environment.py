@@ -67,7 +67,7 @@ def open_environment(
 
     Raises:
         InputError: the lock is for another Python or machine (CR0413), a wheel's hash is
-            wrong (CR0408), or the installation failed (CR0414).
+            wrong (CR0408), or the installation failed (CR0413).
         SandboxFailure: the sandbox broke.
     """
     _check_fit(lock)
@@ -137,7 +137,7 @@ def _make_venv(root: Path, base: Path, lock: EnvironmentLock) -> None:
 
     Raises:
         OSError: there is no space for it.
-        InputError: the interpreter cannot make one (CR0414).
+        InputError: the interpreter cannot make one (CR0413).
     """
     done = subprocess.run(
         [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
@@ -157,7 +157,7 @@ def _make_venv(root: Path, base: Path, lock: EnvironmentLock) -> None:
 
 def _not_installed(problem: str, lock: EnvironmentLock) -> InputError:
     message = " ".join(problem.split()).rstrip(".")  # one sentence on one line
-    return InputError("CR0414", f"{message}.", where=lock.fingerprint[:12], fix="composer-rl doctor")
+    return InputError("CR0413", f"{message}.", where=lock.fingerprint[:12], fix="composer-rl doctor")
 
 
 def _install(root: Path, wheels: Path, lock: EnvironmentLock, backend: str | None) -> None:

@@ -160,8 +160,8 @@ def fetch_commit(source: str) -> GitCommit:
     """The commit that a source names, in the cache; a full id that is there needs no network.
 
     Raises:
-        InputError: the source is wrong (CR0402), git cannot reach it (CR0441), it has no such
-            ref or commit (CR0442), it is too large (CR0443).
+        InputError: the source is wrong (CR0402), git cannot reach it (CR0407), it has no such
+            ref or commit (CR0407), it is too large (CR0402).
         MissingError: this machine has no git (CR0440).
     """
     address = parse_address(source)
@@ -265,7 +265,7 @@ def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]
         skip: whether a folder of that name is left out.
 
     Raises:
-        InputError: too many files or bytes (CR0443), a path that leaves the tree (CR0405).
+        InputError: too many files or bytes (CR0402), a path that leaves the tree (CR0402).
     """
     links: set[str] = set()
     entries = dict(_entries(found, skip, links))
@@ -334,7 +334,7 @@ def _read_blobs(found: GitCommit, blobs: list[str]) -> dict[str, bytes]:
 
 def _damaged(found: GitCommit) -> InputError:
     return InputError(
-        "CR0441",
+        "CR0407",
         f"git cannot read the commit {found.commit[:12]}.",
         where=found.address.source,
         fix=f"remove {found.folder}; then the same command fetches it again.",
@@ -354,13 +354,13 @@ def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
     elif error.is_unknown_host:
         message = "the key of the ssh host is not known on this machine."
         fix = f"git ls-remote {address.url} shows it; compare it before you say yes."
-    return InputError("CR0441", message, where=address.source, fix=fix)
+    return InputError("CR0407", message, where=address.source, fix=fix)
 
 
 def _unknown(address: GitAddress) -> InputError:
     what = f"nothing called {address.ref}" if address.ref else "no commit"
     return InputError(
-        "CR0442",
+        "CR0407",
         f"the repository has {what}.",
         where=address.source,
         fix=f"name a tag, a branch, or all 40 digits of a commit: git ls-remote {address.url}",
@@ -369,7 +369,7 @@ def _unknown(address: GitAddress) -> InputError:
 
 def _too_large(address: GitAddress, detail: str) -> InputError:
     return InputError(
-        "CR0443",
+        "CR0402",
         f"the repository is refused: {detail}.",
         where=address.source,
         fix="clone it, remove what tests do not need, and give the folder.",

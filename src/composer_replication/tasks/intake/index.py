@@ -53,13 +53,13 @@ def pip_command() -> list[str]:
     """How to call the pip of this environment.
 
     Raises:
-        MissingError: this Python has no pip (CR0420).
+        MissingError: this Python has no pip (CR0440).
     """
     try:
         import pip  # noqa: F401
     except ImportError as error:
         raise MissingError(
-            "CR0420",
+            "CR0440",
             "this Python environment has no pip.",
             where=sys.executable,
             fix=f"{sys.executable} -m ensurepip",
@@ -136,7 +136,7 @@ def _find(name: str, version: str, *, wheels: bool) -> tuple[PackageFinder, Pack
         ) from error
     if package is None:
         raise InputError(
-            "CR0406",
+            "CR0407",
             f"the package index has no {kind} of {name}=={version}.",
             where=f"{name}=={version}",
             fix=f"pip index versions {name}",
@@ -224,7 +224,7 @@ def fetch_sdist(name: str, version: str, sha256: str = "") -> Path:
     """A source distribution as a file in the cache, its hash checked.
 
     Raises:
-        InputError: not in the index (CR0406), index or download failed (CR0407), other
+        InputError: not in the index (CR0407), index or download failed (CR0407), other
             bytes than ``sha256`` or than the index promised (CR0408).
     """
     return _fetch(name, version, sha256, wheels=False)

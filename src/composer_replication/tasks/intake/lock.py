@@ -130,7 +130,7 @@ def prefetch_toolchain() -> list[Path]:
     """Put the wheels of the test runner and of the installer into the cache; then folders build offline.
 
     Raises:
-        InputError: the index has not got them, or cannot be reached (CR0406, CR0407).
+        InputError: the index has not got them, or cannot be reached (CR0407).
     """
     return [fetch_wheel(name, version) for name, version in (*sorted(TOOLCHAIN.items()), INSTALLER)]
 
@@ -157,7 +157,7 @@ def resolve(
 
     Raises:
         UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
-        InputError: the index cannot be reached (CR0406, CR0407).
+        InputError: the index cannot be reached (CR0407).
     """
     rest = list(wanted)
     while rest:

@@ -22,7 +22,7 @@ from composer_replication.tasks.intake.sources import RepositorySource, open_sou
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 
 _COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_package")
-NOT_FETCHED = ("CR0406", "CR0407", "CR0408")
+NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
 _NUM_NAMED = 3
 SILENT_SECONDS = 2.0

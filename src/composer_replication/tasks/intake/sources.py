@@ -97,9 +97,9 @@ def open_source(source: str) -> RepositorySource:
             ``git+https://HOST/OWNER/REPO@REF`` (also ssh, file, ``git@HOST:…``; HEAD without a REF).
 
     Raises:
-        InputError: no such path or not a SOURCE (CR0402), not a Python project (CR0403), no
-            tests (CR0404), a hostile archive (CR0405), not in the index (CR0406, CR0407, CR0408),
-            a repository that git cannot reach, without that commit, or too large (CR0441 to CR0443).
+        InputError: no such path or not a SOURCE (CR0402), not a Python project (CR0402), no
+            tests (CR0419), a hostile archive (CR0402), not in the index (CR0407, CR0408),
+            a repository that git cannot reach, without that commit, or too large (CR0407, CR0402).
         MissingError: a git address, and no git (CR0440).
     """
     if is_git_source(source):
@@ -259,7 +259,7 @@ def _repository(
     metadata = {name: data for name, data in sorted(found.items()) if is_metadata_path(PurePosixPath(name))}
     if not any(name in found for name in _PROJECT_FILES) or not any(name.endswith(".py") for name in files):
         raise InputError(
-            "CR0403",
+            "CR0402",
             "this is not a Python project: no pyproject.toml, setup.cfg or setup.py with Python sources.",
             where=source,
             fix="give the folder that holds pyproject.toml.",
@@ -320,7 +320,7 @@ def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
     doctested = [name for name, data in files.items() if _DOCTEST.search(data)]
     if not doctested:
         return InputError(
-            "CR0404",
+            "CR0419",
             "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
             "holds a test function or a TestCase.",
             where=source,
@@ -328,7 +328,7 @@ def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
         )
     num_examples = sum(len(_DOCTEST.findall(files[name])) for name in doctested)
     return InputError(
-        "CR0404",
+        "CR0419",
         f"the project has doctests alone ({num_examples} in {len(doctested)} files, the first is {doctested[0]}), and "
         "examples in a docstring or a text hide nothing from whoever is to write the code.",
         where=source,

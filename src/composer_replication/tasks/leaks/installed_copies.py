@@ -32,7 +32,7 @@ def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
 
     Raises:
         InputError: the store is damaged (CR0411), or its environment cannot be made here (CR0408,
-            CR0413, CR0414).
+            CR0413).
         SandboxFailure: the sandbox broke while the environment was made.
     """
     targets = [target for target in targets_of(store, task) if any(flag for _, flag in target.window)]

@@ -86,9 +86,9 @@ def scan_store(
         progress: told at the start and after each task with (done, total, task id).
 
     Raises:
-        NothingToDoError: the store is empty (CR0427).
+        NothingToDoError: the store is empty (CR0604).
         InputError: not a store (CR0410), damaged (CR0411), or its environment cannot be
-            made here (CR0408, CR0413, CR0414).
+            made here (CR0408, CR0413).
         SandboxFailure: the sandbox broke (CR03..), or the search inside did not end (CR0426);
             nothing is said about any task.
     """

@@ -31,7 +31,7 @@ def base_source(instance: Instance, folder: Path | None) -> str:
         folder: where repositories lie; None for none.
 
     Raises:
-        InputError: it is not there, and the row names no repository and commit for git (CR0461).
+        InputError: it is not there, and the row names no repository and commit for git (CR0460).
     """
     for path in _candidates(instance, folder):
         if _is_clone(path):
@@ -42,7 +42,7 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     if instance.repo.count("/") == 1 and re.fullmatch(r"[0-9a-f]{40}", instance.base_commit):
         return REMOTE.format(repo=instance.repo, commit=instance.base_commit)
     raise InputError(
-        "CR0461",
+        "CR0460",
         f"there is no repository for {instance.repo} at {instance.base_commit[:12]}.",
         where=str(folder or ""),
         fix=f"--repositories FOLDER with {_stems(instance)[0]}-{instance.base_commit[:12]}, a folder, an archive or a clone.",

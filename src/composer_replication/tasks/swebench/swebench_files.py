@@ -71,7 +71,7 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
 
     Raises:
         InputError: the file cannot be read, or not one row of it (CR0460).
-        MissingError: Parquet without pyarrow (CR0448).
+        MissingError: Parquet without pyarrow (CR0101).
     """
     try:
         if _never_ends(path):

@@ -107,14 +107,14 @@ def import_swebench(
         progress: told after every step.
 
     Raises:
-        UsageError: the folder of repositories does not exist (CR0462), and as ``build_tasks``.
+        UsageError: the folder of repositories does not exist (CR0460), and as ``build_tasks``.
         InputError: the set cannot be read, or no row of it (CR0460), and as ``build_tasks``.
-        MissingError: git or pyarrow is missing (CR0440, CR0447, CR0448).
+        MissingError: git or pyarrow is missing (CR0101, CR0440).
         SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
     """
     if repositories is not None and not repositories.is_dir():
         raise UsageError(
-            "CR0462",
+            "CR0460",
             "the folder of repositories does not exist.",
             where=str(repositories),
             fix="give an existing folder, or leave --repositories out to fetch them by git.",

@@ -53,7 +53,7 @@ def judge_twin(
             machine fails nobody.
 
     Raises:
-        InputError: the twin needs another cloudpickle than this installation has (CR0471).
+        InputError: the twin needs another cloudpickle than this installation has (CR0411).
         SandboxFailure: the sandbox itself broke; never because of what the candidate did.
     """
     _check_pickler(twin)
@@ -91,7 +91,7 @@ def judge_twins(
         timeout_seconds: of processor time, for each twin.
 
     Raises:
-        InputError: a twin needs another cloudpickle than this installation has (CR0471).
+        InputError: a twin needs another cloudpickle than this installation has (CR0411).
         SandboxFailure: the sandbox itself broke.
     """
     for twin in twins:

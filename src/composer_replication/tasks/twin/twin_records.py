@@ -118,7 +118,7 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
     """A twin from its compressed form. Nothing is unpickled.
 
     Raises:
-        InputError: the bytes are no twin, or one of another version (CR0471).
+        InputError: the bytes are no twin, or one of another version (CR0411).
     """
     try:
         plain = decompress(data, max_bytes=_MAX_BYTES)
@@ -163,7 +163,7 @@ def _calls(value: Mapping[str, Any], blobs: bytes) -> tuple[tuple[Vector, ...], 
 def damaged(problem: str, where: str) -> InputError:
     """The error for a twin that cannot be used."""
     return InputError(
-        "CR0471", f"{problem}.", where=where, fix="build the tasks again with composer-rl tasks build."
+        "CR0411", f"{problem}.", where=where, fix="build the tasks again with composer-rl tasks build."
     )
 
 

@@ -67,11 +67,11 @@ class Head:
         """Refuse to wait for a cluster that is gone.
 
         Raises:
-            SandboxFailure: it has not answered for a while (CR0492).
+            SandboxFailure: it has not answered for a while (CR0491).
         """
         if self.is_gone():
             raise SandboxFailure(
-                "CR0492",
+                "CR0491",
                 f"the head of the Ray cluster at {self} is gone.",
                 where="--ray",
                 fix="the same command again, once the cluster is back, goes on where it stopped.",
@@ -92,7 +92,7 @@ class RayConnection:
     Raises:
         UsageError: no such form of address, or this program has joined a cluster already (CR0490).
         MissingError: nothing answers there, or not as Ray does (CR0490); it runs another
-            version of Ray or Python (CR0493).
+            version of Ray or Python (CR0490).
     """
 
     def __init__(self, address: str) -> None:
@@ -159,7 +159,7 @@ def _refusal(address: str, error: Exception) -> ComposerError:
         found = re.findall(r"(Ray|Python): ([\w.+-]+)", text)
         what = ", ".join(f"{name} {version}" for name, version in found[:4])
         return MissingError(
-            "CR0493",
+            "CR0490",
             f"the cluster runs another version of Ray or Python{f' ({what})' if what else ''}.",
             where=address,
             fix=f"use Ray {ray.__version__} and this Python on every node, or those of the cluster here.",

@@ -102,7 +102,7 @@ class RayPool:
         Raises:
             Exception: what ``work`` raised, after one try.
             SandboxFailure: the sandbox broke every time, Ray lost the worker every time or the
-                cluster went away (CR0492), or ``interrupt`` was called (CR0302).
+                cluster went away (CR0491), or ``interrupt`` was called (CR0302).
             MissingError: a node cannot do such work (CR0491).
         """
         sent = [self._send(value) for value in args]
@@ -197,7 +197,7 @@ def _told(error: Exception) -> Exception:
     if not is_of_ray(cause):
         return cause
     return SandboxFailure(
-        "CR0492",
+        "CR0491",
         f"Ray gave up a piece of work, after up to {NUM_RETRIES + 1} tries: {first_sentence(str(cause))}.",
         where="--ray",
         fix="the same command again goes on where it stopped; ray status shows the cluster.",

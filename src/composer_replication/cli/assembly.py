@@ -1,20 +1,24 @@
-"""Joins the parts of a run: tasks, split, policy sampler, guard, TRL arguments."""
+"""Joins the parts of a run: tasks, reward, policy sampler, hints, pairs, curriculum, guard and its truth, the saved model."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import platform
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.agent_parts import (
+from composer_replication.cli.agent_assembly import (
     agent_rows,
     counts_shares,
+    hint_options,
+    open_agent,
+    refuse_long_conversations,
     refuse_unknown_weights,
     sandbox_limits,
 )
@@ -23,10 +27,16 @@ from composer_replication.cli.progress_bar import Report
 from composer_replication.cli.task_division import RunTasks, prompt_of
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, UsageError
-from composer_replication.records import HeldoutReading, Task
-from composer_replication.rollouts.curriculum import Curriculum
+from composer_replication.interfaces import HintGenerator, Tokenizer
+from composer_replication.records import HeldoutReading, PreferencePair, Task
+from composer_replication.report import read_run, write_model_card
+from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
+from composer_replication.rollouts.curriculum.recorded import has_recorded_evidence
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
+from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
+from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.reward_function import FeatureDeletionReward
@@ -43,11 +53,10 @@ from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, 
 from composer_replication.tasks.journal import GATES_VERSION
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
+from composer_replication.traces.pair_files import PairRow, read_pair_rows, tokenised_pairs
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
-
-_DAMAGED_STORE = "CR0411"
 
 
 def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
@@ -69,7 +78,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
     key = _tasks_key(config, sources)
     folder = cache_folder() / "task-stores" / key
 
-    def build() -> TaskStore:
+    with cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for the first one's build
         build_tasks(
             sources,
             folder,
@@ -83,20 +92,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         store = TaskStore.open(folder)
         store.verify()
         return store
-
-    with cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for the first one's build
-        try:
-            return build()
-        except InputError as error:
-            if error.code != _DAMAGED_STORE:
-                raise
-            # It is only a copy of what can be built again, so nobody needs to be asked.
-            for path in folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != "LOCK":
-                    path.unlink()
-            return build()
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -119,7 +114,7 @@ def accept_recipe(config: RunConfig) -> None:
     """From now on do without the guards that the recipe does without.
 
     Raises:
-        UsageError: there is no guard of that name (CR0341).
+        UsageError: there is no guard of that name (CR0340).
     """
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
 
@@ -266,7 +261,7 @@ def journalled(
     """``evaluation``, with every score on disk before the evidence is told, in the process that evaluates.
 
     Raises:
-        InputError: the journal belongs to another run or is damaged (CR0602, CR0603).
+        InputError: the journal belongs to another run or is damaged (CR0602).
     """
     if evaluation is None or tasks.split is None or config.evidence is None or launched_rank():
         return evaluation
@@ -366,3 +361,157 @@ def _git_revision() -> str:
 def note(text: str) -> None:
     """A line of progress on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def open_attempts(
+    config: RunConfig,
+    grader: Grader,
+    model: Any,
+    tokenizer: Any,
+    folder: RunFolder,
+    *,
+    tasks: RunTasks,
+    curriculum: Curriculum | None,
+    cluster: RolloutCluster | None,
+) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
+    """Reward, rollout function (None for single answers), source of hints, and who samples for evaluation."""
+    agent = open_agent(config, grader, model, tokenizer, folder, curriculum=curriculum, cluster=cluster)
+    if agent is not None:
+        refuse_long_conversations(config, agent.player, (*tasks.train, *tasks.heldout), model)
+        return agent.reward, agent.rollouts, agent.hint_source, agent.sampler
+    from composer_replication.trainer.policy import end_token_ids
+
+    ends = end_token_ids(model, tokenizer)
+    reward = open_reward(config, tasks, grader, folder, curriculum, end_token_ids=ends)
+    hint_source = open_hint_source(config, grader.store, grader, tokenizer, tasks=tasks.train)
+    return reward, None, hint_source, open_sampler(config, grader, model, tokenizer)
+
+
+def open_hint_source(
+    config: RunConfig, store: TaskStore, grader: Grader, tokenizer: Tokenizer, *, tasks: Sequence[Task]
+) -> HintGenerator | None:
+    """Hints for the rollouts of training; None where ``trainer.alpha_sdpo`` is 0.
+
+    ``grader`` is the reward's own, which keeps its scores: no answer is run twice. ``tasks`` are those that are trained
+    on: with ``from_other_tasks`` hints tell of them.
+
+    Raises:
+        UsageError: a layer or the judge cannot be used (CR0220, CR0221, CR0223), no other task to tell of (CR0877).
+    """
+    if config.trainer.alpha_sdpo == 0.0:
+        return None
+    observe = TaskObserver(
+        store,
+        grader=grader,
+        tests=config.reward.tests,
+        prompt_style=config.rollouts.prompt_style,
+        context_lines=config.rollouts.context_lines,
+    )
+    options = hint_options(config)
+    others = HintsOfOtherTasks(observe, tasks, options) if options.from_other_tasks else None
+    return HintedTurnMaker(tokenizer, observe=observe, options=options, other_tasks=others)
+
+
+def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
+    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off.
+
+    Raises:
+        InputError: the file cannot be used (CR0881).
+    """
+    replay = config.replay
+    if config.trainer.beta_replay == 0.0 or replay is None or not replay.pairs:
+        return {}
+    return read_pair_rows(recipe_folder / replay.pairs)
+
+
+def open_pairs(
+    rows: Mapping[str, PairRow], tokenizer: Tokenizer, model: Any
+) -> tuple[PreferencePair, ...] | None:
+    """The same as token ids, None without any; each fits the model that is trained.
+
+    Raises:
+        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0703), a pair has
+            ids that the model does not know (CR0751) or more than its context (CR0705).
+    """
+    if not rows:
+        return None
+    from composer_replication.trainer.record_limits import refuse_unfit_pairs
+
+    pairs = tokenised_pairs(rows, tokenizer)
+    refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)
+    return pairs
+
+
+def open_curriculum(
+    config: RunConfig, store: TaskStore, rows: Sequence[Mapping[str, Any]], model: Any
+) -> Curriculum | None:
+    """Who chooses the tasks of each generation; None without a ``[curriculum]`` table.
+
+    ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
+
+    Raises:
+        InputError: recorded pass rates cannot be read (CR0411).
+    """
+    options = config.curriculum
+    if options is None:
+        return None
+    recorded = None
+    if has_recorded_evidence(store.root, options):
+        from composer_replication.trainer.parameter_hash import parameter_sha256
+
+        recorded = recorded_evidence(store.root, options, parameter_sha256=parameter_sha256(model))
+    return Curriculum(
+        rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
+    )
+
+
+def recipe_sha256(config: RunConfig) -> str:
+    """Of what the recipe sets, without ``[ray]`` and the addresses of replicas: a run may be resumed at another cluster, and with no other change.
+
+    Defaults are left out, so that a key which a later version adds makes no other run of it.
+    """
+    table = config.model_dump(
+        mode="json",
+        exclude_none=True,
+        exclude_defaults=True,
+        exclude={"ray": True, "replicas": {"interface", "lighthouse"}},
+    )
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def keep_model(
+    trainer: Any, run_folder: RunFolder, summary: Mapping[str, Any], progress: Callable[[str], None]
+) -> str | None:
+    """Write ``model/`` with its card, from the first process; every process has to come here.
+
+    Returns:
+        The folder; None in the other processes, and where no process can have all weights.
+
+    Raises:
+        InputError: the folder cannot be written (CR0880), or what was written is not the trained model (CR0890).
+    """
+    from composer_replication.trainer.model_modes import weights_are_sharded
+    from composer_replication.trainer.saved_model import gathered_weights, probe_logps, save_model
+
+    folder, weights, trained = run_folder.model, None, None
+    if weights_are_sharded(trainer.model):
+        weights = gathered_weights(trainer)
+        if weights is None:
+            progress(
+                f"model: its weights are spread over processes and {folder} is not written; take the newest checkpoint"
+            )
+            return None
+        trained = probe_logps(trainer.model, trainer.processing_class)
+    if launched_rank():
+        return None
+    progress(f"model: saving it to {folder}")
+    run = replace(read_run(run_folder.root), summary=dict(summary))
+    save_model(
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
+        trainer.processing_class,
+        folder,
+        describe=lambda begun: write_model_card(run, begun),
+        weights=weights,
+        trained=trained,
+    )
+    return str(folder)

@@ -36,7 +36,7 @@ def check_cluster(address: str, purpose: str) -> None:
         MissingError: ray is not installed (CR0101), or nothing answers at the address (CR0490).
         UsageError: that is no address (CR0490).
     """
-    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.errors import needs_extra
     from composer_replication.tasks.workers.workers import load_ray
 
     with needs_extra("ray", purpose):
@@ -61,7 +61,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
     Raises:
         UsageError: a number out of range (CR0803, CR0805, CR0865).
     """
-    from composer_replication.cli.agent_parts import attempt_options, reward_options, sandbox_limits
+    from composer_replication.cli.agent_assembly import attempt_options, reward_options, sandbox_limits
     from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
 
     if config.ray is None:

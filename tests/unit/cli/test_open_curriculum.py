@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.cli import curriculum_parts
-from composer_replication.cli.curriculum_parts import open_curriculum
+from composer_replication.cli import assembly
+from composer_replication.cli.assembly import open_curriculum
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.rollouts.curriculum import Evidence
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
@@ -45,7 +45,7 @@ def test_it_belongs_to_the_store_and_the_seed(sized_store: TaskStore, model: tor
 def test_a_model_is_not_hashed_for_nothing(
     sized_store: TaskStore, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curriculum_parts, "recorded_evidence", lambda *a, **k: pytest.fail("nothing to read"))
+    monkeypatch.setattr(assembly, "recorded_evidence", lambda *a, **k: pytest.fail("nothing to read"))
     assert open_curriculum(recipe(curriculum={}), sized_store, ROWS, model) is not None
 
 

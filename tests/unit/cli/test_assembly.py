@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.cli import run_parts
-from composer_replication.cli.run_parts import open_tasks, training_rows
+from composer_replication.cli import assembly
+from composer_replication.cli.assembly import open_tasks, training_rows
 from composer_replication.cli.task_division import divide_tasks
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import InputError, UsageError
@@ -47,7 +47,7 @@ def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
     whole = divide_tasks(config, store, RECIPE.parent)
     assert whole.num_leaking == 0
     shown = whole.train[0]
-    line = run_parts.prompt_of(config, store, shown).strip().splitlines()[0]
+    line = assembly.prompt_of(config, store, shown).strip().splitlines()[0]
     golden = store.golden_body
     monkeypatch.setattr(store, "golden_body", lambda task: f"\n    {line}" if task == shown else golden(task))
     tasks = divide_tasks(config, store, RECIPE.parent)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.channel_tables import AgentSection
-from composer_replication.cli.hint_parts import hint_options
+from composer_replication.channel_tables import AgentSection, HintsSection
 from composer_replication.cli.launched_process import (
     file_part,
     offloads_weights,
@@ -40,6 +39,7 @@ from composer_replication.rollouts.generations.episode_sampler import EpisodeSam
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import no_other_tasks
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
@@ -253,6 +253,17 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
     return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
 
 
+def hint_options(config: RunConfig) -> HintOptions:
+    """What ``[hints.writing]`` says.
+
+    Raises:
+        UsageError: a value that cannot be (CR0220).
+    """
+    section = config.hints or HintsSection()
+    written: dict[str, Any] = section.writing.model_dump()
+    return HintOptions(**{**written, "layers": tuple(written["layers"])}, strict=section.strict)
+
+
 def open_agent(
     config: RunConfig,
     grader: Grader,
@@ -333,7 +344,7 @@ def open_episode_sampler(
     With ``served`` that server samples, and ``model`` needs no weights.
 
     Raises:
-        UsageError: as ``open_player``, or the method contradicts itself (CR0760 to CR0762).
+        UsageError: as ``open_player``, or the method contradicts itself (CR0760).
         InputError: as ``refuse_long_conversations``.
     """
     from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
@@ -379,13 +390,13 @@ def refuse_long_conversations(
 
     Raises:
         InputError: the model has fewer positions than ``agent.max_context_tokens``, or a task's first prompt is too long
-            for it (CR0869); the chat template cannot be used (CR0810 to CR0819).
+            for it (CR0705); the chat template cannot be used (CR0810 to CR0819).
     """
     section, options = config.agent or AgentSection(), player.options
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and positions < options.max_context_tokens:
         raise InputError(
-            "CR0869",
+            "CR0705",
             f"agent.max_context_tokens is {options.max_context_tokens}, and the model has {positions} positions.",
             where="agent.max_context_tokens",
             fix=f"set it to at most {positions}.",
@@ -395,7 +406,7 @@ def refuse_long_conversations(
         length = player.talk.open(first_message(store, task), TOOLS).num_tokens
         if length + section.min_new_tokens > options.max_context_tokens:
             raise InputError(
-                "CR0869",
+                "CR0705",
                 f"the first prompt takes {length} of {options.max_context_tokens} tokens and leaves no room for an answer.",
                 where=task.task_id,
                 fix="raise agent.max_context_tokens, or leave the task out.",

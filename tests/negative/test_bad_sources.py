@@ -418,23 +418,6 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
     assert set(record.broken_files) == {"tests/test_broken.py", "tests/test_syntax.py"}
 
 
-@pytest.mark.long
-def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_path: Path) -> None:
-    answer = command(
-        "tasks",
-        "build",
-        "--visible-only",
-        make(ODD),
-        "--out",
-        tmp_path / "out",
-        "--max-tasks",
-        1,
-        fails=False,
-    )
-    assert answer.exit_code == 0, answer.err
-    assert json.loads(answer.out)["tasks"] == 1
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -456,29 +439,6 @@ def test_metadata_of_another_shape(make: Make, builds: Callable[..., TaskStore],
     assert not [
         name for name in record.files if "climbed" in name.partition("/")[2] or ".." in name.split("/")
     ]
-
-
-@pytest.mark.long
-def test_a_setup_py_that_no_parser_can_take(make: Make, builds: Callable[..., TaskStore]) -> None:
-    deep = "install_requires=" + "[" * 5000 + "]" * 5000
-    store = builds(make({"setup.py": f"from setuptools import setup\nsetup({deep})\n"}))
-    assert [task.path for task in store.tasks()] == ["planted.py"]
-
-
-@pytest.mark.long
-def test_a_repository_of_a_hundred_thousand_lines(command: Command, make: Make, tmp_path: Path) -> None:
-    functions = [
-        f"def f{{module}}_{n}(x):\n    y = x + {n}\n    return y - {{module}}\n\n\n" for n in range(100)
-    ]
-    modules = {f"planted/m{module}.py": "".join(functions).format(module=module) for module in range(200)}
-    assert sum(text.count("\n") for text in modules.values()) == 100_000
-    tests = "from planted import m3, m4\n\n\ndef test_a():\n    assert m3.f3_1(1) == -1\n\n\ndef test_b():\n    assert m4.f4_2(1) == -1\n"
-    root = make({"planted.py": None, "planted/__init__.py": "", "tests/test_planted.py": tests, **modules})
-    answer = command(
-        "tasks", "build", "--visible-only", root, "--out", tmp_path / "out", "--max-tasks", 1, fails=False
-    )
-    assert answer.exit_code == 0, answer.err
-    assert json.loads(answer.out)["tasks"] == 1
 
 
 # --- hostile repositories ----------------------------------------------------------------------------
@@ -645,42 +605,7 @@ def test_too_many_members_are_refused(
     assert "more than 100 members" in refused(path, "CR0402")
 
 
-@pytest.mark.long
-def test_an_archive_with_odd_names_works(builds: Callable[..., TaskStore], tmp_path: Path) -> None:
-    members = {name: text.encode() for name, text in GOOD.items()}
-    members |= {"tests/a b é.txt": b"x", "tests/line\nbreak.txt": b"x", os.fsdecode(b"tests/\xff.txt"): b"x"}
-    (record,) = builds(tar_of(tmp_path / "odd.tar.gz", members=members)).repositories()
-    assert sorted(name for name in record.files if name.endswith(".txt")) == ["tests/a b é.txt"]
-
-
 # --- git -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_git_addresses(
-    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path
-) -> None:
-    root = make()
-    for words in (
-        ["init", "--quiet"],
-        ["add", "."],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"],
-    ):
-        subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
-    folder = builds(root, out="from-folder")
-    store = builds(f"git+file://{root}")
-    assert store.task_ids() == folder.task_ids()
-    assert store.repositories()[0].files == folder.repositories()[0].files
-    assert len(store.repositories()[0].commit) == 40
-    for source, code, exit_code in (
-        (f"git+file://{tmp_path}/absent@v1", "CR0407", 4),
-        (f"git+file://{root}@absent", "CR0407", 4),
-        (f"git+http://localhost/{root}", "CR0402", 4),
-        ("git+ext::sh -c true", "CR0402", 4),
-    ):
-        answer = command("tasks", "build", "--visible-only", source, "--out", tmp_path / "none")
-        assert (answer.exit_code, answer.error["code"]) == (exit_code, code)
-        assert not (tmp_path / "none").exists()
 
 
 # --- the disk, and two at once -----------------------------------------------------------------------------

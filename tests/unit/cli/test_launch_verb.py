@@ -151,7 +151,8 @@ def test_a_missing_extra_is_named(
     target: str, options: tuple[str, ...], package: str, extra: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in (package, *(name for name in sys.modules if name.startswith(f"{package}."))):
+        monkeypatch.setitem(sys.modules, name, None)
     given = [part for one in options for part in ("--option", one)]
     exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", target, *given)
     assert (exit_code, result["error"]["code"]) == (3, "CR0101")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli import build_result, tasks_verb
+from composer_replication.cli.main import main
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.cli.tasks_verb import render_validate
 from composer_replication.errors import InputError, NothingToDoError, UsageError
@@ -337,9 +338,9 @@ def test_pins_need_one_source(tmp_path: Path) -> None:
         call("build", str(TINY), "other", "--out", str(tmp_path / "x"), "--symbol", PINS[0])
 
 
-def test_repeat_below_one(folder: Path) -> None:
-    with pytest.raises(UsageError, match="CR0206"):
-        call("validate", str(folder), "--repeat", "0")
+def test_repeat_below_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks", "validate", str(folder), "--repeat", "0"]) == 2
+    assert capsys.readouterr().err.startswith("CR0206: argument --repeat: '0' is not a whole number")
 
 
 @pytest.mark.long

@@ -171,24 +171,6 @@ def test_without_any_name_it_is_that_of_the_address(repository: Path) -> None:
     assert open_source(f"git+file://{repository}").name == "thing"
 
 
-def test_a_repository_of_sha256(tmp_path: Path) -> None:
-    root = tmp_path / "new"
-    git(tmp_path, "init", "--quiet", "--object-format=sha256", str(root))
-    head = commit(root, FILES)
-    assert len(head) == 64
-    assert open_source(f"git+file://{root}").commit == head
-    assert own_files(open_source(f"git+file://{root}@{head}")) == FILES
-
-
-def test_a_folder_with_an_at_in_its_name(tmp_path: Path) -> None:
-    root = tmp_path / "me@home" / "thing"
-    root.mkdir(parents=True)
-    git(root, "init", "--quiet", "--initial-branch=main")
-    head = commit(root, FILES)
-    assert open_source(f"git+file://{root}").commit == head
-    assert open_source(f"git+file://{root}@main").commit == head
-
-
 # --- addresses -------------------------------------------------------------------------------
 
 

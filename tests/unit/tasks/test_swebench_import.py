@@ -123,14 +123,6 @@ def test_what_we_export_comes_back_as_the_same_tasks(tiny_store: TaskStore, tmp_
 
 
 @pytest.mark.long
-def test_a_second_import_finds_everything_done(base: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "set.jsonl", row())
-    first = import_swebench(path, tmp_path / "store", repositories=base)
-    again = import_swebench(path, tmp_path / "store", repositories=base)
-    assert (first.tasks, first.fingerprint) == (1, again.fingerprint)
-
-
-@pytest.mark.long
 def test_a_clone_gives_the_base_commit_and_a_pure_addition_is_a_task(tmp_path: Path) -> None:
     """The clone has moved on since; the patch adds a whole file, which is removed again."""
     clone = tmp_path / "repositories" / "planted"
@@ -219,21 +211,6 @@ def test_an_unusable_repository_counts_once_for_each_row(base: Path, tmp_path: P
     path = write_rows(tmp_path / "set.jsonl", row(test_patch=tests), row(instance_id="two", test_patch=tests))
     summary = import_swebench(path, tmp_path / "store", repositories=base)
     assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (0, 2, {"red-baseline": 2})
-
-
-def test_rows_are_told_while_they_are_read(tmp_path: Path) -> None:
-    """Each may be fetched, so a set of many takes long before anything is built."""
-    names = ("one", "two", "three")
-    rows = [row(instance_id=name, repo="nowhere", base_commit=COMMIT) for name in names]
-    told: list[tuple[int, int, str]] = []
-    summary = import_swebench(
-        write_rows(tmp_path / "set.jsonl", *rows),
-        tmp_path / "store",
-        repositories=tmp_path,
-        progress=lambda *step: told.append(step),
-    )
-    assert dict(summary.rejected) == {"no-repository": 3}
-    assert [step for step in told if step[2] == "rows"] == [(0, 3, "rows"), (1, 3, "rows"), (2, 3, "rows")]
 
 
 @pytest.mark.long

@@ -62,11 +62,8 @@ class ClusterOptions:
 
 
 def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> ClusterOptions:
-    """With ``fits_nodes`` no more actors than these nodes have room for together, by what they have and not by what is free; one at least.
-
-    Args:
-        options: as they were asked for.
-        nodes: the resources of each, in Ray's names.
+    """With ``fits_nodes`` no more actors than these nodes, given by Ray's names of their resources, have room for together,
+    by what they have and not by what is free; one at least.
     """
     if not options.fits_nodes:
         return options

@@ -38,8 +38,7 @@ class Fragment:
         self.outer = _flat(self.parameters)
         self.momentum = torch.zeros_like(self.outer)
         self._left = torch.zeros_like(self.outer)
-        # the weights when sent; what is left once merged
-        self._sent: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._sent: tuple[torch.Tensor, torch.Tensor] | None = None  # the weights then, and what is left
 
     def offer(self) -> bytes:
         """What this replica learned since the last merge, as bytes; refused where it is not finite (CR1107)."""
@@ -51,8 +50,10 @@ class Fragment:
         self._sent = (live, wanted - decode(payload, wanted.numel(), self._options.precision))
         return payload
 
-    def merge(self, contributions: Iterable[Contribution], *, is_included: bool) -> tuple[float, float]:
-        """Take the outer step; the live weights follow.
+    def merge(
+        self, contributions: Iterable[Contribution], *, is_included: bool, is_last: bool = False
+    ) -> tuple[float, float]:
+        """Take the outer step; the live weights follow. The last one is the plain mean: momentum would run on after the training.
 
         Contributions without tokens count nothing. Where this replica's newest offer is not among them its work is dropped.
         Returns how far the replicas' updates lie from their mean, in lengths of that mean (0: all alike), and that length.
@@ -66,9 +67,9 @@ class Fragment:
             mean.add_(update, alpha=share)
             square += share * float(update.square().sum(dtype=torch.float64))
         if ordered:  # as torch.optim.SGD(nesterov=True), whose momentum begins as the first gradient
-            decay = self._options.outer_momentum
+            lr, decay = (1.0, 0.0) if is_last else (self._options.outer_lr, self._options.outer_momentum)
             self.momentum.mul_(decay).add_(mean)
-            self.outer.sub_(mean.add(self.momentum, alpha=decay), alpha=self._options.outer_lr)
+            self.outer.sub_(mean.add(self.momentum, alpha=decay), alpha=lr)
         self._follow(is_included=is_included)
         norm = math.sqrt(float(mean.square().sum(dtype=torch.float64)))
         spread = math.sqrt(max(square - norm * norm, 0.0))

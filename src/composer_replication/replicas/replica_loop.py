@@ -2,7 +2,7 @@
 
     interval = sync_every / fragments       steps between two outer steps, which take the fragments in turn
     delay                                   steps that are trained while an offer is under way
-    rounds = max_steps / interval           and one more for each further fragment, so that none is left behind
+    rounds = max_steps / interval           and one for each further fragment; after the whole ones a plain mean
 
 It knows nothing of a trainer: ``after_step`` is called once a step, and says when the run is over.
 """
@@ -33,10 +33,12 @@ class ReplicaLoop:
         self._rounds, self._state, self._options, self._on_merge = rounds, state, options, on_merge
         self._tokens_sent: dict[int, int] = {}  # by fragment: how many had been seen when it was offered last
         self._offered_at: int | None = None
-        self.round_idx = self._num_rounds = self._step = self._tokens = self._first_tokens = 0
+        self._num_rounds = self._num_whole = 0
+        self.round_idx = self._step = self._tokens = self._first_tokens = 0
 
     def begin(self, identity: Mapping[str, str], *, max_steps: int, step: int, tokens: int) -> RunEnd | None:
         """Join, and take over the outer state of the run (CR1107: it is lost); the end of a run that is over already."""
+        self._num_whole = max_steps // self._options.interval
         self._num_rounds = -(-max_steps // self._options.interval)
         self._step, self._tokens, self._first_tokens = step, tokens, tokens
         found = self._rounds.join(identity, self._state.dump)
@@ -121,7 +123,8 @@ class ReplicaLoop:
             self.round_idx = found.round_idx
             return
         fragment = self._state.fragments[found.round_idx % len(self._state.fragments)]
-        divergence, norm = fragment.merge(found.contributions, is_included=found.is_included)
+        is_last = found.round_idx >= self._num_whole
+        divergence, norm = fragment.merge(found.contributions, is_included=found.is_included, is_last=is_last)
         self.round_idx = found.round_idx + 1
         self._rounds.after_merge(self.round_idx)
         self._on_merge(

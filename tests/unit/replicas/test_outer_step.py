@@ -56,6 +56,17 @@ def test_the_momentum_is_that_of_torch() -> None:
     torch.testing.assert_close(part.outer, other.detach(), rtol=1e-6, atol=1e-6)
 
 
+def test_the_last_outer_step_is_the_plain_mean() -> None:
+    """-0.125 less the mean of 0.25 and 0.5; with momentum it would be -0.125 - 0.5 (0.375 + 0.5 * 1.125)."""
+    weight = parameter(1.0)
+    part = fragment(weight)
+    part.merge([Contribution(0, 1, encode(torch.tensor([1.5]), "fp32"))], is_included=False)
+    assert part.outer.tolist() == [-0.125]
+    two = [Contribution(n, 1, encode(torch.tensor([value]), "fp32")) for n, value in enumerate((0.25, 0.5))]
+    part.merge(two, is_included=False, is_last=True)
+    assert weight.tolist() == [-0.5]
+
+
 def test_what_was_trained_while_the_sum_was_under_way_stays() -> None:
     weight = parameter(1.0)
     part = fragment(weight)

@@ -318,14 +318,6 @@ def test_a_name_with_the_commit_wins_and_a_clone_is_asked_for_it(tmp_path: Path)
     assert base_source(instance(), tmp_path) == str(tmp_path / f"planted-{COMMIT}")
 
 
-def test_without_a_folder_git_is_asked_if_the_row_says_where(tmp_path: Path) -> None:
-    expected = f"git+https://github.com/people/planted@{COMMIT}"
-    assert base_source(instance(), None) == base_source(instance(), tmp_path) == expected
-    for changes in ({"repo": "planted"}, {"base_commit": "a" * 64}, {"base_commit": "main"}):
-        with pytest.raises(InputError, match="CR0460"):
-            base_source(instance(**changes), tmp_path)
-
-
 # --- files ------------------------------------------------------------------------------------
 
 
@@ -450,14 +442,6 @@ def test_bytes_that_are_no_set_are_refused(name: str, data: bytes, tmp_path: Pat
         read_instances(tmp_path / name)
     with pytest.raises(InputError, match="CR0460"):
         read_instances(tmp_path / "gone" / name)
-
-
-def test_a_folder_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CR0460"):
-        import_swebench(
-            write_rows(tmp_path / "a.jsonl", row()), tmp_path / "out", repositories=tmp_path / "gone"
-        )
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_without_golden_has_no_patch_and_cannot_be_imported(

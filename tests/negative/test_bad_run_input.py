@@ -97,7 +97,7 @@ def test_numbers_out_of_range_are_not_evaluated_with(
 ) -> None:
     answer = command("eval", "tiny-random", "--tasks", store, f"{flag}={value}")
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0206")
-    assert answer.error["message"].startswith(f"{flag} ")
+    assert answer.error["message"].startswith(f"argument {flag}: ")
 
 
 def test_a_run_without_a_checkpoint_is_not_evaluated(command: Command, store: Path, recipe: Path) -> None:

@@ -166,7 +166,7 @@ def lighthouse(run: dict[str, Any]) -> None:
     """A process that serves until it is ended."""
     os.setsid()
     options = ReplicasSection(**(run["options"] | {"grace_seconds": 2.0}))
-    _served = Lighthouse("chaos", options, alive_seconds=1.5, folder=Path(run["folder"], "records"))
+    _served = Lighthouse("chaos", options, heartbeat_seconds=1.5, folder=Path(run["folder"], "records"))
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pause()
 

@@ -31,9 +31,8 @@ def number(least: float = 0.0, *, is_above: bool = False) -> Callable[[str], flo
         except ValueError:
             value = math.nan
         if not (math.isfinite(value) and (value > least if is_above else value >= least)):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is no number {'above' if is_above else 'from'} {least:g}"
-            )
+            wanted = "a number above" if is_above else "a number of at least"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted} {least:g}")
         return value
 
     return convert

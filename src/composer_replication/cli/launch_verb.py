@@ -142,9 +142,9 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
     if args.replicas > 1 and args.to != "local":  # there they may meet in a folder that is made for them
         overrides["replicas.num_replicas"] = args.replicas
     config = load_config(recipe, overrides)
-    if config.replicas is not None and config.replicas.num_replicas > 1 == args.replicas:
-        several = config.replicas.num_replicas
-        raise option_error(f"the recipe is for {several} replicas", "--replicas", f"--replicas {several}")
+    wanted = 1 if config.replicas is None else config.replicas.num_replicas
+    if wanted > 1 and args.replicas == 1:
+        raise option_error(f"the recipe is for {wanted} replicas", "--replicas", f"--replicas {wanted}")
     processes = options.processes or max(1, args.gpus)
     resources = Resources(args.nodes, args.gpus, processes, options.cpus, options.memory_gib)
     environment = _pairs(args.env, "--env", "OMP_NUM_THREADS=8")

@@ -194,13 +194,11 @@ def _together(folders: list[RunFolder]) -> dict[str, Any]:
     seen: dict[int, set[str]] = {}
     for row in (row for rows in each for row in rows):
         seen.setdefault(row["outer_step"], set()).add(row["outer_sha256"])
-    counts = [
-        count for rows in each if rows for count in rows[-1]["bytes"].items()
-    ]  # each row has all until then
+    until_now = [rows[-1]["bytes"] for rows in each if rows]  # each row has all bytes until then
     return {
         "outer_steps": max(seen, default=0),
         "fragments_equal": all(len(hashes) == 1 for hashes in seen.values()),
-        "bytes_sent": sum(number for name, number in counts if name.startswith("sent/")),
+        "bytes_sent": sum(n for one in until_now for name, n in one.items() if name.startswith("sent/")),
     }
 
 

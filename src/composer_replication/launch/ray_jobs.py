@@ -37,12 +37,12 @@ class RayTarget(Target):
             words = job.train_words(RECIPE_FOLDER, self.options.run, replica)
             port = str(self.options.port + offset)
             command = job.node_command(python, words, [], port=port, folder=RECIPE_FOLDER)
-            request = {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus}
-            if asked.nodes > 1:  # they ask for a bundle a node themselves
-                request = {}
+            of_head = {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus}
+            if asked.nodes > 1:  # ray_nodes asks for all nodes, the head's among them
+                of_head = {}
                 each = f"--nodes {asked.nodes} --cpus {asked.cpus} --gpus {asked.gpus}".split()
                 command = [python, "-m", "composer_replication.launch.ray_nodes", *each, "--", *command]
-            whole = {"entrypoint": shell_line(command), **request, "runtime_env": {"env_vars": variables}}
+            whole = {"entrypoint": shell_line(command), **of_head, "runtime_env": {"env_vars": variables}}
             files[f"{name}.json"] = f"{json.dumps(whole, indent=2)}\n"
         return files
 

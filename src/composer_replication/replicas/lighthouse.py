@@ -16,12 +16,12 @@ from composer_replication.replicas.replica_errors import unreachable
 class Lighthouse:
     """Serves at ``options.lighthouse``, the records at the next port, until it is closed; a port in use is refused (CR1101).
 
-    A quorum waits ``options.grace_seconds`` for replicas that are alive; one that gives no sign for ``alive_seconds`` is gone.
+    A quorum waits ``options.grace_seconds`` for replicas that are alive; one that gives no sign for ``heartbeat_seconds`` is gone.
     In ``folder`` the records outlive this process.
     """
 
     def __init__(
-        self, token: str, options: ReplicasSection, *, folder: Path | None = None, alive_seconds: float = 5.0
+        self, token: str, options: ReplicasSection, folder: Path | None = None, heartbeat_seconds: float = 5.0
     ) -> None:
         host, port = records_address(options.lighthouse)
         place = "memory:///" if folder is None else f"file://{folder.resolve()}"
@@ -34,7 +34,7 @@ class Lighthouse:
                     bind=options.lighthouse,
                     min_replicas=options.min_replicas,
                     join_timeout_ms=int(options.grace_seconds * 1000),
-                    heartbeat_timeout_ms=int(alive_seconds * 1000),
+                    heartbeat_timeout_ms=int(heartbeat_seconds * 1000),
                 )
             except Exception as error:
                 raise unreachable("the lighthouse's ports", error, where=options.lighthouse) from error

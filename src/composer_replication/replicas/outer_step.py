@@ -38,7 +38,8 @@ class Fragment:
         self.outer = _flat(self.parameters)
         self.momentum = torch.zeros_like(self.outer)
         self._left = torch.zeros_like(self.outer)
-        self._sent: tuple[torch.Tensor, torch.Tensor] | None = None  # the weights then, and what is left
+        # the weights when sent; what is left once merged
+        self._sent: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def offer(self) -> bytes:
         """What this replica learned since the last merge, as bytes; refused where it is not finite (CR1107)."""
@@ -53,7 +54,7 @@ class Fragment:
     def merge(
         self, contributions: Iterable[Contribution], *, is_included: bool, is_last: bool = False
     ) -> tuple[float, float]:
-        """Take the outer step; the live weights follow. The last one is the plain mean: momentum would run on after the training.
+        """Take the outer step; the live weights follow. ``is_last``: the plain mean, since momentum would run on after the training.
 
         Contributions without tokens count nothing. Where this replica's newest offer is not among them its work is dropped.
         Returns how far the replicas' updates lie from their mean, in lengths of that mean (0: all alike), and that length.

@@ -58,7 +58,7 @@ def test_bad_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> 
 def test_a_time_out_that_is_no_number_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("exec", "--timeout", "soon", "--", "ls")
-    assert "'soon' is no number above 0" in capsys.readouterr().err
+    assert "'soon' is not a number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("works_here")

@@ -181,10 +181,10 @@ def check(calls: list[dict[str, Any]], num_nodes: int, replica: int | None = Non
         raise rendered.BrokenRenderingError(f"they would not meet: {places}")
 
 
-def hold(target: str, root: Path, recorder: str, old: str = "", new: str = "") -> None:
+def hold(target: str, root: Path, recorder: str, old: str = "", new: str = "") -> int:
     """Render, plant an error where one is given, start what a target would start, and hold it against its parsers.
 
-    "slurm of 2" is the second of two replicas on Slurm.
+    How many processes were held. "slurm of 2" is the second of two replicas on Slurm.
     """
     name, _, replicas = target.partition(" of ")
     replica = 1 if replicas else None
@@ -193,6 +193,7 @@ def hold(target: str, root: Path, recorder: str, old: str = "", new: str = "") -
     broken = {path: text.replace(old, new) if old else text for path, text in files.items()}
     found = recorded(nodes_of(name, broken, root, replica), recorder)
     check(found, 1 if name in ON_ONE_NODE else NODES, replica)
+    return len(found)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def hold(target: str, root: Path, recorder: str, old: str = "", new: str = "") -
 )
 def test_every_command_is_one_that_its_parsers_take(target: str, tmp_path: Path, recorder: str) -> None:
     """Replicas on this machine are made by `replicas start`: tests/e2e/test_replicas.py launches them. KubeRay has none."""
-    hold(target, tmp_path, recorder)
+    assert hold(target, tmp_path, recorder) == (1 if target.partition(" ")[0] in ON_ONE_NODE else NODES)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from composer_replication.replicas.torchft_rounds import HealTransport, TorchftR
 @pytest.fixture
 def lighthouse() -> Iterator[str]:
     table = section(transport="torchft", lighthouse=f"127.0.0.1:{_free_port()}", grace_seconds=1.0)
-    with closing(Lighthouse("right", table, alive_seconds=1.0)):
+    with closing(Lighthouse("right", table, heartbeat_seconds=1.0)):
         yield table.lighthouse
 
 

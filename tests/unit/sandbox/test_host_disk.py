@@ -94,3 +94,6 @@ def test_a_file_system_without_a_size_has_room(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "statvfs", lambda _: endless)
     require_room([tmp_path], 1 << 40)
     require_room([tmp_path / "gone"], 1 << 40)
+    endless.f_blocks = 1  # with a size, nothing available is no room
+    with pytest.raises(SandboxFailure, match="CR0104"):
+        require_room([tmp_path], 1 << 40)

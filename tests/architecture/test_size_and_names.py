@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 87971,
-    "src/composer_replication/cli": 7384,
+    "src": 87970,
+    "src/composer_replication/cli": 7383,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 1390,

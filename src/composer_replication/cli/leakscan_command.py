@@ -43,8 +43,7 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Search a store; exit code 4 when a leak is found or a check got no answer.
 
     Raises:
-        UsageError: an unknown backend (CR0305), or one that isolates nothing (CR0340, and
-            accepted CR0340).
+        UsageError: an unknown backend (CR0305), or one that isolates nothing, accepted or not (CR0340).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
         SandboxFailure: the sandbox broke, or the search inside it did not end (CR0426).
     """

@@ -88,8 +88,8 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """What the training packages say: TRL's arguments and the method of the recipe.
 
     Raises:
-        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself (CR0760,
-            CR0760), or what ``check_arguments`` refuses (CR0760).
+        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself or that
+            ``check_arguments`` refuses (CR0760).
         MissingError: a package is missing (CR0101).
     """
     with needs_extra("train", "training"):

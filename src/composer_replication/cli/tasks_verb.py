@@ -163,9 +163,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     """Build a store.
 
     Raises:
-        UsageError: pins and several sources (CR0206), a folder that cannot be written
-            (CR0209), flags that name no server or model (CR0206), a backend that is unknown (CR0305) or
-            isolates nothing (CR0340, with ``--ray`` CR0340), and as ``build_tasks``.
+        UsageError: pins and several sources, or flags that name no server or model (CR0206), a folder that cannot be
+            written (CR0209), a backend that is unknown (CR0305) or
+            isolates nothing (CR0340), and as ``build_tasks``.
         MissingError: ray is not installed (CR0101), or as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).

@@ -41,7 +41,6 @@ def launched(out: Path, *extra: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_two_processes_share_one_run_and_go_on_with_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
     summary = launched(out)

@@ -75,7 +75,7 @@ test-long: setup
 	$(PYTEST) --dist worksteal -m long
 
 # At the same time; each shows what it said when it is through, and all are run although one fails.
-# make interop INTEROP=verifiers has one; DeepSpeed, verl and vLLM bring gigabytes each.
+# make interop INTEROP=verifiers has one, as continuous integration does; DeepSpeed, verl and vLLM bring gigabytes each.
 interop: setup $(INTEROP_STAMPS)
 	@$(if $(INTEROP_LEFT_OUT),echo "== $(INTEROP_LEFT_OUT) is left out: it needs Python 3.12: make interop PYTHON_harbor=PROGRAM")
 	@$(if $(INTEROP_HERE),$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(INTEROP_HERE:%=interop-%))

@@ -142,7 +142,7 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"agent": {"reward": {"rule": "weighted", "weights": {"a": float("inf")}}}},
             "agent.reward.weights.a: Input should be a finite number",
         ),
-        ({"curriculum": {"recorded": "all"}}, "curriculum.recorded: Input should be 'same-weights'"),
+        ({"curriculum": {"recorded": "all"}}, "curriculum.evidence: Input should be 'same-weights'"),
         (
             {"curriculum": {"retire_certainty": 0.5}},
             "curriculum.retire_certainty: Input should be greater than 0.5",

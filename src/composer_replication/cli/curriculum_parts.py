@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.recorded import has_recorded_evidence
+from composer_replication.rollouts.curriculum.evidence import has_recorded_evidence
 from composer_replication.tasks.store import TaskStore
 
 

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from composer_replication.channel_tables import HintsSection
 from composer_replication.config import RunConfig
 from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.tasks.store import TaskStore
-
-
-def hint_options(config: RunConfig) -> HintOptions:
-    """What ``[hints.writing]`` says.
-
-    Raises:
-        UsageError: a value that cannot be (CR0220).
-    """
-    section = config.hints or HintsSection()
-    written: dict[str, Any] = section.writing.model_dump()
-    return HintOptions(**{**written, "layers": tuple(written["layers"])}, strict=section.strict)
 
 
 def open_hint_source(
@@ -37,7 +24,7 @@ def open_hint_source(
     on: with ``from_other_tasks`` hints tell of them.
 
     Raises:
-        UsageError: a layer or the judge cannot be used (CR0220, CR0221, CR0223), no other task to tell of (CR0877).
+        UsageError: a layer or the judge cannot be used (CR0221, CR0223), no other task to tell of (CR0877).
     """
     if config.trainer.alpha_sdpo == 0.0:
         return None
@@ -48,6 +35,8 @@ def open_hint_source(
         prompt_style=config.rollouts.prompt_style,
         context_lines=config.rollouts.context_lines,
     )
-    options = hint_options(config)
-    others = HintsOfOtherTasks(observe, tasks, options) if options.from_other_tasks else None
-    return HintedTurnMaker(tokenizer, observe=observe, options=options, other_tasks=others)
+    section = config.hints or HintsSection()
+    others = HintsOfOtherTasks(observe, tasks) if section.writing.from_other_tasks else None
+    return HintedTurnMaker(
+        tokenizer, observe=observe, options=section.writing, strict=section.strict, other_tasks=others
+    )

@@ -254,17 +254,6 @@ def test_only_what_dead_processes_left_is_cleared_up(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"num_actors": 0}, {"num_cpus": -0.5}, {"num_cpus": float("inf")}, {"resources": {"side": float("nan")}}, {"max_restarts": -2},
-     {"waiting_seconds": 0.0}, {"timeout_seconds": float("nan")}],
-)  # fmt: skip
-def test_options_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="CR0865"):
-        ClusterOptions(**wrong)
-    assert ClusterOptions(max_restarts=-1, num_cpus=0.0).num_actors > 0
-
-
-@pytest.mark.parametrize(
     ("asked", "num_actors"),
     [
         ({}, 3),  # one and a half of the first node are one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,10 @@ class RolloutActor:
         """As ``FeatureDeletionEnv.candidate``."""
         return self._attempt(number).candidate()
 
-    def reward(self, number: int, effort_counts: Mapping[str, float] | None) -> Paid:
+    def reward(self, number: int) -> Paid:
         """As ``FeatureDeletionEnv.reward``."""
         environment = self._attempt(number)
-        reward = environment.reward(effort_counts)
+        reward = environment.reward()
         return Paid(reward, environment.graded_reward, environment.regressions, environment.report)
 
     def finish(self, number: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from composer_replication.interfaces import AgentEnvironment
@@ -27,7 +26,7 @@ class PaidEnvironment(AgentEnvironment, Protocol):
     @property
     def graded_reward(self) -> float | None: ...
 
-    def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None: ...
+    def reward(self) -> float | None: ...
 
 
 class InspectedEnvironment(PaidEnvironment, Protocol):

@@ -77,7 +77,6 @@ class HintWritingSection(Section):
     """
 
     layers: list[str] = ["template", "environment", "sibling"]
-    sibling_shows: Literal["nothing", "names", "lines"] = "names"
     judge_url: str = ""
     judge_model: str = ""
     judge_key_variable: str = ""
@@ -93,8 +92,6 @@ class HintWritingSection(Section):
         if "judge" not in self.layers:
             keys: tuple[str, ...] = ("judge_url", "judge_model", "judge_key_variable")
             refuse_idle(self, keys, "without judge among hints.writing.layers")
-        if "sibling" not in self.layers:
-            refuse_idle(self, ("sibling_shows",), "without sibling among hints.writing.layers")
         return self
 
 

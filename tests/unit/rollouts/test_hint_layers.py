@@ -176,28 +176,26 @@ OURS = "\n    return min(x, low)"
 THEIRS = "\n    bounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"
 
 
-def with_sibling(**options: Any) -> tuple[HintContext, HintWritingSection]:
+OPTIONS = HintWritingSection(layers=["sibling"])
+
+
+def with_sibling() -> HintContext:
     plain = context_of("failing tests belong to the last change", answer=OURS)
-    sibling = replace(plain.observed, answer=THEIRS)
-    return replace(plain, siblings=(sibling,)), HintWritingSection(layers=["sibling"], **options)
+    return replace(plain, siblings=(replace(plain.observed, answer=THEIRS),))
 
 
-@pytest.mark.parametrize(
-    ("shows", "text"),
-    [
-        ("names", "Hint: Another attempt that passed also uses: bounded, max, high, key."),
-        ("lines", "Hint: Another attempt that passed has these lines:\nbounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"),
-        ("nothing", None),
-    ],
-)  # fmt: skip
-def test_a_sibling_is_shown_as_far_as_configured(shows: Any, text: str | None) -> None:
-    context, options = with_sibling(sibling_shows=shows)
-    hint = write_hint(context, open_layers(options))
-    assert (hint and hint.text) == text
+def whole_sibling(context: HintContext) -> str | None:
+    return context.siblings[0].answer
+
+
+def test_a_sibling_shows_the_names_that_it_uses() -> None:
+    hint = write_hint(with_sibling(), open_layers(OPTIONS))
+    assert hint is not None
+    assert hint.text == "Hint: Another attempt that passed also uses: bounded, max, high, key."
 
 
 def test_what_a_sibling_shows_is_clamped() -> None:
-    context, options = with_sibling(sibling_shows="names")
+    context, options = with_sibling(), OPTIONS
     long = replace(context.siblings[0], answer="\n    " + " ".join(f"name_{idx}" for idx in range(90)))
     hint = write_hint(replace(context, siblings=(long,)), open_layers(options))
     assert hint is not None
@@ -210,8 +208,8 @@ def test_what_a_sibling_shows_is_clamped() -> None:
 
 
 def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_layer_asked() -> None:
-    context, _ = with_sibling()
-    options = HintWritingSection(layers=["sibling", "template"], sibling_shows="lines")
+    context, own = with_sibling(), f"{__name__}:whole_sibling"
+    options = HintWritingSection(layers=[own, "template"])
 
     def leaking(text: str) -> bool:
         return "return min(bounded" in text
@@ -221,7 +219,7 @@ def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_layer_aske
     hidden = write_hint(guarded, open_layers(options))
     assert shown is not None
     assert hidden is not None
-    assert (shown.source, hidden.source) == ("sibling", "template")
+    assert (shown.source, hidden.source) == (own, "template")
     nothing = replace(context, observed=replace(context.observed, is_leak=lambda _: True))
     assert write_hint(nothing, open_layers(options)) is None
 

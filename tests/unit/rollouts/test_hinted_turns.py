@@ -25,7 +25,7 @@ from composer_replication.records import (
 )
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.failing_tests import assertion_of, failed_tests
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.hint_context import HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import MAX_TURNS, HintedTurnMaker
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
@@ -131,12 +131,16 @@ def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) ->
     assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
+def whole_sibling(context: HintContext) -> str | None:
+    return context.siblings[0].answer if context.siblings else None
+
+
 def test_a_sibling_that_solved_it_as_the_golden_code_does_is_never_shown(
     store: TaskStore, grader: Grader, clamp: Task
 ) -> None:
     golden = store.golden_body(clamp)
     rollouts = [attempt(store, grader, clamp, text) for text in (WRONG, f"{golden}\n\n\ndef mean")]
-    options = HintWritingSection(layers=["sibling"], sibling_shows="lines")
+    options = HintWritingSection(layers=[f"{__name__}:whole_sibling"])
     maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store), options=options)
     assert maker.hinted_turns(rollouts) == [(), ()]
     assert maker.counts["without_hint"] == 1

@@ -16,8 +16,7 @@ PRIOR = 0.5
 
 Reference: Jeffreys, An invariant form for the prior probability in estimation problems, 1946.
 """
-_MAX_TERMS = 10_000
-_PRECISION = 1e-14
+_NUM_STEPS = 2000
 _TINY = 1e-300
 
 
@@ -134,46 +133,20 @@ def expected_spread(a: float, b: float) -> float:
 
 
 def certainty_above(rate: float, a: float, b: float) -> float:
-    """P(p > rate) for p ~ Beta(a, b), with an absolute error below 1e-10 for a and b up to 10,000.
+    """P(p > rate) for p ~ Beta(a, b) with a and b of at least 1/2, to about 1e-4.
 
-    I_x(a, b) = x^a (1 - x)^b / (a B(a, b)) / (1 + d1/(1 + d2/(1 + ...))), and P(p > rate) = I_{1 - rate}(b, a).
-    Reference: DLMF 8.17.22, evaluated by Lentz's method (Thompson and Barnett, 1986).
+    With p = sin(t)^2 it is the integral of 2 sin(t)^(2a-1) cos(t)^(2b-1) / B(a, b) from asin(sqrt(rate)) to pi / 2, which has
+    no pole: here by Simpson's rule.
     """
     if rate <= 0.0 or rate >= 1.0:
         return float(rate <= 0.0)
-    if rate > a / (a + b):  # here the fraction converges fast; on the other side its complement does
-        return _lower_tail(1.0 - rate, b, a)
-    return 1.0 - _lower_tail(rate, a, b)
+    start = math.asin(math.sqrt(rate))
+    width = (math.pi / 2 - start) / _NUM_STEPS
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
 
+    def density(step: int) -> float:
+        sine, cosine = math.sin(start + step * width), max(math.cos(start + step * width), _TINY)
+        return 2 * math.exp(scale + (2 * a - 1) * math.log(sine) + (2 * b - 1) * math.log(cosine))
 
-def _lower_tail(x: float, a: float, b: float) -> float:
-    log_front = (
-        a * math.log(x)
-        + b * math.log1p(-x)
-        + math.lgamma(a + b)
-        - math.lgamma(a)
-        - math.lgamma(b)
-        - math.log(a)
-    )
-    return math.exp(log_front) / _fraction(x, a, b)
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """1 + d1/(1 + d2/(1 + ...))."""
-    value, upper, lower = 1.0, 1.0, 0.0
-    for n in range(1, _MAX_TERMS):
-        m = n // 2
-        if n % 2:
-            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        lower = 1.0 / _not_zero(1.0 + d * lower)
-        upper = _not_zero(1.0 + d / upper)
-        value *= upper * lower
-        if abs(upper * lower - 1.0) < _PRECISION:
-            break
-    return value
-
-
-def _not_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
+    inner = math.fsum((4 if step % 2 else 2) * density(step) for step in range(1, _NUM_STEPS))
+    return min(1.0, width / 3 * (density(0) + inner + density(_NUM_STEPS)))

@@ -9,7 +9,7 @@ from composer_replication.records import MonitorMode, Score, ToolCall, ToolResul
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.paid_environment import InspectedEnvironment
+from composer_replication.rollouts.environment.paid_environment import PaidEnvironment
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.grading import Grader
@@ -59,7 +59,7 @@ class JudgedAttempts:
         reward: RewardOptions | None = None,
         monitor: MonitorMode | MonitorOptions = "mask",
         keeps_trees: bool = False,
-        open_environment: Callable[[], InspectedEnvironment] | None = None,
+        open_environment: Callable[[], PaidEnvironment] | None = None,
     ) -> None:
         self.keeps_trees = keeps_trees
         self.grader, self.reward_options, self._monitor = grader, reward or RewardOptions(), monitor
@@ -93,7 +93,7 @@ class JudgedAttempt:
     ``judgement`` is there once ``grade`` has given a score.
     """
 
-    def __init__(self, attempts: JudgedAttempts, environment: InspectedEnvironment) -> None:
+    def __init__(self, attempts: JudgedAttempts, environment: PaidEnvironment) -> None:
         self._attempts, self._environment = attempts, environment
         self._task_id = ""
         self.judgement: Judgement | None = None

@@ -63,7 +63,7 @@ def open_layers(
     known: dict[str, Callable[[], HintLayer]] = {
         "template": lambda: template_hint,
         "environment": lambda: environment_hint,
-        "sibling": lambda: lambda context: sibling_hint(context, options),
+        "sibling": lambda: sibling_hint,
         "judge": lambda: open_judge(options, folder=judge_folder, counts=counts),
     }
     return [(name, known[name]() if name in known else load_layer(name)) for name in options.layers]
@@ -87,16 +87,11 @@ def environment_hint(context: HintContext) -> str | None:
     return "The environment answered: " + "\n".join(lines[-6:]) if lines else None
 
 
-def sibling_hint(context: HintContext, options: HintWritingSection) -> str | None:
-    """What a successful attempt of the same group did otherwise, as far as the options show it."""
-    if options.sibling_shows == "nothing" or not context.siblings:
+def sibling_hint(context: HintContext) -> str | None:
+    """The names that a successful attempt of the same group uses and this one does not."""
+    if not context.siblings:
         return None
     theirs, ours = _work(context.siblings[0]), _work(context.observed)
-    if options.sibling_shows == "lines":
-        known = {line.strip() for line in ours.splitlines()}
-        fresh = [line.rstrip() for line in theirs.splitlines() if line.strip() and line.strip() not in known]
-        shown = clamp("\n".join(fresh), MAX_SIBLING_CHARACTERS)
-        return f"Another attempt that passed has these lines:\n{shown}" if shown else None
     used = Counter(_names(ours))
     names = [name for name in dict.fromkeys(_names(theirs)) if name not in used]
     shown = clamp(", ".join(names), MAX_SIBLING_CHARACTERS)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import FileEntry, ToolFault, ToolResult
 from composer_replication.rollouts.tools.clipping import clip
 from composer_replication.rollouts.tools.near_matches import near_matches
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, refused
-
-if TYPE_CHECKING:
-    from composer_replication.rollouts.tools.toolbox import Toolbox
+from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, refused
 
 _MAX_LINE_CHARACTERS = 2000
 _CONTEXT_LINES = 3
@@ -30,7 +26,7 @@ class _Unreadable(Exception):
         self.fault = fault
 
 
-def read_file(box: Toolbox, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
+def read_file(box: Bench, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
     """Numbered lines, as many as fit; a note says where to go on.
 
     Raises:
@@ -60,7 +56,7 @@ def read_file(box: Toolbox, path: str, first_line: int = 1, last_line: int = 0) 
     return ToolResult("\n".join(shown), is_truncated=is_cut or next_line <= end)
 
 
-def write_file(box: Toolbox, path: str, content: str) -> ToolResult:
+def write_file(box: Bench, path: str, content: str) -> ToolResult:
     """Write a file.
 
     Raises:
@@ -78,7 +74,7 @@ def write_file(box: Toolbox, path: str, content: str) -> ToolResult:
     return ToolResult(f"wrote {len(data)} bytes, {len(_lines(content))} lines, to {path}")
 
 
-def str_replace(box: Toolbox, path: str, old_str: str, new_str: str) -> ToolResult:
+def str_replace(box: Bench, path: str, old_str: str, new_str: str) -> ToolResult:
     """Replace a text that stands once; where it stands nowhere or often, say where and what is like it.
 
     Raises:
@@ -114,7 +110,7 @@ def str_replace(box: Toolbox, path: str, old_str: str, new_str: str) -> ToolResu
     return ToolResult("\n".join([f"replaced in {path}:", *shown]))
 
 
-def list_files(box: Toolbox, path: str = ".") -> ToolResult:
+def list_files(box: Bench, path: str = ".") -> ToolResult:
     """Paths below a folder with their sizes.
 
     Raises:

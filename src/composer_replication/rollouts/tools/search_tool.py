@@ -7,15 +7,11 @@ own process: an interpreter in the jail does it, under the jail's limits and a t
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.records import ToolResult
 from composer_replication.rollouts.tools.clipping import clip
-from composer_replication.rollouts.tools.tool_limits import refused
-
-if TYPE_CHECKING:
-    from composer_replication.rollouts.tools.toolbox import Toolbox
+from composer_replication.rollouts.tools.tool_limits import Bench, refused
 
 _MAX_MATCHES = 400
 _MAX_PATTERN_CHARACTERS = 2000
@@ -61,7 +57,7 @@ for path in files():
 """
 
 
-def search(box: Toolbox, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
+def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
     """Lines that match as ``path:number:line``, clipped; none is no error.
 
     Links, binary files, files above ``max_file_bytes`` and what git keeps are left out.

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from composer_replication.records import ExecResult, ToolResult
 from composer_replication.rollouts.tools.clipping import clip
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, refused
-
-if TYPE_CHECKING:
-    from composer_replication.rollouts.tools.toolbox import Toolbox
+from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, refused
 
 # Not every machine has bash; the plain shell does for most commands.
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
 HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
 
 
-def bash(box: Toolbox, command: str, timeout_seconds: float = 60) -> ToolResult:
+def bash(box: Bench, command: str, timeout_seconds: float = 60) -> ToolResult:
     """Run a command; its exit code, a time-out and a limit that it broke are said in the text too.
 
     Raises:

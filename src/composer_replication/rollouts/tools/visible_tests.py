@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolResult
 from composer_replication.rollouts.tools.shell_tool import told
+from composer_replication.rollouts.tools.tool_limits import Bench
 from composer_replication.tasks.suite_options import OVERRIDES
 from composer_replication.tasks.test_run import runner_text
-
-if TYPE_CHECKING:
-    from composer_replication.rollouts.tools.toolbox import Toolbox
 
 _ARGUMENTS = ("-q", "--tb=short", "--no-header", "-pno:cacheprovider", "-pno:randomly", *OVERRIDES)
 # The node ids come on standard input: there may be more of them than a command line holds.
@@ -50,7 +48,13 @@ class VisibleTests:
     is_left_out: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
 
-def run_tests(box: Toolbox) -> ToolResult:
+class BenchWithTests(Bench, Protocol):
+    """A bench that knows the visible tests."""
+
+    tests: VisibleTests
+
+
+def run_tests(box: BenchWithTests) -> ToolResult:
     """Put the test files back and run the visible tests; what pytest said, clipped in the middle.
 
     Raises:

@@ -35,8 +35,7 @@ class HeldoutSection(Section):
     ``every`` guard folds share one evaluation: at the others it is not due. Each draws
     ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
     honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
-    the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
-    evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
+    the grader is not taken for a fall of the truth. One longer than ``timeout_seconds`` is missed, and the third in a row halts.
     With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
     that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
     twice, trained ones with ``before_and_after_trained_samples`` where that is given.
@@ -51,7 +50,6 @@ class HeldoutSection(Section):
     sample_size: int = Field(0, ge=0)
     num_canaries: int = Field(0, ge=0)
     has_sentinel: bool = False
-    max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
     timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)

@@ -228,8 +228,6 @@ def open_evaluator(
     section = config.heldout
     if section is None or tasks.split is None:
         return None
-    from composer_replication.trainer.processes import from_first
-
     canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if section.num_canaries else ())
     if refused:
         note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
@@ -245,8 +243,6 @@ def open_evaluator(
         num_canaries=section.num_canaries,
         has_sentinel=section.has_sentinel,
         counts_shares=counts_shares(config),
-        max_seconds_share=section.max_seconds_share,
-        agree=from_first if shards_weights() else bool,  # each evaluates; none may put off what another makes
     )
     if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
         note(

@@ -295,7 +295,7 @@ def test_older_lines_have_of_a_prompt_only_what_differs() -> None:
     episode = real_episodes(EpisodeOptions(max_turns=4))[0]
     turns = tuple(
         replace(each, observed=replace(each.observed, turn=replace(each.observed.turn, prompt_text=text)))
-        for each, text in zip(episode.turns, ("ab", "abc", "abd", ""), strict=True)
+        for each, text in zip(episode.turns, ("ab", "abc", "ab!", ""), strict=True)
     )
     row = json.loads(json.dumps(trajectory_row(replace(episode, turns=turns), TrajectoryOptions())))
     for step, kept in zip(row["steps"][1:], (0, 2, 2, 0), strict=True):

@@ -14,14 +14,14 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 87739,
+    "src": 87719,
     "src/composer_replication/cli": 7785,
     "src/composer_replication/engines": 564,
     "src/composer_replication/launch": 1291,
     "src/composer_replication/losses": 1390,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 3228,
-    "src/composer_replication/rollouts": 18957,
+    "src/composer_replication/rollouts": 18937,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9891,
     "src/composer_replication/tasks": 24071,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11751,
     "src/composer_replication/cli/explanations": 1564,
     "benchmarks": 7763,
-    "tests": 74845,
+    "tests": 74827,
 }
 BANNED = {
     "utils",

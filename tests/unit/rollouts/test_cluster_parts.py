@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +20,7 @@ from composer_replication.errors import InputError, MissingError, SandboxFailure
 from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
 from composer_replication.rollouts.cluster.opening import open_cluster
-from composer_replication.rollouts.cluster.rollout_actor import Place, RolloutActor, WatchedWork, clear_up
+from composer_replication.rollouts.cluster.rollout_actor import RolloutActor, WatchedWork
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
@@ -223,45 +219,7 @@ def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
         actor.prepare()
 
 
-def test_only_what_dead_processes_left_is_cleared_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = (
-        "import time\nfrom composer_replication.sandbox.process_folder import process_folder\n"
-        "print(process_folder(), flush=True)\ntime.sleep(600)"
-    )
-    words = [sys.executable, "-c", program]
-    variables = {**os.environ, "TMPDIR": str(tmp_path)}
-    with (
-        subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as dead,
-        subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as alive,
-    ):
-        assert dead.stdout is not None and alive.stdout is not None
-        folders = [Path(child.stdout.readline().strip()) for child in (dead, alive)]
-        dead.kill()
-        dead.wait()
-        at_work = os.open(folders[0], os.O_RDONLY)  # somebody else removes it at this moment
-        fcntl.flock(at_work, fcntl.LOCK_EX)
-        threading.Timer(0.3, os.close, [at_work]).start()
-        hosts = (socket.gethostname(), "another-host")
-        children = zip(hosts, (dead, alive), folders, strict=True)
-        clear_up([Place(host, child.pid, str(folder)) for host, child, folder in children])
-        left = [folder.is_dir() for folder in folders]
-        alive.kill()
-    assert left == [False, True]
-
-
 # --- around it ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"num_actors": 0}, {"num_cpus": -0.5}, {"num_cpus": float("inf")}, {"resources": {"side": float("nan")}}, {"max_restarts": -2},
-     {"waiting_seconds": 0.0}, {"timeout_seconds": float("nan")}],
-)  # fmt: skip
-def test_options_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="CR0865"):
-        ClusterOptions(**wrong)
-    assert ClusterOptions(max_restarts=-1, num_cpus=0.0).num_actors > 0
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
         mine, truth = env.grade(), env.grade_hidden()
         assert mine is not None and truth is not None
         assert (score.outcomes, hidden.outcomes) == (mine.outcomes, truth.outcomes)
-        paid = actor.reward(7, None)
+        paid = actor.reward(7)
         assert (paid.reward, env.reward()) == (1.0, 1.0)
         assert (paid.regressions, paid.graded_reward) == (env.regressions, env.graded_reward)
         assert paid.report is not None and env.report is not None
@@ -152,7 +152,7 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
         actor.begin(1, clamp.task_id)
         for call in (look, *moves(store, clamp)):
             actor.call(1, call)
-        paid = actor.reward(1, None)
+        paid = actor.reward(1)
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)
         assert (paid.report is None) == (mode == "off")
         actor.end()
@@ -167,7 +167,7 @@ def test_an_attempt_that_the_process_does_not_know_is_lost_and_not_another_one(
     actor.begin(1, clamp.task_id)
     actor.finish(0)  # of the attempt before; this one goes on
     assert not actor.call(1, listing).result.is_error
-    for ask in (lambda: actor.call(0, listing), lambda: actor.grade(0, "visible"), lambda: actor.reward(0, None)):  # fmt: skip
+    for ask in (lambda: actor.call(0, listing), lambda: actor.grade(0, "visible"), lambda: actor.reward(0)):  # fmt: skip
         with pytest.raises(SandboxFailure, match="CR0862"):
             ask()
     actor.finish(1)

@@ -55,7 +55,6 @@ def make_evaluator(grader: Grader, task: Task, answers: Sequence[str], every: in
         seed=3,
         every=every,
         samples_per_task=len(answers),
-        clock=lambda: 0.0,
     )
 
 

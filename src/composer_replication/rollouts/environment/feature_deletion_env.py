@@ -256,14 +256,16 @@ class FeatureDeletionEnv:
         attempt = self._running
         if self._is_broken:
             return None
-        if self._tree is not None and attempt.toolbox.is_over:
+        if self._tree is not None:
             return self._tree
         try:
-            self._tree = candidate_files(attempt.sandbox, rule_of(self.grader.store, attempt.task))
+            tree = candidate_files(attempt.sandbox, rule_of(self.grader.store, attempt.task))
         except SandboxFailure:
             self._break()
             return None
-        return self._tree
+        if attempt.toolbox.is_over:  # before, the next call may change them
+            self._tree = tree
+        return tree
 
     @property
     def regressions(self) -> Regressions | None:

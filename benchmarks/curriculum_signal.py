@@ -22,7 +22,7 @@ from typing import Protocol
 from composer_replication.channel_tables import CurriculumSection
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum, Evidence
-from composer_replication.rollouts.curriculum.without_repeats import draw_without_repeats
+from composer_replication.rollouts.curriculum.chooser import draw_without_repeats
 
 NUM_RECORDED = 8
 POOLS = {

@@ -5,7 +5,7 @@ Apart from ``config`` for its size alone.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,8 +35,7 @@ class HeldoutSection(Section):
     ``every`` guard folds share one evaluation: at the others it is not due. Each draws
     ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
     honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
-    the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
-    evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
+    the grader is not taken for a fall of the truth. One longer than ``timeout_seconds`` is missed, and the third in a row halts.
     With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
     that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
     twice, trained ones with ``before_and_after_trained_samples`` where that is given.
@@ -51,7 +50,6 @@ class HeldoutSection(Section):
     sample_size: int = Field(0, ge=0)
     num_canaries: int = Field(0, ge=0)
     has_sentinel: bool = False
-    max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
     timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)
@@ -66,26 +64,32 @@ class HeldoutSection(Section):
         return self
 
 
+HINT_LAYERS = ("template", "environment", "sibling", "judge")
+
+
 class HintWritingSection(Section):
     """Who writes the hints of rollouts in the loop; docs/hints.md explains each key.
 
+    ``layers`` are asked in this order, and the first that has something to say writes the hint.
     ``from_other_tasks`` is a control: each turn gets, in place of its hint, one of its length about another task.
     """
 
     layers: list[str] = ["template", "environment", "sibling"]
-    sibling_shows: Literal["nothing", "names", "lines"] = "names"
     judge_url: str = ""
     judge_model: str = ""
     judge_key_variable: str = ""
     from_other_tasks: bool = False
 
     @model_validator(mode="after")
-    def _no_key_is_idle(self) -> HintWritingSection:
+    def _layers_fit(self) -> HintWritingSection:
+        odd = [layer for layer in self.layers if layer not in HINT_LAYERS and ":" not in layer]
+        if odd or not self.layers or len(set(self.layers)) != len(self.layers):
+            raise ValueError(
+                f"layers are some of {', '.join(HINT_LAYERS)} or package.module:function, each once"
+            )
         if "judge" not in self.layers:
             keys: tuple[str, ...] = ("judge_url", "judge_model", "judge_key_variable")
             refuse_idle(self, keys, "without judge among hints.writing.layers")
-        if "sibling" not in self.layers:
-            refuse_idle(self, ("sibling_shows",), "without sibling among hints.writing.layers")
         return self
 
 
@@ -189,7 +193,7 @@ class RaySection(Section):
     address: str
     num_actors: int = Field(0, ge=0)
     num_cpus: float = Field(1.0, ge=0.0)
-    resources: dict[str, float] = {}
+    resources: dict[str, Annotated[float, Field(ge=0.0)]] = {}
     waiting_seconds: float = Field(500.0, gt=0.0)
 
 
@@ -244,10 +248,16 @@ class ReplicasSection(Section):
 
 
 class AgentRewardSection(Section):
-    """What an attempt with tools is worth; docs/environment.md explains each key."""
+    """What an attempt with tools is worth; docs/environment.md explains each key.
+
+    ``rule`` is the ``fraction`` of the visible tests that pass, ``all_or_nothing``, or ``weighted`` by ``weights``: of tests by
+    node id, or of test functions by node id without brackets (shared by its parametrisations), 1 for others. To break a
+    test that passed before pays nothing (``breaks`` ``mask``), costs the share that broke (``cost``), or is not looked at
+    (``ignore``); ``break_sample`` of them are run, 0 runs all. Each call that could not be made costs ``invalid_call_cost``.
+    """
 
     rule: Literal["fraction", "all_or_nothing", "weighted"] = "fraction"
-    weights: dict[str, float] = {}
+    weights: dict[str, Annotated[float, Field(ge=0.0)]] = {}
     breaks: Literal["mask", "cost", "ignore"] = "mask"
     break_sample: int = Field(0, ge=0)
     invalid_call_cost: float = Field(0.0, ge=0.0)
@@ -278,8 +288,7 @@ class AgentSection(Section):
 
     An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
     never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. docs/episodes.md tells of the other
-    limits; ``grading_seconds`` counts from when a grading has a place. ``template_options`` are variables of
-    the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` pays rollouts
+    limits. ``template_options`` are variables of the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` pays rollouts
     with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``).
     ``log_prob_check`` compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells
     (``report``) or stops (``error``). ``in_rounds``
@@ -295,7 +304,6 @@ class AgentSection(Section):
     max_batch: int = Field(32, ge=1)
     in_rounds: bool = True
     episode_seconds: float = Field(3600.0, gt=0.0)
-    grading_seconds: float = Field(900.0, gt=0.0)
     summary_tokens: int = Field(0, ge=0)
     max_summaries: int = Field(4, ge=1)
     reminder: str = ""

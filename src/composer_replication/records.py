@@ -278,15 +278,18 @@ class ToolCall:
     call_id: str = ""
 
 
+ToolFault = Literal["", "invalid", "refused", "missing-file", "edit-not-applied", "out-of-memory"]
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What the environment answered to one call.
 
     ``is_error`` says that the tool itself refused or failed; ``exit_code`` is that of a command, None for
-    tools that run none. ``is_truncated`` says that the text was cut, which the text says too. ``fault`` is the call's:
-    ``invalid`` where no tool could take it (unknown name, no JSON, wrong arguments, after the end of the attempt), and
-    ``refused`` where it was one too many in its answer, so that no environment has seen it. Two answers are equal whatever
-    ``seconds`` each took.
+    tools that run none. ``is_truncated`` says that the text was cut, which the text says too. ``fault`` is what the tool
+    knows of why it failed: ``invalid`` where no tool could take the call (unknown name, no JSON, wrong arguments, after the
+    end of the attempt), ``refused`` where it was one too many in its answer, so that no environment has seen it,
+    ``missing-file``, ``edit-not-applied``, ``out-of-memory``. Two answers are equal whatever ``seconds`` each took.
     """
 
     text: str
@@ -295,7 +298,7 @@ class ToolResult:
     timed_out: bool = False
     is_truncated: bool = False
     seconds: float = field(default=0.0, compare=False)
-    fault: Literal["", "invalid", "refused"] = ""
+    fault: ToolFault = ""
 
     @property
     def failed(self) -> bool:

@@ -147,5 +147,5 @@ def test_importing_the_trainer_loads_nothing_of_tasks_and_sandbox() -> None:
     trainer, foreign = "composer_replication.trainer.composer_trainer", re.compile(r"\w+\.(tasks|sandbox)\b")
     graph = grimp.build_graph("composer_replication", cache_dir=None)
     assert not [name for name in loaded_with(graph, trainer) if foreign.match(name)]
-    graph.add_import(importer="composer_replication.rollouts.hints", imported="composer_replication.sandbox")
+    graph.add_import(importer="composer_replication.losses", imported="composer_replication.sandbox")
     assert "composer_replication.sandbox" in loaded_with(graph, trainer)

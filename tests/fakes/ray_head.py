@@ -67,6 +67,14 @@ def folders_left_on(scratch: Path) -> list[str]:
     return [name for name in names if name.startswith("composer-rl") and not name.startswith(NEW_PREFIX)]
 
 
+def is_cleared(scratch: Path, seconds: float = 30.0) -> bool:
+    """Whether nothing is left on a node, a moment after the last process of ours there has ended."""
+    deadline = time.monotonic() + seconds
+    while folders_left_on(scratch) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not folders_left_on(scratch)
+
+
 def processes() -> Iterator[tuple[int, str]]:
     """All of this machine that live, with their command line."""
     for entry in Path("/proc").iterdir():

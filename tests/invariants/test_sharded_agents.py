@@ -30,7 +30,7 @@ def run(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
     pins = tuple(f"tinymath/numbers.py::{name}" for name in ("absolute", "clamp", "sign"))
     store = build_tiny(tmp_path_factory.mktemp("store") / "tasks", pins)
     common = {"tasks": {"store": str(store)}, **SETTINGS, "trl.per_device_train_batch_size": 4}
-    common |= {"trl.max_steps": 2, "heldout.before_and_after_samples": 1, "heldout.max_seconds_share": 0.9}
+    common |= {"trl.max_steps": 2, "heldout.before_and_after_samples": 1}
 
     def start(*, is_sharded: bool, is_scripted: bool = True, fails_at: int = 0, **settings: Any) -> Any:
         folder = tmp_path_factory.mktemp("run")

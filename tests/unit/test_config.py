@@ -75,10 +75,6 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             "hints.writing: judge_url does nothing without judge among",
         ),
         (
-            {"hints": {"writing": {"layers": ["template"], "sibling_shows": "lines"}}, **SDPO},
-            "hints.writing: sibling_shows does nothing without sibling among",
-        ),
-        (
             {"replay": {"pairs_per_step": 2, "sibling_pairs": True}, **REPLAY},
             "pairs_per_step does nothing without replay.pairs",
         ),
@@ -176,7 +172,6 @@ def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any
         {"trainer": {"importance_clip": 2.0}, "agent": {}},
         {"trainer": {"importance_clip": 0.0}},
         {"hints": {"teacher": "frozen"}, **SDPO},
-        {"hints": {"writing": {"layers": ["sibling"], "sibling_shows": "lines"}}, **SDPO},
         {"hints": {"writing": {"layers": ["template"]}}, **SDPO},
         {"replay": {"pairs_per_step": 2, "pairs": "a"}, **REPLAY},
         {"replay": {"pass_reward": 0.5, "sibling_pairs": True}, **REPLAY},

@@ -39,7 +39,6 @@ from composer_replication.rollouts.generations.episode_sampler import EpisodeSam
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import no_other_tasks
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
@@ -178,9 +177,6 @@ def open_player(
 
     With ``cluster`` attempts are made in its actors, and no more of them at a time than it has. ``num_ids`` as
     ``LedgerTalk``.
-
-    Raises:
-        UsageError: a limit out of range (CR0803, CR0805, CR0820).
     """
     section = config.agent or AgentSection()
     open_environment = None
@@ -223,11 +219,7 @@ def sandbox_limits(config: RunConfig) -> Limits:
 
 
 def attempt_options(config: RunConfig) -> AttemptOptions:
-    """How the sandbox of an attempt is opened.
-
-    Raises:
-        UsageError: a limit out of range (CR0805).
-    """
+    """How the sandbox of an attempt is opened."""
     section = (config.agent or AgentSection()).tools
     return AttemptOptions(
         backend=config.sandbox.backend,
@@ -238,11 +230,7 @@ def attempt_options(config: RunConfig) -> AttemptOptions:
 
 
 def reward_options(config: RunConfig) -> RewardOptions:
-    """What ``[agent.reward]`` says; tests that are drawn depend on the run's seed.
-
-    Raises:
-        UsageError: a value out of range (CR0803).
-    """
+    """What ``[agent.reward]`` says; tests that are drawn depend on the run's seed."""
     section = (config.agent or AgentSection()).reward
     return RewardOptions(**section.model_dump(), break_seed=config.seed)
 
@@ -251,17 +239,6 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
     """The loop's limits as ``[agent]`` has them."""
     same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
     return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
-
-
-def hint_options(config: RunConfig) -> HintOptions:
-    """What ``[hints.writing]`` says.
-
-    Raises:
-        UsageError: a value that cannot be (CR0220).
-    """
-    section = config.hints or HintsSection()
-    written: dict[str, Any] = section.writing.model_dump()
-    return HintOptions(**{**written, "layers": tuple(written["layers"])}, strict=section.strict)
 
 
 def open_agent(
@@ -277,7 +254,7 @@ def open_agent(
     """The parts of a recipe with an ``[agent]`` table; None without one.
 
     Raises:
-        UsageError: as ``open_player``, or spread weights of a model that cannot be sampled behind a cache (CR0873).
+        UsageError: spread weights of a model that cannot be sampled behind a cache (CR0873).
     """
     if config.agent is None:
         return None
@@ -301,13 +278,14 @@ def open_agent(
     player, judge = open_one(listeners=listeners), open_one(is_evaluation=True)
     max_batch, in_rounds = config.agent.max_batch, config.agent.in_rounds
     policy = TrainedPolicy(max_batch=max_batch, in_rounds=in_rounds)
+    hints = config.hints or HintsSection()
     return AgentParts(
         player,
         EpisodeRollouts(player, max_batch=max_batch, in_rounds=in_rounds),
         EpisodeReward(player),
         None
         if observed is None
-        else HintedTurnMaker(tokenizer, observe=observed, options=hint_options(config)),
+        else HintedTurnMaker(tokenizer, observe=observed, options=hints.writing, strict=hints.strict),
         EpisodeSampler(judge, policy, keep=kept.keep_evaluation),
     )
 
@@ -344,7 +322,7 @@ def open_episode_sampler(
     With ``served`` that server samples, and ``model`` needs no weights.
 
     Raises:
-        UsageError: as ``open_player``, or the method contradicts itself (CR0760).
+        UsageError: the method contradicts itself (CR0760).
         InputError: as ``refuse_long_conversations``.
     """
     from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer

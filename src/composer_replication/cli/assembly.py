@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.channel_tables import HintsSection
 from composer_replication.cli.agent_assembly import (
     agent_rows,
     counts_shares,
-    hint_options,
     open_agent,
     refuse_long_conversations,
     refuse_unknown_weights,
@@ -31,7 +31,7 @@ from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.report import read_run, write_model_card
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.recorded import has_recorded_evidence
+from composer_replication.rollouts.curriculum.evidence import has_recorded_evidence
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
@@ -223,8 +223,6 @@ def open_evaluator(
     section = config.heldout
     if section is None or tasks.split is None:
         return None
-    from composer_replication.trainer.processes import from_first
-
     canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if section.num_canaries else ())
     if refused:
         note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
@@ -240,8 +238,6 @@ def open_evaluator(
         num_canaries=section.num_canaries,
         has_sentinel=section.has_sentinel,
         counts_shares=counts_shares(config),
-        max_seconds_share=section.max_seconds_share,
-        agree=from_first if shards_weights() else bool,  # each evaluates; none may put off what another makes
     )
     if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
         note(
@@ -396,7 +392,7 @@ def open_hint_source(
     on: with ``from_other_tasks`` hints tell of them.
 
     Raises:
-        UsageError: a layer or the judge cannot be used (CR0220, CR0221, CR0223), no other task to tell of (CR0877).
+        UsageError: a layer or the judge cannot be used (CR0221, CR0223), no other task to tell of (CR0877).
     """
     if config.trainer.alpha_sdpo == 0.0:
         return None
@@ -407,9 +403,11 @@ def open_hint_source(
         prompt_style=config.rollouts.prompt_style,
         context_lines=config.rollouts.context_lines,
     )
-    options = hint_options(config)
-    others = HintsOfOtherTasks(observe, tasks, options) if options.from_other_tasks else None
-    return HintedTurnMaker(tokenizer, observe=observe, options=options, other_tasks=others)
+    section = config.hints or HintsSection()
+    others = HintsOfOtherTasks(observe, tasks) if section.writing.from_other_tasks else None
+    return HintedTurnMaker(
+        tokenizer, observe=observe, options=section.writing, strict=section.strict, other_tasks=others
+    )
 
 
 def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:

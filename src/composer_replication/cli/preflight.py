@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.agent_assembly import check_agent, hint_options, refuse_unfit_engines
+from composer_replication.channel_tables import HintsSection
+from composer_replication.cli.agent_assembly import check_agent, refuse_unfit_engines
 from composer_replication.cli.assembly import accept_recipe, make_guard, pair_rows
 from composer_replication.cli.launched_process import shards_by_fsdp2, shards_weights
 from composer_replication.cli.ray_cluster import check_cluster, cluster_options
@@ -37,11 +38,11 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> CheckedRecipe:
 
     Raises:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
-            loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write (CR0220,
-            CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
+            loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write
+            (CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
             acceptance of no guard (CR0340), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
             sampling server that does not fit (CR0826),
-            hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873), a number of ``[ray]`` out of range (CR0865).
+            hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873).
         InputError: a file of preference pairs that cannot be used (CR0881).
         MissingError: no sandbox works here (CR0301), no sampling server answers (CR0824); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
     """
@@ -73,7 +74,7 @@ def _refuse_empty_channels(config: RunConfig) -> None:
             fix="set both weights to 0, or launch with fsdp_version: 2, or without FSDP and ZeRO-3.",
         )
     if config.trainer.alpha_sdpo != 0.0:
-        open_layers(hint_options(config))
+        open_layers((config.hints or HintsSection()).writing)
     replay = config.replay
     if config.trainer.beta_replay != 0.0 and not (replay and (replay.sibling_pairs or replay.pairs)):
         raise UsageError(

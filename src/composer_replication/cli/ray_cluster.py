@@ -56,11 +56,7 @@ def placed_at(config: RunConfig, address: str | None) -> RunConfig:
 
 
 def cluster_options(config: RunConfig) -> ClusterOptions:
-    """The actors of ``[ray]``, with the sandboxes, limits and reward that the recipe has without it.
-
-    Raises:
-        UsageError: a number out of range (CR0803, CR0805, CR0865).
-    """
+    """The actors of ``[ray]``, with the sandboxes, limits and reward that the recipe has without it."""
     from composer_replication.cli.agent_assembly import attempt_options, reward_options, sandbox_limits
     from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
 

@@ -12,9 +12,8 @@ from uuid import uuid4
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import run_episodes
-from composer_replication.rollouts.episodes.episode_options import EpisodeParts
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
-from composer_replication.rollouts.generations.rollout_rows import PlayedEpisode, RolloutRow, rollout_row
+from composer_replication.rollouts.generations.rollout_rows import RolloutRow, rollout_row
 from composer_replication.rollouts.grading import Grader, GradeRequest
 
 logger = logging.getLogger(__name__)
@@ -77,30 +76,20 @@ async def attempt(
     A held-out attempt is worth 1 where its hidden tests all pass. What the sandbox lost has an empty mask and moves nothing.
     """
     player = parts.evaluation if is_heldout else parts.training
-    made = EpisodeParts(
-        policy,
-        player.attempts.open,
-        player.talk.open,
-        player.talk.find_calls,
-        player.attempts.reward_of,
-        player.talk.count_kinds,
-    )
-    [episode] = [
-        each async for each in run_episodes([task_id], made, options=player.options, seed=seed, step=step)
-    ]
-    played = PlayedEpisode(episode, player.attempts.take(episode))
-    row = rollout_row(played, filler_id=next(iter(policy.end_token_ids)))
+    made, options = player.parts(policy), player.options
+    [episode] = [each async for each in run_episodes([task_id], made, options=options, seed=seed, step=step)]
+    row = rollout_row(episode, filler_id=next(iter(policy.end_token_ids)))
     visible = 0.0 if episode.score is None else float(episode.score.all_passed)
-    reward, hidden = played.reward or 0.0, 0.0
-    if is_heldout and played.judgement is not None and played.judgement.tree is not None:
+    reward, hidden = episode.paid or 0.0, 0.0
+    if is_heldout and episode.judgement is not None and episode.judgement.tree is not None:
         task = parts.grader.store.get(task_id)
-        request = GradeRequest(task, "", tests="hidden", tree=played.judgement.tree)
+        request = GradeRequest(task, "", tests="hidden", tree=episode.judgement.tree)
         [score] = await asyncio.to_thread(parts.grader.grade_many, [request])
         reward = hidden = float(score is not None and score.all_passed)
     figures = {
         "acc": hidden if is_heldout else visible,
         "visible": visible,
-        "lost": float(played.reward is None),
+        "lost": float(episode.paid is None),
     }
     return Attempted(row, reward, figures, len(episode.turns))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -20,8 +19,6 @@ from composer_replication.tasks.store import TaskStore
 logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
-Turn = Callable[[Lock], AbstractContextManager[None]]
-"""Waits for a lock; see ``Places.turn_of``."""
 
 
 class GoldenFails(Exception):
@@ -35,10 +32,9 @@ class GoldenRuns:
     that a task that cannot pass here costs little.
     """
 
-    def __init__(self, store: TaskStore, backend: str | None, turn_of: Turn) -> None:
+    def __init__(self, store: TaskStore, backend: str | None) -> None:
         self._store = store
         self._backend = backend
-        self._turn_of = turn_of
         self._lock = Lock()
         self._turns: dict[str, Lock] = {}
         self._found: dict[str, Any] = {}
@@ -53,7 +49,7 @@ class GoldenRuns:
         key = f"{task_id}/{kind}"
         with self._lock:
             turn = self._turns.setdefault(key, Lock())
-        with self._turn_of(turn):
+        with turn:
             if key not in self._found:
                 num_asked, problem = self._failed.get(key, (0, ""))
                 if num_asked & (num_asked - 1) == 0:

@@ -8,7 +8,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,6 @@ from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
 from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
 from composer_replication.rollouts.golden_runs import GoldenFails, GoldenRuns
-from composer_replication.rollouts.places import Places
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.canaries import Canary, canary_files
@@ -91,7 +90,7 @@ class Grader:
         num_jobs: test runs at the same time, those of ``RegressionCheck`` among them.
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
-    ``places`` are those of its test runs; whoever runs tests by ``watched`` takes one, unless it has one already.
+    ``places`` are the threads of its test runs; whoever runs tests by ``watched`` takes one, unless it has one already.
     ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``).
 
     Raises:
@@ -118,7 +117,7 @@ class Grader:
         self._num_jobs = num_jobs
         self.places = self._new_places()
         self._seen: dict[str, Score] = {}
-        self.golden_runs = GoldenRuns(store, self.backend, self._turn_of)
+        self.golden_runs = GoldenRuns(store, self.backend)
         self._draw = random.SystemRandom()
         self._lock = Lock()
         self._attempt_backends: dict[tuple[str, bool], SandboxBackend] = {}
@@ -228,18 +227,16 @@ class Grader:
             self._seen = {key: score for key, score in self._seen.items() if _task_of(key) not in task_ids}
 
     def close(self) -> None:
-        self.places.close()
+        """Wait for what runs; what waits is not begun any more."""
+        self.places.shutdown(wait=True, cancel_futures=True)
 
     def stop_runs(self) -> None:
         """Kill what is under way; ``close`` waits for it instead."""
         with runs_interrupted():
             self.close()
 
-    def _new_places(self) -> Places:
-        return Places(self._num_jobs, "grader")
-
-    def _turn_of(self, turn: Lock) -> AbstractContextManager[None]:
-        return self.places.turn_of(turn)  # of the places of today: an interruption makes new ones
+    def _new_places(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._num_jobs, "grader")
 
     def _grade(self, request: GradeRequest) -> Score | None:
         for _ in range(NUM_INFRASTRUCTURE_TRIES):

@@ -6,7 +6,7 @@ import hashlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
@@ -45,11 +45,6 @@ class HeldoutEvaluator:
         has_sentinel: run the golden body of each drawn task first.
         counts_shares: for a run whose reward is a share of tests, so that the guard compares like with like: such a
             reward may rise by half before a task is solved whole. The pairs stay as they are.
-        max_seconds_share: most of the run's time that readings may take. A due reading that
-            would begin above it waits; the sample is never made smaller. None: no ceiling.
-            With a ceiling the cadence depends on the clock, so two runs may differ.
-        agree: makes of what this process's clock says of the ceiling what holds for all that evaluate together.
-        clock: seconds, for tests.
 
     Raises:
         InputError: a held-out task has no hidden tests (CR0451).
@@ -71,9 +66,6 @@ class HeldoutEvaluator:
         num_canaries: int = 0,
         has_sentinel: bool = False,
         counts_shares: bool = False,
-        max_seconds_share: float | None = None,
-        agree: Callable[[bool], bool] = bool,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _refuse_small_pool(tasks, sample_size, len(canaries), num_canaries)
         self.sampler = sampler
@@ -87,38 +79,12 @@ class HeldoutEvaluator:
         self.num_canaries = num_canaries
         self.has_sentinel = has_sentinel
         self.counts_shares = counts_shares
-        self.max_seconds_share, self._agree = max_seconds_share, agree
         self.num_calls = 0
         self.evaluation_idx = 0
-        self.num_put_off = 0
-        self._clock = clock
-        self._began: float | None = None
-        self._run_seconds = 0.0  # of the run before it was resumed
-        self._eval_seconds = 0.0
-        self._is_waiting = False
-
-    @property
-    def seconds_share(self) -> float:
-        """Share of the time since the first call that went into readings."""
-        run_seconds = self._elapsed()
-        return self._eval_seconds / run_seconds if run_seconds > 0 else 0.0
 
     def __call__(self) -> HeldoutReading | None:
-        if self._began is None:
-            self._began = self._clock()
         self.num_calls += 1
-        if (self.num_calls - 1) % self.every and not self._is_waiting:
-            return None
-        if self.max_seconds_share is not None and self._agree(self.seconds_share > self.max_seconds_share):
-            self._is_waiting = True
-            self.num_put_off += 1
-            return None
-        self._is_waiting = False
-        started = self._clock()
-        try:
-            return self._read(started)
-        finally:
-            self._eval_seconds += self._clock() - started
+        return None if (self.num_calls - 1) % self.every else self._read()
 
     def draw(self, evaluation_idx: int) -> list[Task]:
         """The tasks of a reading, in the pool's order."""
@@ -129,7 +95,8 @@ class HeldoutEvaluator:
         )
         return [self.tasks[index] for index in sorted(chosen)]
 
-    def _read(self, started: float) -> HeldoutReading:
+    def _read(self) -> HeldoutReading:
+        started = time.monotonic()
         index = self.evaluation_idx + 1
         tasks = self.draw(index)
         standing = self.sampler.golden_passes(tasks) if self.has_sentinel else {}
@@ -162,7 +129,7 @@ class HeldoutEvaluator:
             pairs=tuple(pairs),
             canary_passes=tuple(float(passed) for passed in passes if passed is not None),
             split_fingerprint=self.split_fingerprint,
-            seconds=self._clock() - started,
+            seconds=time.monotonic() - started,
             infrastructure_failures=len(tasks) - len(pairs) + passes.count(None),
         )
 
@@ -175,18 +142,11 @@ class HeldoutEvaluator:
             chosen, seed=derive_seed(self.seed, "canary samples", index), name=f"canaries-{index:06d}"
         )
 
-    def _elapsed(self) -> float:
-        return self._run_seconds + (0.0 if self._began is None else self._clock() - self._began)
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "version": STATE_VERSION,
             "num_calls": self.num_calls,
             "evaluation_idx": self.evaluation_idx,
-            "num_put_off": self.num_put_off,
-            "is_waiting": self._is_waiting,
-            "run_seconds": self._elapsed(),
-            "eval_seconds": self._eval_seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -196,11 +156,6 @@ class HeldoutEvaluator:
             )
         self.num_calls = int(state["num_calls"])
         self.evaluation_idx = int(state["evaluation_idx"])
-        self.num_put_off = int(state["num_put_off"])
-        self._is_waiting = bool(state["is_waiting"])
-        self._run_seconds = float(state["run_seconds"])
-        self._eval_seconds = float(state["eval_seconds"])
-        self._began = None
 
 
 def _refuse_small_pool(tasks: Sequence[Task], sample_size: int, num_made: int, num_canaries: int) -> None:

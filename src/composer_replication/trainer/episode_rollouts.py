@@ -153,7 +153,7 @@ class EpisodeRollouts:
         step = 1 + int(trainer.state.global_step)
         place = self._place(step, is_training=is_training)
         with self._opened(trainer) as policy:
-            played = self.player.play(task_ids, policy, step=step, place=place, is_training=is_training)
+            played = self.player.generation(task_ids, policy, step=step, place=place, is_training=is_training)
         filler = trainer.processing_class.eos_token_id
         rows = [rollout_row(each, filler_id=filler) for each in played]
         return trl_columns(rows, may_chain=self.player.options.summary_tokens > 0)

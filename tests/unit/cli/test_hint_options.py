@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from composer_replication.cli.agent_assembly import hint_options
 from composer_replication.cli.preflight import check_recipe
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
-from composer_replication.rollouts.hints.hint_options import HintOptions
 
 RECIPE = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}}
 
@@ -22,23 +19,9 @@ def recipe(writing: dict[str, Any]) -> RunConfig:
     return parse_config({**RECIPE, **tables}, where="run.toml")
 
 
-def test_the_table_without_keys_is_the_options_without_arguments() -> None:
-    assert hint_options(parse_config(RECIPE, where="run.toml")) == HintOptions()
-    table = recipe({}).hints
-    assert table is not None
-    assert set(type(table.writing).model_fields) < {field.name for field in fields(HintOptions)}
-
-
-def test_each_key_arrives() -> None:
-    options = hint_options(recipe({"layers": ["sibling"], "sibling_shows": "lines"}))
-    assert (options.layers, options.sibling_shows) == (("sibling",), "lines")
-
-
 @pytest.mark.parametrize(
     ("writing", "code"),
     [
-        ({"layers": []}, "CR0220"),
-        ({"layers": ["oracle"]}, "CR0220"),
         ({"layers": ["no_such_module_of_ours:hint"]}, "CR0221"),
         ({"layers": ["judge"]}, "CR0223"),
     ],

@@ -55,7 +55,7 @@ class IdConversation:
         return tuple(self._ids)
 
     def add_completion(self, completion: Completion) -> None:
-        self._turns.append(Turn(self.prompt_ids(), completion, decode(self._ids)))
+        self._turns.append(Turn(self.prompt_ids(), completion))
         self._ids += completion.token_ids
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:

@@ -29,9 +29,8 @@ from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
 from composer_replication.rollouts.cluster.opening import open_cluster
 from composer_replication.rollouts.environment.gym_face import GymFeatureDeletion
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
-from composer_replication.rollouts.episodes.one_episode import sampling_seed
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
 from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.tasks.store import TaskStore

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +20,7 @@ from composer_replication.errors import InputError, MissingError, SandboxFailure
 from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
 from composer_replication.rollouts.cluster.opening import open_cluster
-from composer_replication.rollouts.cluster.rollout_actor import Place, RolloutActor, WatchedWork, clear_up
+from composer_replication.rollouts.cluster.rollout_actor import RolloutActor, WatchedWork
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
@@ -141,7 +137,7 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
         mine, truth = env.grade(), env.grade_hidden()
         assert mine is not None and truth is not None
         assert (score.outcomes, hidden.outcomes) == (mine.outcomes, truth.outcomes)
-        paid = actor.reward(7, None)
+        paid = actor.reward(7)
         assert (paid.reward, env.reward()) == (1.0, 1.0)
         assert (paid.regressions, paid.graded_reward) == (env.regressions, env.graded_reward)
         assert paid.report is not None and env.report is not None
@@ -156,7 +152,7 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
         actor.begin(1, clamp.task_id)
         for call in (look, *moves(store, clamp)):
             actor.call(1, call)
-        paid = actor.reward(1, None)
+        paid = actor.reward(1)
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)
         assert (paid.report is None) == (mode == "off")
         actor.end()
@@ -171,7 +167,7 @@ def test_an_attempt_that_the_process_does_not_know_is_lost_and_not_another_one(
     actor.begin(1, clamp.task_id)
     actor.finish(0)  # of the attempt before; this one goes on
     assert not actor.call(1, listing).result.is_error
-    for ask in (lambda: actor.call(0, listing), lambda: actor.grade(0, "visible"), lambda: actor.reward(0, None)):  # fmt: skip
+    for ask in (lambda: actor.call(0, listing), lambda: actor.grade(0, "visible"), lambda: actor.reward(0)):  # fmt: skip
         with pytest.raises(SandboxFailure, match="CR0862"):
             ask()
     actor.finish(1)
@@ -223,45 +219,7 @@ def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
         actor.prepare()
 
 
-def test_only_what_dead_processes_left_is_cleared_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = (
-        "import time\nfrom composer_replication.sandbox.process_folder import process_folder\n"
-        "print(process_folder(), flush=True)\ntime.sleep(600)"
-    )
-    words = [sys.executable, "-c", program]
-    variables = {**os.environ, "TMPDIR": str(tmp_path)}
-    with (
-        subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as dead,
-        subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as alive,
-    ):
-        assert dead.stdout is not None and alive.stdout is not None
-        folders = [Path(child.stdout.readline().strip()) for child in (dead, alive)]
-        dead.kill()
-        dead.wait()
-        at_work = os.open(folders[0], os.O_RDONLY)  # somebody else removes it at this moment
-        fcntl.flock(at_work, fcntl.LOCK_EX)
-        threading.Timer(0.3, os.close, [at_work]).start()
-        hosts = (socket.gethostname(), "another-host")
-        children = zip(hosts, (dead, alive), folders, strict=True)
-        clear_up([Place(host, child.pid, str(folder)) for host, child, folder in children])
-        left = [folder.is_dir() for folder in folders]
-        alive.kill()
-    assert left == [False, True]
-
-
 # --- around it ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"num_actors": 0}, {"num_cpus": -0.5}, {"num_cpus": float("inf")}, {"resources": {"side": float("nan")}}, {"max_restarts": -2},
-     {"waiting_seconds": 0.0}, {"timeout_seconds": float("nan")}],
-)  # fmt: skip
-def test_options_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="CR0865"):
-        ClusterOptions(**wrong)
-    assert ClusterOptions(max_restarts=-1, num_cpus=0.0).num_actors > 0
 
 
 @pytest.mark.parametrize(

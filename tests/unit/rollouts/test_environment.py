@@ -17,7 +17,7 @@ from composer_replication.rollouts.environment import attempt as attempt_module
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.gym_face import GymFeatureDeletion
-from composer_replication.rollouts.environment.reward_options import EffortPenalty, RewardOptions
+from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
@@ -123,16 +123,12 @@ def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(
         assert env.is_done
 
 
-def test_wrong_calls_and_effort_lower_the_reward(
-    env: FeatureDeletionEnv, store: TaskStore, clamp: Task
-) -> None:
-    effort = EffortPenalty(0.01, k=0.0, unit_weights={"tool_call": 1.0, "turn": 2.0})
-    env.options = RewardOptions(breaks="ignore", invalid_call_cost=0.25, effort=effort)
+def test_wrong_calls_lower_the_reward(env: FeatureDeletionEnv, store: TaskStore, clamp: Task) -> None:
+    env.options = RewardOptions(breaks="ignore", invalid_call_cost=0.25)
     env.reset(clamp.task_id)
     solve(env, store, clamp)
     assert env.call(ToolCall("bash", "ls")).is_error
-    assert env.reward() == pytest.approx(1.0 - 0.25 - 0.01 * (2 + 2 * 2))
-    assert env.reward({"turn": 1.0}) == pytest.approx(1.0 - 0.25 - 0.01 * (2 + 2 * 1))
+    assert env.reward() == pytest.approx(1.0 - 0.25)
 
 
 @pytest.mark.long

@@ -55,7 +55,6 @@ def make_evaluator(grader: Grader, task: Task, answers: Sequence[str], every: in
         seed=3,
         every=every,
         samples_per_task=len(answers),
-        clock=lambda: 0.0,
     )
 
 
@@ -308,66 +307,3 @@ def test_canaries_that_nobody_could_make_are_refused(grader: Grader, clamp: Task
     sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
     with pytest.raises(UsageError, match="could be made a canary"):
         HeldoutEvaluator(sampler, [clamp], split_fingerprint="", num_canaries=1)
-
-
-# ---- cost
-
-
-class Clock:
-    """Training takes 10 seconds between calls, a reading 5."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def costly(grader: Grader, clamp: Task, clock: Clock, share: float | None) -> HeldoutEvaluator:
-    class Slow(ScriptedPolicy):
-        def generate(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-            clock.now += 5.0
-            return super().generate(*args, **kwargs)
-
-    return HeldoutEvaluator(
-        PolicySampler(Slow(["\n    return None"]), grader),
-        [clamp],
-        split_fingerprint="",
-        max_seconds_share=share,
-        clock=clock,
-    )
-
-
-def call(evaluator: HeldoutEvaluator, clock: Clock, times: int) -> list[bool]:
-    due = []
-    for _ in range(times):
-        due.append(evaluator() is not None)
-        clock.now += 10.0
-    return due
-
-
-def test_a_ceiling_on_cost_lowers_the_cadence_and_never_the_sample(grader: Grader, clamp: Task) -> None:
-    """5 of 15 seconds a round is a third. By hand, at a ceiling of 0.2, clock at each call:
-
-    0: read (5 s spent). 15: 5/15 > .2, waits. 25: 5/25 = .2, read (10 s). 40: 10/40 > .2.
-    50: 10/50 = .2, read (15 s). 65: 15/65 > .2. 75: 15/75 = .2, read.
-    """
-    clock = Clock()
-    evaluator = costly(grader, clamp, clock, 0.2)
-    assert call(evaluator, clock, 7) == [True, False, True, False, True, False, True]
-    assert evaluator.num_put_off == 3
-    assert evaluator.evaluation_idx == 4
-    without = costly(grader, clamp, Clock(), None)
-    assert without() is not None
-
-
-def test_the_share_of_a_resumed_run_goes_on(grader: Grader, clamp: Task) -> None:
-    clock = Clock()
-    first = costly(grader, clamp, clock, 0.2)
-    call(first, clock, 1)  # 5 s of 15
-    later = Clock()
-    later.now = 1000.0
-    second = costly(grader, clamp, later, 0.2)
-    second.load_state_dict(first.state_dict())
-    assert second.seconds_share == pytest.approx(5 / 15)
-    assert call(second, later, 2) == [False, True]

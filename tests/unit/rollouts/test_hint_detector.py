@@ -22,10 +22,13 @@ from composer_replication.records import (
     ToolSpec,
     Turn,
 )
-from composer_replication.rollouts.hints.call_faults import call_fault
-from composer_replication.rollouts.hints.detector import find_faults
-from composer_replication.rollouts.hints.hint_context import KINDS, ObservedTurn, observe_single_turn
-from composer_replication.rollouts.hints.result_faults import result_fault
+from composer_replication.rollouts.episodes.episode import ObservedTurn
+from composer_replication.rollouts.hints.detector import find_faults, result_fault
+from composer_replication.rollouts.hints.hint_context import observe_single_turn
+from composer_replication.rollouts.hints.templates import TEMPLATES
+from composer_replication.rollouts.tools.call_faults import call_fault
+
+KINDS = {*TEMPLATES, "tool-error"}
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: str(case["name"]))
@@ -37,7 +40,7 @@ def test_recorded_rollouts(case: dict[str, Any]) -> None:
 def test_every_finding_has_evidence_and_a_known_kind() -> None:
     faults = [fault for case in cases() for fault in find_faults(observe(case))]
     assert all(fault.evidence for fault in faults)
-    assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.kind for fault in faults} == KINDS
 
 
 def test_the_table_holds_both_sides() -> None:

@@ -16,21 +16,28 @@ from chat_templates import FAMILIES, tokenizer_of
 from hint_rollouts import cases, observe
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.records import ToolSpec
 from composer_replication.rollouts.hints.detector import find_faults
 from composer_replication.rollouts.hints.hint_context import (
-    KINDS,
     FailedTest,
     Fault,
     HintContext,
     ObservedRollout,
 )
 from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, NUM_PASSED_OVER, open_judge
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.layers import clamp, clean_text, open_layers, write_hint
+from composer_replication.rollouts.hints.layers import (
+    MAX_CHARACTERS,
+    MAX_SIBLING_CHARACTERS,
+    clamp,
+    clean_text,
+    open_layers,
+    write_hint,
+)
 from composer_replication.rollouts.hints.templates import TEMPLATES, nearest_paths, signature, template_hint
 
 
@@ -50,7 +57,6 @@ def context_of(name: str, **changes: Any) -> HintContext:
         ("an argument that is not there", "It is called as str_replace(path: string, old: string, new: string)."),
         ("cat of a missing file", "There is no src/books.py. The nearest paths are: src/shelf/books.py"),
         ("a command that is not installed", "The command rg is not installed here"),
-        ("a place that may not be written", "/etc/hosts may not be changed here"),
         ("a replacement that does not stand there", "must stand in the file exactly once"),
         ("a file that does not parse belongs to the turn that wrote it", "does not parse: SyntaxError: '[' was never closed."),
         ("a module that is not installed", "numpyy cannot be imported here"),
@@ -69,7 +75,7 @@ def test_templates_say_what_is_known(name: str, says: str) -> None:
 
 
 def test_every_kind_but_a_tools_own_words_has_a_template() -> None:
-    assert set(TEMPLATES) == set(KINDS) - {"tool-error"}
+    assert "tool-error" not in TEMPLATES
     assert template_hint(context_of("a tool's own refusal in other words")) is None
 
 
@@ -85,13 +91,12 @@ def test_a_failing_test_is_told_with_its_assertion() -> None:
     )
 
 
-def test_without_names_to_list_the_next_layer_speaks() -> None:
-    context = context_of("an unknown tool told only by the environment")
-    assert template_hint(context) is None
-    hint = write_hint(context, open_layers(HintOptions()), HintOptions())
+def test_without_a_template_the_next_layer_speaks() -> None:
+    context = context_of("a tool's own refusal in other words")
+    hint = write_hint(context, open_layers(HintWritingSection()))
     assert hint is not None
-    assert (hint.source, hint.kind, hint.turn_idx) == ("environment", "unknown-tool", 0)
-    assert hint.text == "Hint: The environment answered: Error: Tool 'browser' does not exist."
+    assert (hint.source, hint.kind, hint.turn_idx) == ("environment", "tool-error", 0)
+    assert hint.text == "Hint: The environment answered: the tree has no changes"
 
 
 def test_nearest_paths() -> None:
@@ -124,11 +129,11 @@ def no_lesson() -> None:
 
 
 def test_layers_of_the_user_come_where_they_are_named() -> None:
-    options = HintOptions(layers=(f"{__name__}:lesson", "template"))
-    first = write_hint(context_of("cat of a missing file"), open_layers(options), options)
+    options = HintWritingSection(layers=[f"{__name__}:lesson", "template"])
+    first = write_hint(context_of("cat of a missing file"), open_layers(options))
     assert first is not None
     assert (first.text, first.source) == ("Hint: lesson on missing-file", f"{__name__}:lesson")
-    second = write_hint(context_of("a command that is not installed"), open_layers(options), options)
+    second = write_hint(context_of("a command that is not installed"), open_layers(options))
     assert second is not None
     assert second.source == "template"
 
@@ -136,10 +141,10 @@ def test_layers_of_the_user_come_where_they_are_named() -> None:
 @pytest.mark.parametrize("name", ["no_lesson", "nothing", "MESSAGE"])
 def test_a_layer_that_cannot_be_used(name: str) -> None:
     with pytest.raises(UsageError, match="CR0221") as caught:
-        open_layers(HintOptions(layers=(f"{__name__}:{name}",)))
+        open_layers(HintWritingSection(layers=[f"{__name__}:{name}"]))
     assert name in caught.value.message
     with pytest.raises(UsageError, match="CR0221"):
-        open_layers(HintOptions(layers=("no.such.module:f",)))
+        open_layers(HintWritingSection(layers=["no.such.module:f"]))
 
 
 MESSAGE = "not callable"
@@ -147,37 +152,22 @@ MESSAGE = "not callable"
 
 @pytest.mark.parametrize(("name", "says"), [("broken_lesson", "no lesson today"), ("odd_lesson", "gave 3")])
 def test_a_layer_that_breaks_is_named(name: str, says: str) -> None:
-    options = HintOptions(layers=(f"{__name__}:{name}",))
+    options = HintWritingSection(layers=[f"{__name__}:{name}"])
     with pytest.raises(UsageError, match="CR0222") as caught:
-        write_hint(context_of("cat of a missing file"), open_layers(options), options)
+        write_hint(context_of("cat of a missing file"), open_layers(options))
     assert name in caught.value.message
     assert says in caught.value.message
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"layers": ()},
-        {"layers": ("templates",)},
-        {"layers": ("template", "template")},
-        {"max_characters": 0},
-        {"max_turns": 0},
-        {"max_sibling_characters": -1},
-        {"judge_timeout_seconds": 0.0},
-        {"judge_timeout_seconds": float("nan")},
-        {"role": "assistant"},
-        {"sibling_shows": "everything"},
-    ],
-)
-def test_options_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="CR0220") as caught:
-        HintOptions(**wrong)
-    assert caught.value.where == f"hints.writing.{next(iter(wrong))}"
+@pytest.mark.parametrize("layers", [[], ["templates"], ["template", "template"]])
+def test_layers_that_cannot_be(layers: list[str]) -> None:
+    with pytest.raises(ValidationError, match="each once"):
+        HintWritingSection(layers=layers)
 
 
 def test_the_judge_is_off_by_default() -> None:
-    assert "judge" not in [name for name, _ in open_layers(HintOptions())]
+    assert "judge" not in [name for name, _ in open_layers(HintWritingSection())]
 
 
 # ---- siblings ------------------------------------------------------------------------------------
@@ -186,53 +176,52 @@ OURS = "\n    return min(x, low)"
 THEIRS = "\n    bounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"
 
 
-def with_sibling(**options: Any) -> tuple[HintContext, HintOptions]:
+OPTIONS = HintWritingSection(layers=["sibling"])
+
+
+def with_sibling() -> HintContext:
     plain = context_of("failing tests belong to the last change", answer=OURS)
-    sibling = replace(plain.observed, answer=THEIRS)
-    return replace(plain, siblings=(sibling,)), HintOptions(layers=("sibling",), **options)
+    return replace(plain, siblings=(replace(plain.observed, answer=THEIRS),))
 
 
-@pytest.mark.parametrize(
-    ("shows", "text"),
-    [
-        ("names", "Hint: Another attempt that passed also uses: bounded, max, high, key."),
-        ("lines", "Hint: Another attempt that passed has these lines:\nbounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"),
-        ("nothing", None),
-    ],
-)  # fmt: skip
-def test_a_sibling_is_shown_as_far_as_configured(shows: Any, text: str | None) -> None:
-    context, options = with_sibling(sibling_shows=shows)
-    hint = write_hint(context, open_layers(options), options)
-    assert (hint and hint.text) == text
+def whole_sibling(context: HintContext) -> str | None:
+    return context.siblings[0].answer
+
+
+def test_a_sibling_shows_the_names_that_it_uses() -> None:
+    hint = write_hint(with_sibling(), open_layers(OPTIONS))
+    assert hint is not None
+    assert hint.text == "Hint: Another attempt that passed also uses: bounded, max, high, key."
 
 
 def test_what_a_sibling_shows_is_clamped() -> None:
-    context, options = with_sibling(sibling_shows="names", max_sibling_characters=14)
-    hint = write_hint(context, open_layers(options), options)
+    context, options = with_sibling(), OPTIONS
+    long = replace(context.siblings[0], answer="\n    " + " ".join(f"name_{idx}" for idx in range(90)))
+    hint = write_hint(replace(context, siblings=(long,)), open_layers(options))
     assert hint is not None
-    assert hint.text == "Hint: Another attempt that passed also uses: bounded...."
-    context, options = with_sibling(sibling_shows="names")
-    assert write_hint(replace(context, siblings=()), open_layers(options), options) is None
+    assert hint.text.endswith("...."), hint.text
+    assert len(hint.text) <= 50 + MAX_SIBLING_CHARACTERS
+    assert write_hint(replace(context, siblings=()), open_layers(options)) is None
 
 
 # ---- what no hint may say ------------------------------------------------------------------------
 
 
 def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_layer_asked() -> None:
-    context, _ = with_sibling()
-    options = HintOptions(layers=("sibling", "template"), sibling_shows="lines")
+    context, own = with_sibling(), f"{__name__}:whole_sibling"
+    options = HintWritingSection(layers=[own, "template"])
 
     def leaking(text: str) -> bool:
         return "return min(bounded" in text
 
     guarded = replace(context, observed=replace(context.observed, is_leak=leaking))
-    shown = write_hint(context, open_layers(options), options)
-    hidden = write_hint(guarded, open_layers(options), options)
+    shown = write_hint(context, open_layers(options))
+    hidden = write_hint(guarded, open_layers(options))
     assert shown is not None
     assert hidden is not None
-    assert (shown.source, hidden.source) == ("sibling", "template")
+    assert (shown.source, hidden.source) == (own, "template")
     nothing = replace(context, observed=replace(context.observed, is_leak=lambda _: True))
-    assert write_hint(nothing, open_layers(options), options) is None
+    assert write_hint(nothing, open_layers(options)) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
@@ -297,21 +286,21 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     server.server_close()
 
 
-JudgeOptions = Callable[..., HintOptions]
+JudgeOptions = Callable[..., HintWritingSection]
 
 
 @pytest.fixture
 def judge_options(served: Served, monkeypatch: pytest.MonkeyPatch) -> JudgeOptions:
     monkeypatch.setenv("HINT_KEY", "sk-very-secret-key")
 
-    def make(**changes: Any) -> HintOptions:
+    def make(**changes: Any) -> HintWritingSection:
         known = {
-            "layers": ("judge",),
+            "layers": ["judge"],
             "judge_url": served.url,
             "judge_model": "wise",
             "judge_key_variable": "HINT_KEY",
         }
-        return HintOptions(**{**known, **changes})
+        return HintWritingSection(**{**known, **changes})
 
     return make
 
@@ -321,11 +310,11 @@ def test_the_judge_is_asked_once_and_then_read_from_disk(
 ) -> None:
     options, context = judge_options(), context_of("cat of a missing file")
     judge = open_judge(options, folder=tmp_path)
-    hint = write_hint(context, [("judge", judge)], options)
+    hint = write_hint(context, [("judge", judge)])
     assert hint is not None
     assert (hint.text, hint.source) == ("Hint: Look at the folder first.", "judge")
     again = open_judge(options, folder=tmp_path)
-    assert write_hint(context, [("judge", again)], options) == hint
+    assert write_hint(context, [("judge", again)]) == hint
     assert len(served.requests) == 1
     assert (judge.counts, again.counts) == ({"judge/asked": 1}, {"judge/cached": 1})
     sent = served.requests[0]["messages"][1]["content"]
@@ -337,18 +326,16 @@ def test_the_judge_is_asked_once_and_then_read_from_disk(
     )
     assert "sk-very" not in everything
     # another question is asked
-    write_hint(context_of("a command that is not installed"), [("judge", again)], options)
+    write_hint(context_of("a command that is not installed"), [("judge", again)])
     assert len(served.requests) == 2
 
 
 def test_the_judges_answer_is_clamped(served: Served, judge_options: JudgeOptions, tmp_path: Path) -> None:
     served.text = "word " * 500
-    options = judge_options(max_characters=40)
-    hint = write_hint(
-        context_of("cat of a missing file"), [("judge", open_judge(options, folder=tmp_path))], options
-    )
+    options = judge_options()
+    hint = write_hint(context_of("cat of a missing file"), [("judge", open_judge(options, folder=tmp_path))])
     assert hint is not None
-    assert len(hint.text.removeprefix("Hint: ")) <= 40
+    assert len(hint.text.removeprefix("Hint: ")) <= MAX_CHARACTERS
 
 
 @pytest.mark.long
@@ -380,7 +367,8 @@ def test_what_the_judge_did_is_among_the_counts_of_the_hints(
     maker = HintedTurnMaker(
         tokenizer_of(next(iter(FAMILIES))),
         observe=lambda _: observe(case),
-        options=judge_options(strict=False),
+        options=judge_options(),
+        strict=False,
         judge_folder=tmp_path,
     )
     maker.hinted_turns([observe(case).rollout])

@@ -16,11 +16,11 @@ from composer_replication.records import Completion, HintedTurn, StopReason, Tur
 from composer_replication.rollouts.hints.hint_prompts import (
     ENDINGS,
     SEPARATORS,
-    Chat,
     HintedPrompt,
     hint_chat_prompt,
     insertion,
 )
+from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.trainer.collator import differs_by_hint
 
 HINT = "Hint: The available tools are: bash, read_file."
@@ -239,7 +239,6 @@ def test_a_hint_after_the_policys_own_words_is_refused_where_roles_alternate() -
     other = [*MESSAGES, {"role": "assistant", "content": "I begin"}, {"role": "system", "content": "x"}]
     prompt = hint_chat_prompt(mistral, ids_of(mistral, said), Chat(said), HINT)
     assert prompt.place == "own-message"  # after an answer it is the user's turn
-    assert code_of(mistral, ids_of(mistral, said), Chat(said), HINT, role="system") == "CR0431"
     assert code_of(mistral, ids_of(mistral, said), Chat(other), HINT) == "CR0430"
 
 

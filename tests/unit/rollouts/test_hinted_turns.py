@@ -10,6 +10,7 @@ import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 from hint_rollouts import cases, observe
 
+from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import (
@@ -24,12 +25,11 @@ from composer_replication.records import (
 )
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.failing_tests import assertion_of, failed_tests
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.hint_options import HintOptions
-from composer_replication.rollouts.hints.hint_prompts import Chat
-from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, make_hinted_turns
+from composer_replication.rollouts.hints.hint_context import HintContext, ObservedRollout
+from composer_replication.rollouts.hints.hinted_turns import MAX_TURNS, HintedTurnMaker
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
+from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
 
@@ -121,7 +121,9 @@ def test_rollouts_as_a_trainer_makes_them_are_scored_by_the_rewards_own_grader(
 
 def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) -> None:
     rollout = attempt(store, grader, clamp, "```python\nreturn low\n```", style="chat")
-    ((hinted,),) = make_hinted_turns([rollout], SMOLLM2, observe=TaskObserver(store, prompt_style="chat"))
+    ((hinted,),) = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store, prompt_style="chat")).hinted_turns(
+        [rollout]
+    )
     added = text_of(hinted.hinted_prompt_ids).removeprefix(
         text_of(hinted.prompt_ids).removesuffix("<|im_start|>assistant\n")
     )
@@ -129,12 +131,16 @@ def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) ->
     assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
+def whole_sibling(context: HintContext) -> str | None:
+    return context.siblings[0].answer if context.siblings else None
+
+
 def test_a_sibling_that_solved_it_as_the_golden_code_does_is_never_shown(
     store: TaskStore, grader: Grader, clamp: Task
 ) -> None:
     golden = store.golden_body(clamp)
     rollouts = [attempt(store, grader, clamp, text) for text in (WRONG, f"{golden}\n\n\ndef mean")]
-    options = HintOptions(layers=("sibling",), sibling_shows="lines", max_sibling_characters=400)
+    options = HintWritingSection(layers=[f"{__name__}:whole_sibling"])
     maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store), options=options)
     assert maker.hinted_turns(rollouts) == [(), ()]
     assert maker.counts["without_hint"] == 1
@@ -233,10 +239,13 @@ def chatted(case: dict[str, Any]) -> ObservedRollout:
     return replace(observed, rollout=rollout, turns=tuple(turns))
 
 
-def maker_over(observed: list[ObservedRollout], **options: Any) -> HintedTurnMaker:
+def maker_over(observed: list[ObservedRollout], *, strict: bool = True, **options: Any) -> HintedTurnMaker:
     by_rollout = {id(each.rollout): each for each in observed}
     return HintedTurnMaker(
-        SMOLLM2, observe=lambda rollout: by_rollout[id(rollout)], options=HintOptions(**options)
+        SMOLLM2,
+        observe=lambda rollout: by_rollout[id(rollout)],
+        options=HintWritingSection(**options),
+        strict=strict,
     )
 
 
@@ -258,8 +267,10 @@ def test_every_recorded_fault_becomes_a_hinted_turn_of_that_turn() -> None:
 
 def test_at_most_so_many_turns_of_a_rollout() -> None:
     observed = chatted(next(case for case in cases() if case["name"] == "two faults in two turns"))
-    (row,) = maker_over([observed], max_turns=1).hinted_turns([observed.rollout])
-    assert [hinted.prompt_ids for hinted in row] == [observed.turns[0].turn.prompt_ids]
+    turns = (observed.turns[0],) * (MAX_TURNS + 2)
+    long = replace(observed, turns=turns, rollout=replace(observed.rollout, turns=()))
+    (row,) = maker_over([long]).hinted_turns([long.rollout])
+    assert len(row) == MAX_TURNS
 
 
 def test_siblings_are_those_of_the_same_group() -> None:
@@ -272,7 +283,7 @@ def test_siblings_are_those_of_the_same_group() -> None:
         replace(failing, answer="\n    return zero"),
         replace(passing, answer="\n    return books.pop()"),
     )
-    options = {"layers": ("sibling",)}
+    options = {"layers": ["sibling"]}
     made = maker_over([mine, theirs], **options).hinted_turns([mine.rollout, theirs.rollout])
     assert "also uses: books, pop." in text_of(made[0][0].hinted_prompt_ids)
     elsewhere = replace(theirs, rollout=replace(theirs.rollout, step=2))
@@ -310,7 +321,7 @@ def test_a_rollout_alone_is_enough_for_what_it_shows() -> None:
         prompt,
     )
     rollout = Rollout("t", 1, (turn,), 0.0, Score({"t::a": Outcome.FAILED}), StopReason.LENGTH, 1.0)
-    ((hinted,),) = make_hinted_turns([rollout], SMOLLM2)
+    ((hinted,),) = HintedTurnMaker(SMOLLM2).hinted_turns([rollout])
     assert isinstance(hinted, HintedTurn)
     assert text_of(hinted.hinted_prompt_ids).startswith(
         f"def f(x):\n    # Hint: The whole answer has to fit into {len(sampled)} tokens"

@@ -8,7 +8,8 @@ import pytest
 from chat_templates import FAMILIES, Family, tokenizer_of, tool_messages
 
 from composer_replication.interfaces import Tokenizer
-from composer_replication.rollouts.hints.hint_prompts import Chat, hint_chat_prompt
+from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt
+from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.tasks.intake.cache import cache_folder
 
 pytestmark = pytest.mark.long  # importing transformers takes longer than the test

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
 
+from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion, Hint, Outcome, Rollout, Score, StopReason, Task, Turn
 from composer_replication.rollouts.hints.hint_context import Fault, HintContext, observe_single_turn
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
 from composer_replication.rollouts.hints.task_observer import TaskObserver
@@ -20,7 +20,7 @@ from composer_replication.rollouts.single_turn import build_prompt
 from composer_replication.tasks.store import TaskStore
 
 SMOLLM2 = tokenizer_of(FAMILIES[0])
-OPTIONS = HintOptions(from_other_tasks=True)
+OPTIONS = HintWritingSection(from_other_tasks=True)
 WRONG = {
     "clamp": "\n    return low\n\n\ndef mean",
     "sign": "\n    return 7\n\n\ndef mean",
@@ -52,7 +52,7 @@ def test_each_turn_gets_the_words_of_another_task_at_the_same_place(store: TaskS
     rollouts, tasks = attempts(store), {task.task_id: task for task in store.tasks()}
     observe = TaskObserver(store)
     own = HintedTurnMaker(SMOLLM2, observe=observe)
-    others = HintsOfOtherTasks(observe, list(tasks.values()), OPTIONS)
+    others = HintsOfOtherTasks(observe, list(tasks.values()))
     control = HintedTurnMaker(SMOLLM2, observe=observe, options=OPTIONS, other_tasks=others)
     right, wrong = own.hinted_turns(rollouts), control.hinted_turns(rollouts)
     assert [len(row) for row in right] == [len(row) for row in wrong] == [1, 1, 1, 0]
@@ -64,7 +64,7 @@ def test_each_turn_gets_the_words_of_another_task_at_the_same_place(store: TaskS
         foreign = set().union(*(names_of(each) for each in tasks.values() if each is not task))
         assert any(name in other.text for name in foreign)
         assert not any(f"{name} " in other.text or f"{name}[" in other.text for name in names_of(task))
-        assert other.text.startswith(OPTIONS.prefix)
+        assert other.text.startswith("Hint: ")
         # of all that it may say, nothing is nearer in length
         told = {
             f"Hint: {text}" for name in tasks if name != task.task_id for text in whole_list(observe, name)
@@ -84,7 +84,7 @@ def test_each_turn_gets_the_words_of_another_task_at_the_same_place(store: TaskS
         SMOLLM2,
         observe=TaskObserver(store),
         options=OPTIONS,
-        other_tasks=HintsOfOtherTasks(TaskObserver(store), list(tasks.values())[::-1], OPTIONS),
+        other_tasks=HintsOfOtherTasks(TaskObserver(store), list(tasks.values())[::-1]),
     )
     assert again.hinted_turns(rollouts) == wrong  # no memory, no order: what a resumed run hands out
 
@@ -94,7 +94,7 @@ def whole_list(observe: TaskObserver, task_id: str) -> list[str]:
     lines = [
         f"{test.node_id.rpartition('::')[2]} fails"
         + (f": it checks `{' '.join(test.assertion.split())}`." if test.assertion else ".")
-        for test in observe.tests_of(task_id)
+        for test in observe.known(task_id).visible_tests()
     ]
     return lines + [f"{first}\n{second}" for first, second in pairwise(lines)]
 
@@ -102,7 +102,7 @@ def whole_list(observe: TaskObserver, task_id: str) -> list[str]:
 def test_other_repositories_come_before_other_tasks_of_the_same(store: TaskStore) -> None:
     near, far, third = sorted(store.tasks(), key=lambda task: task.symbol)
     far = replace(far, repository="elsewhere==1")
-    others = HintsOfOtherTasks(TaskObserver(store), [near, far, third], OPTIONS)
+    others = HintsOfOtherTasks(TaskObserver(store), [near, far, third])
     for length in (10, 60, 200, 400):
         found = others(context(near), Hint(0, "x" * length, "test-failure", "template"))
         assert found is not None
@@ -114,7 +114,7 @@ def test_what_would_tell_a_secret_is_passed_over(store: TaskStore) -> None:
     first, second, _ = store.tasks()
     observe = TaskObserver(store)
     hint = Hint(0, "Hint: x fails.", "test-failure", "template")
-    others = HintsOfOtherTasks(observe, [first, second], OPTIONS)
+    others = HintsOfOtherTasks(observe, [first, second])
     free = others(context(first), hint)
     assert free is not None
     leaky = context(first, lambda text: text == free.text)
@@ -128,10 +128,10 @@ def test_what_would_tell_a_secret_is_passed_over(store: TaskStore) -> None:
 def test_without_another_task_there_is_no_control(store: TaskStore) -> None:
     task = store.tasks()[0]
     with pytest.raises(UsageError, match=r"CR0877.*fewer than two tasks"):
-        HintsOfOtherTasks(TaskObserver(store), [task, task], OPTIONS)
+        HintsOfOtherTasks(TaskObserver(store), [task, task])
     with pytest.raises(UsageError, match=r"CR0877.*other_tasks="):
         HintedTurnMaker(SMOLLM2, options=OPTIONS)
-    others = HintsOfOtherTasks(TaskObserver(store), store.tasks(), OPTIONS)
+    others = HintsOfOtherTasks(TaskObserver(store), store.tasks())
     assert HintedTurnMaker(SMOLLM2, other_tasks=others).other_tasks is None  # off unless it is asked for
 
 

@@ -62,11 +62,16 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
             return Completion(sampled, THOUGHT + CALL, StopReason.FINISHED, tuple(-0.5 for _ in sampled))
 
     lives = Lives()
-    attempts: Any = SimpleNamespace(
-        open=lives.open, forget=lambda: None, reward_of=lambda episode: 1.0, take=lambda episode: None
-    )
+    judged = SimpleNamespace(reward=1.0, report=None)
+
+    def opened() -> Any:
+        environment: Any = lives.open()
+        environment.judgement = judged
+        return environment
+
+    attempts: Any = SimpleNamespace(open=opened)
     player = EpisodePlayer(attempts, LedgerTalk(TOKENIZER, TOKENIZER.text), EpisodeOptions(), seed=0)
-    [played] = player.play(["task"], Thinker(), step=1, place="0", is_training=False)
-    counts = effort_counts(played.episode)
+    [episode] = player.generation(["task"], Thinker(), step=1, place="0", is_training=False)
+    counts = effort_counts(episode)
     assert counts["thinking_token"] == len(ids(THOUGHT))
     assert counts["tool_call_token"] == len(ids(CALL))

@@ -19,8 +19,8 @@ from composer_replication.rollouts.episodes.episode_options import EpisodeOption
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.replay import replay_episode
 from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
+from composer_replication.rollouts.generations.observed_episodes import observed_episode
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
 from composer_replication.sandbox.process_folder import process_folder
@@ -147,9 +147,9 @@ def test_loss_is_on_what_was_sampled_and_on_nothing_else(played) -> None:
 
 def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
     tokenizer, _, episodes = played
-    observed = {id(each.rollout): each for episode in episodes for each in episode.observed_rollouts}
+    observed = {id(each.rollout): each for each in map(observed_episode, episodes)}
     rollouts = [each.rollout for each in observed.values()]
-    maker = HintedTurnMaker(tokenizer, observe=lambda one: observed[id(one)], options=HintOptions())
+    maker = HintedTurnMaker(tokenizer, observe=lambda one: observed[id(one)])
     rows = maker.hinted_turns(rollouts)
     assert rows[0] == ()
     (mistake,) = [
@@ -180,7 +180,7 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
         for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
             afresh.forget({episode.task_id})  # two of them leave the same tree
             again = replay_episode(stored, lambda: FeatureDeletionEnv(afresh))
-            assert again.partings == () and not again.has_other_message
+            assert again.partings == ()
             assert again.score is not None and again.score is not episode.score
             assert again.score.pass_share == episode.reward
             assert episode.score is not None and again.score.outcomes == episode.score.outcomes

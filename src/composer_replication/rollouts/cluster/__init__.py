@@ -5,7 +5,6 @@ cluster_options.py  how many actors, what each of them needs and may use
 store_parcel.py     a store as a few objects, and a copy of it on a node
 rollout_actor.py    what lives on a node: a sandbox with its tools, and the grading
 rollout_cluster.py  the actors, lent one at a time; placing, restarts and waiting are Ray's
-lent_actor.py       one of them: its process, and its end
 ray_environment.py  an attempt whose sandbox is elsewhere, for the agent loop and every face
 ray_grader.py       answers and trees graded elsewhere
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from composer_replication.errors import UsageError
 from composer_replication.records import Limits, MonitorMode
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.reward_options import RewardOptions
@@ -32,9 +31,6 @@ class ClusterOptions:
         monitor: as ``FeatureDeletionEnv``; who inspects is the actor.
         limits: of a sandbox in which tests are graded.
         timeout_seconds: as ``Grader``.
-
-    Raises:
-        UsageError: a number out of range (CR0865).
     """
 
     num_actors: int = 4
@@ -50,15 +46,6 @@ class ClusterOptions:
     monitor: MonitorMode = "mask"
     limits: Limits | None = None
     timeout_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        _check("num_actors", self.num_actors, is_good=self.num_actors >= 1, wanted="at least 1")
-        _check("max_restarts", self.max_restarts, is_good=self.max_restarts >= -1, wanted="at least -1")
-        for name, share in {"num_cpus": self.num_cpus, **self.resources}.items():
-            _check(name, share, is_good=0 <= share < math.inf, wanted="a finite number from 0 on")
-        for name in ("waiting_seconds", "timeout_seconds"):
-            seconds = getattr(self, name)
-            _check(name, seconds, is_good=0 < seconds < math.inf, wanted="a finite number above 0")
 
 
 def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> ClusterOptions:
@@ -77,13 +64,3 @@ def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> Clu
     room = sum(math.floor(min(each, options.num_actors * options.num_drivers)) for each in rooms)
     room //= options.num_drivers
     return replace(options, num_actors=max(1, min(options.num_actors, room)))
-
-
-def _check(name: str, value: float, *, is_good: bool, wanted: str) -> None:
-    if not is_good:
-        raise UsageError(
-            "CR0865",
-            f"{name} is {value!r}, and has to be {wanted}.",
-            where=f"ClusterOptions: {name}",
-            fix="leave it out: the default is good.",
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.errors import SandboxFailure
@@ -118,9 +117,9 @@ class RayEnvironment:
         """The truth about the tree as it stands, for guard and evaluation; never to be part of a reward."""
         return self._grade("hidden")
 
-    def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None:
+    def reward(self) -> float | None:
         """End the attempt, and say what it pays, as ``FeatureDeletionEnv.reward``; None: drop it."""
-        paid: Paid | None = self._ask_or_none("reward", effort_counts)
+        paid: Paid | None = self._ask_or_none("reward")
         self._is_over = True
         if paid is None:
             return None

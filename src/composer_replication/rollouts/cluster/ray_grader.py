@@ -10,7 +10,6 @@ from composer_replication.records import Score, Task
 from composer_replication.rollouts.cluster.rollout_actor import WatchedWork
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
-from composer_replication.rollouts.places import waiting
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.ray_answers import interruption
 
@@ -94,8 +93,7 @@ class RayGrader(Grader):
 
     @contextmanager
     def _leased(self, task: Task) -> Iterator[Lease]:
-        with waiting():
-            lease = self._cluster.lease(task.task_id, self._look)
+        lease = self._cluster.lease(task.task_id, self._look)
         with self._leases_lock:
             self._leases.add(lease)
         try:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
@@ -19,13 +17,12 @@ from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUse
 from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.toolbox import CallCounts
-from composer_replication.sandbox.process_folder import process_folder, sweep
+from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
 LOST = "CR0862"
-_DYING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +31,11 @@ class Place:
 
     host: str
     pid: int
-    folder: str
 
 
 def here() -> Place:
-    """This process, and its temporary folder."""
-    return Place(socket.gethostname(), os.getpid(), str(process_folder()))
-
-
-def clear_up(killed: Sequence[Place]) -> None:
-    """Remove what killed processes left on this node, as soon as they are gone; runs in a worker of Ray."""
-    ends = time.monotonic() + _DYING_SECONDS
-    for place in killed:
-        while place.host == socket.gethostname() and _is_left(place) and time.monotonic() < ends:
-            time.sleep(0.05)
-    sweep()
-
-
-def _is_left(place: Place) -> bool:
-    """Whether its process or its folder is there: another process that removes the folder at this moment holds it against ``sweep``."""
-    if Path(f"/proc/{place.pid}").exists():
-        return True
-    sweep()
-    return Path(place.folder).exists()
+    """This process."""
+    return Place(socket.gethostname(), os.getpid())
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +97,6 @@ class RolloutActor:
         self._environment: FeatureDeletionEnv | None = None
         self._number = -1
 
-    def where(self) -> Place:
-        """Its process; known before it is prepared."""
-        return here()
-
     def prepare(self) -> Place:
         """Try the sandbox of this node and make the copy of the store.
 
@@ -155,10 +130,10 @@ class RolloutActor:
         """As ``FeatureDeletionEnv.candidate``."""
         return self._attempt(number).candidate()
 
-    def reward(self, number: int, effort_counts: Mapping[str, float] | None) -> Paid:
+    def reward(self, number: int) -> Paid:
         """As ``FeatureDeletionEnv.reward``."""
         environment = self._attempt(number)
-        reward = environment.reward(effort_counts)
+        reward = environment.reward()
         return Paid(reward, environment.graded_reward, environment.regressions, environment.report)
 
     def finish(self, number: int) -> None:

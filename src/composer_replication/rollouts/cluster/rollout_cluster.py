@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import ray
@@ -22,12 +23,6 @@ from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
-from composer_replication.rollouts.cluster.lent_actor import (
-    LentActor,
-    asked_once,
-    clear_up_all_nodes,
-    end_all,
-)
 from composer_replication.rollouts.cluster.rollout_actor import LOST, Place, RolloutActor
 from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore
@@ -43,7 +38,25 @@ from composer_replication.tasks.workers.ray_connection import RayConnection, fir
 
 _LOOK_SECONDS = 1.0
 _ANSWER_SECONDS = 30.0
+_END_SECONDS = 30.0
 Look = Callable[[], None]
+
+
+@dataclass(eq=False, slots=True)
+class LentActor:
+    """An actor, a reference that is done when its process is prepared (``ready``), where it is from then on, and the tasks
+    whose golden code it has looked at.
+    """
+
+    handle: Any
+    ready: Any = None
+    place: Place | None = None
+    tasks: set[str] = field(default_factory=set)
+
+    def begin_anew(self) -> None:
+        """Wait for its first or its next process, which knows nothing."""
+        self.ready = self.handle.prepare.options(retry_exceptions=[SandboxFailure]).remote()
+        self.place, self.tasks = None, set()
 
 
 class RolloutCluster:
@@ -171,12 +184,9 @@ class RolloutCluster:
             idle = [actor for actor in self._idle if actor.place is not None]
             others = [actor for actor in self._actors if actor not in idle]
         with suppress(RayError, ConnectionError):
-            killed = [place for actor in others if (place := actor.process()) is not None]
             for actor in others:
                 ray.kill(actor.handle)
-            are_clean = end_all([actor.handle for actor in idle])
-            if killed or self.counts["lost"] or not are_clean:
-                clear_up_all_nodes(killed)
+            _end_all([actor.handle for actor in idle])
 
     def __enter__(self) -> RolloutCluster:
         return self
@@ -321,3 +331,20 @@ class Lease:
     def kill(self) -> None:
         """End what it does, at once."""
         self._cluster.restart(self._actor)
+
+
+def _end_all(handles: list[Any]) -> None:
+    """End them as a process ends that is asked to; what one leaves behind all the same is removed beside it (``last_sweep``)."""
+    if not handles:
+        return
+    ends = [asked_once(handle, "end") for handle in handles]
+    exits = [asked_once(handle, "__ray_terminate__") for handle in handles]
+    ray.wait(exits, num_returns=len(exits), timeout=_END_SECONDS)
+    for handle in handles:
+        ray.kill(handle)
+    ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
+
+
+def asked_once(handle: Any, method: str, *args: Any) -> Any:
+    """Ask an actor, without Ray's asking again when it dies over it."""
+    return getattr(handle, method).options(max_task_retries=0).remote(*args)

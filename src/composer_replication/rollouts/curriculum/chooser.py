@@ -5,17 +5,24 @@ from __future__ import annotations
 import logging
 import random
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple
+from itertools import accumulate
 from typing import Any
 
 from composer_replication.channel_tables import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum.evidence import Evidence
-from composer_replication.rollouts.curriculum.saved_state import Memory, from_state, problem_of, to_state
-from composer_replication.rollouts.curriculum.standing import Standing
-from composer_replication.rollouts.curriculum.without_repeats import draw_without_repeats
+from composer_replication.rollouts.curriculum.standing import (
+    SavedCurriculum,
+    SavedTask,
+    Standing,
+    problem_of,
+    read_state,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -158,14 +165,23 @@ class Curriculum:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next draws depend on but seed and options; what was noted and not yet learnt is not in it."""
-        memory = Memory(
-            self._generation,
-            self._num_draws,
-            frozenset(self._in_batch),
-            tuple(self._pending),
-            self._standings,
+        saved = SavedCurriculum(
+            tasks_fingerprint=self._fingerprint,
+            generation=self._generation,
+            num_draws=self._num_draws,
+            in_batch=sorted(self._in_batch),
+            pending=sorted([*astuple(outcome)] for outcome in self._pending),
+            tasks={
+                name: SavedTask(
+                    evidence=list(astuple(standing.evidence)),
+                    status=standing.status,
+                    since=standing.since,
+                    reason=standing.reason,
+                )
+                for name, standing in sorted(self._standings.items())
+            },
         )
-        return to_state(memory, self._fingerprint)
+        return saved.model_dump()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what was noted is dropped.
@@ -173,10 +189,10 @@ class Curriculum:
         Raises:
             InputError: it is none, or of another store or other tasks, or damaged (CR0840 to CR0843); nothing is changed then.
         """
-        memory = from_state(state, fingerprint=self._fingerprint, task_ids=self._rows.keys())
-        self._generation, self._num_draws = memory.generation, memory.num_draws
-        self._in_batch, self._pending = set(memory.in_batch), list(memory.pending)
-        self._standings = {task_id: memory.standings[task_id] for task_id in self._rows}
+        saved = read_state(state, fingerprint=self._fingerprint, task_ids=self._rows.keys())
+        self._generation, self._num_draws = saved.generation, saved.num_draws
+        self._in_batch, self._pending = set(saved.in_batch), saved.outcomes
+        self._standings = {task_id: saved.tasks[task_id].standing for task_id in self._rows}
         self._noted = []
 
     # ---- within -------------------------------------------------------------------------------------
@@ -259,3 +275,20 @@ def _unusable(problem: str) -> InputError:
         where="Curriculum(rows)",
         fix="give one row a task, with its id in the column task_id.",
     )
+
+
+def draw_without_repeats(weights: Mapping[str, float], num: int, chance: random.Random) -> list[str]:
+    """``num`` different names one after the other, each by its weight among those that are left.
+
+    Fewer where fewer have a weight above 0. Uses sums, products and ``chance.random()`` alone, so that the same
+    state gives the same names on every machine.
+    """
+    left = {name: weight for name, weight in weights.items() if weight > 0.0}
+    drawn: list[str] = []
+    while left and len(drawn) < num:
+        names, sums = list(left), list(accumulate(left.values()))
+        place = bisect_right(sums, chance.random() * sums[-1])
+        name = names[min(place, len(names) - 1)]  # the product may round up to the whole sum
+        del left[name]
+        drawn.append(name)
+    return drawn

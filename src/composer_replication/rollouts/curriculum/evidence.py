@@ -1,19 +1,23 @@
-"""What is known of one task: counts of attempts, in which older ones count less."""
+"""What is known of one task: counts of attempts, in which older ones count less, and what they say of its pass rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from composer_replication.channel_tables import CurriculumSection
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum.beta_posterior import certainty_above, expected_spread
+from composer_replication.tasks.difficulty import FOLDER, read_difficulty
 
 PRIOR = 0.5
 """Below all evidence lies Jeffreys' prior Beta(1/2, 1/2): most tasks are solved nearly always or nearly never.
 
 Reference: Jeffreys, An invariant form for the prior probability in estimation problems, 1946.
 """
+_NUM_STEPS = 2000
+_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +89,64 @@ class Evidence:
             self.credit + math.fsum(outcome.credit for outcome in graded),
             self.lost + num_lost,
         )
+
+
+def has_recorded_evidence(store_root: Path, options: CurriculumSection) -> bool:
+    """Whether there is anything to read, so that nobody hashes a model for nothing."""
+    wants = options.recorded != "none" and options.recorded_weight > 0.0
+    return wants and (Path(store_root) / FOLDER).is_dir()
+
+
+def recorded_evidence(
+    store_root: Path, options: CurriculumSection, *, parameter_sha256: str
+) -> dict[str, Evidence]:
+    """By task id, the recorded passes and failures, scaled down to ``options.recorded_weight`` attempts in all.
+
+    Counts of the very weights (``parameter_sha256``) win; without any, those of all other policies are added up where
+    ``options.recorded`` is ``any``. A task without a measurement is left out.
+
+    Raises:
+        InputError: a file of measurements cannot be read (CR0411).
+    """
+    if not has_recorded_evidence(store_root, options):
+        return {}
+    found: dict[str, Evidence] = {}
+    for task_id, rows in read_difficulty(store_root).items():
+        same = [row for row in rows if row.policy.parameter_sha256 == parameter_sha256]
+        used = same or (rows if options.recorded == "any" else ())
+        num_samples = sum(row.num_samples for row in used)
+        num_passed = sum(row.num_passed for row in used)
+        if num_samples:
+            scale = min(1.0, options.recorded_weight / num_samples)
+            found[task_id] = Evidence(num_passed * scale, (num_samples - num_passed) * scale)
+    return found
+
+
+def expected_spread(a: float, b: float) -> float:
+    """E[p (1 - p)] = a b / ((a + b)(a + b + 1)) for p ~ Beta(a, b): at most 1/4.
+
+    p (1 - p) is the variance of one attempt. With few counts it stays near the 1/8 of Beta(1/2, 1/2), so a task that was
+    hardly tried keeps its chance.
+    """
+    total = a + b
+    return a * b / (total * (total + 1.0))
+
+
+def certainty_above(rate: float, a: float, b: float) -> float:
+    """P(p > rate) for p ~ Beta(a, b) with a and b of at least 1/2, to about 1e-4.
+
+    With p = sin(t)^2 it is the integral of 2 sin(t)^(2a-1) cos(t)^(2b-1) / B(a, b) from asin(sqrt(rate)) to pi / 2, which has
+    no pole: here by Simpson's rule.
+    """
+    if rate <= 0.0 or rate >= 1.0:
+        return float(rate <= 0.0)
+    start = math.asin(math.sqrt(rate))
+    width = (math.pi / 2 - start) / _NUM_STEPS
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+
+    def density(step: int) -> float:
+        sine, cosine = math.sin(start + step * width), max(math.cos(start + step * width), _TINY)
+        return 2 * math.exp(scale + (2 * a - 1) * math.log(sine) + (2 * b - 1) * math.log(cosine))
+
+    inner = math.fsum((4 if step % 2 else 2) * density(step) for step in range(1, _NUM_STEPS))
+    return min(1.0, width / 3 * (density(0) + inner + density(_NUM_STEPS)))

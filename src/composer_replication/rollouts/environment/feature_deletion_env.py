@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from composer_replication.errors import SandboxFailure, UsageError
@@ -95,6 +94,7 @@ class FeatureDeletionEnv:
 
     def _forget(self) -> None:
         self._is_broken = self._is_checked = False
+        self._tree: dict[str, bytes] | None = None
         self._regressions: Regressions | None = None
         self._calls: list[tuple[ToolCall, ToolResult]] = []
         self.report: MonitorReport | None = None
@@ -113,11 +113,6 @@ class FeatureDeletionEnv:
     def counts(self) -> CallCounts:
         """Calls of this attempt so far."""
         return self._running.toolbox.counts
-
-    @property
-    def effort_counts(self) -> dict[str, float]:
-        """What the environment itself sees of the effort; a call is a turn until somebody says otherwise."""
-        return {"tool_call": float(self.counts.num_calls), "turn": float(self.counts.num_calls)}
 
     def reset(self, task_id: str) -> str:
         """End the attempt before, begin one at this task, and say what is to be done.
@@ -168,20 +163,17 @@ class FeatureDeletionEnv:
         """The truth about the tree as it stands, for guard and evaluation; never to be part of a reward."""
         return self._grade("hidden")
 
-    def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None:
+    def reward(self) -> float | None:
         """End the attempt, and say what it pays; None where a sandbox failed: it is dropped, and never scored.
 
         An attempt that the monitor flags is paid ``min(0, graded_reward)``. It is not dropped: an honest attempt that
         fails pulls the policy away from what it did, and so must one that cheats.
 
-        Args:
-            effort_counts: by kind, in the place of what the environment counts itself.
-
         Raises:
             UsageError: every visible test of the task weighs 0 (CR0803).
         """
         self._running.toolbox.is_over = True
-        graded = self._worth(effort_counts or {})
+        graded = self._worth()
         if graded is not None and self._monitor is not None:
             self.report = self.report or self._inspect(self._monitor)
             graded = None if self.report is None else graded
@@ -204,9 +196,9 @@ class FeatureDeletionEnv:
         attempt.sandbox.restore(state.tree)
         attempt.toolbox.counts, attempt.toolbox.is_over = replace(state.counts), state.is_over
         del self._calls[state.num_calls :]
-        self._regressions, self._is_checked = None, False
+        self._regressions, self._is_checked, self._tree = None, False, None
 
-    def _worth(self, effort_counts: Mapping[str, float]) -> float | None:
+    def _worth(self) -> float | None:
         score = self.grade()
         if score is None:
             return None
@@ -217,7 +209,6 @@ class FeatureDeletionEnv:
             self.options,
             regressions=self._regressions,
             num_invalid_calls=self.counts.num_invalid,
-            effort_counts={**self.effort_counts, **effort_counts},
         )
 
     def _inspect(self, monitor: HackMonitor) -> MonitorReport | None:
@@ -257,17 +248,24 @@ class FeatureDeletionEnv:
     def candidate(self) -> dict[str, bytes] | None:
         """The policy's files as they are graded (``candidate_tree``); None where the sandbox failed.
 
+        They are read once when the attempt is over, since nothing changes them then.
+
         Raises:
             TreeTooLargeError: more than is graded.
         """
         attempt = self._running
         if self._is_broken:
             return None
+        if self._tree is not None:
+            return self._tree
         try:
-            return candidate_files(attempt.sandbox, rule_of(self.grader.store, attempt.task))
+            tree = candidate_files(attempt.sandbox, rule_of(self.grader.store, attempt.task))
         except SandboxFailure:
             self._break()
             return None
+        if attempt.toolbox.is_over:  # before, the next call may change them
+            self._tree = tree
+        return tree
 
     @property
     def regressions(self) -> Regressions | None:

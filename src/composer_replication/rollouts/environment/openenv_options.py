@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import socket
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from composer_replication.rollouts.tools.tool_limits import ToolLimits
 
 _BACKLOG = 128
 _MAX_PORT = 65535
-_NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _MAX_SESSIONS = 1024
 
 
@@ -70,31 +68,13 @@ def listen(host: str, port: int) -> socket.socket:
             raise OSError(f"ports go from 0 to {_MAX_PORT}")
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        if _is_about_the_host(error):
-            raise UsageError(
-                "CR0850",
-                f"{host!r} is no address of this machine: {_why(error)}.",
-                where="--host",
-                fix="take 127.0.0.1 for clients on this machine, 0.0.0.0 for those on others too.",
-            ) from error
+        why = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
         raise UsageError(
             "CR0850",
-            f"nothing can listen on port {port} of {host}: {_why(error)}.",
-            where="--port",
-            fix="end what listens there, or take another port; --port 0 takes a free one.",
+            f"nothing can listen on port {port} of {host}: {why.lower()}.",
+            where="--host, --port",
+            fix="take --port 0 for a free port, 127.0.0.1 for clients on this machine, 0.0.0.0 for those on others too.",
         ) from error
-
-
-def _is_about_the_host(error: OSError | UnicodeError) -> bool:
-    """A name that nobody resolves has a number below 0, one that is no name at all none of the system's."""
-    if isinstance(error, UnicodeError):
-        return True
-    return error.errno is not None and (error.errno < 0 or error.errno in _NO_SUCH_ADDRESS)
-
-
-def _why(error: OSError | UnicodeError) -> str:
-    """What the system said; Python puts the address behind it once more."""
-    return str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0].lower()
 
 
 def url_of(listener: socket.socket) -> str:

@@ -1,8 +1,7 @@
-"""What the faces ask of an environment, over what an agent loop asks: its counts, and what an attempt is worth."""
+"""What faces and judgements ask of an environment, over what an agent loop asks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from composer_replication.interfaces import AgentEnvironment
@@ -14,8 +13,12 @@ from composer_replication.rollouts.tools.toolbox import CallCounts
 class PaidEnvironment(AgentEnvironment, Protocol):
     """An environment that counts calls and pays attempts; ours are ``FeatureDeletionEnv`` and ``RayEnvironment``.
 
-    ``reward`` ends the attempt; None where a sandbox failed. ``graded_reward`` is then what it is worth whatever it did, and
-    ``report`` what the monitor says, None where it is off.
+    ``reward`` ends the attempt; None where a sandbox failed. ``graded_reward`` is then what it is worth whatever it did,
+    ``report`` what the monitor says (None where it is off), ``regressions`` what it broke. ``candidate`` is its tree as it is
+    graded, None where a sandbox failed.
+
+    Raises (``candidate``):
+        TreeTooLargeError: more than is graded.
     """
 
     @property
@@ -27,19 +30,9 @@ class PaidEnvironment(AgentEnvironment, Protocol):
     @property
     def graded_reward(self) -> float | None: ...
 
-    def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None: ...
-
-
-class InspectedEnvironment(PaidEnvironment, Protocol):
-    """One that says what an attempt broke, and hands out its tree; ours are the same two.
-
-    ``candidate`` is None where a sandbox failed.
-
-    Raises (``candidate``):
-        TreeTooLargeError: more than is graded.
-    """
-
     @property
     def regressions(self) -> Regressions | None: ...
+
+    def reward(self) -> float | None: ...
 
     def candidate(self) -> dict[str, bytes] | None: ...

@@ -1,7 +1,6 @@
 """How does an episode of many turns go?
 
-agent_loop.py            many episodes at once, each given out when it has ended
-one_episode.py           one episode: sample, call, append, stop, grade; begun again for infrastructure
+agent_loop.py            the loop: sample, call, append, stop, grade; many episodes at once, begun again for infrastructure
 episode_options.py       the limits, the parts
 episode.py               the record: turns, tokens, seconds, reward; a segment as a trainer takes it
 environment_lease.py     an environment in one thread at a time, closed exactly once
@@ -11,6 +10,5 @@ served_policy.py         a policy behind a vLLM server, with ids and log-probabi
 served_model.py          ... what the server says of itself, and whether it fits
 batching_policy.py       a policy over a blocking sampler in this process
 trajectories.py          episodes on disk, in the Agent Trajectory Interchange Format
-trajectory_steps.py      ... a turn as a step, and back
 replay.py                a stored episode's calls once more, and where the results part
 """

@@ -1,19 +1,39 @@
-"""Many episodes at once, over any policy and any environment; each is given out as soon as it has ended."""
+"""The one loop over turns: many episodes at once, over any policy and any environment.
+
+An episode samples, calls and appends until there is a reason to stop, and is graded then; for infrastructure it is begun
+again. From ``run_episodes`` to the model it is three calls: ``OneEpisode.run``, its ``_answer``, ``policy.sample``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+import math
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
+from composer_replication.rollouts.episodes.conversation import (
+    Conversation,
+    QueueingPolicy,
+    RefusedRequestError,
+)
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
-from composer_replication.rollouts.episodes.episode import Episode
+from composer_replication.rollouts.episodes.episode import (
+    Episode,
+    EpisodeTurn,
+    ObservedTurn,
+    TokenCounts,
+    refusal,
+)
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
-from composer_replication.rollouts.episodes.one_episode import EpisodePlace, OneEpisode
+from composer_replication.rollouts.tokens.chat import Chat
 
 T = TypeVar("T")
 
@@ -49,17 +69,36 @@ async def run_episodes(
         UsageError: the reward function gave no finite number (CR0214).
         ComposerError: what environment, conversation or policy raise, but for a ``SandboxFailure``.
     """
-    crowd = _Crowd(task_ids, parts, options or EpisodeOptions(), seed=seed, step=step)
+    options = options or EpisodeOptions()
+    counted: Counter[str] = Counter()
+    threads = ThreadPoolExecutor(options.max_concurrent, "environment")
+    waiting = deque(EpisodePlace(index, task, step, seed) for index, task in enumerate(task_ids))
+    running: dict[asyncio.Task[Episode], int] = {}
+    leases: list[EnvironmentLease] = []
     try:
-        while crowd.has_more:
-            for episode in await crowd.next_ended():
+        while waiting or running:
+            while waiting and len(running) < options.max_concurrent:
+                place = waiting.popleft()
+                one = OneEpisode(
+                    place, parts=parts, options=options, threads=threads, counts=counted, leases=leases
+                )
+                running[asyncio.create_task(one.run())] = place.index
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            ended = [task.result() for task in sorted(done, key=running.__getitem__)]
+            for task in done:
+                del running[task]
+            for episode in ended:
+                counted[f"ended_{episode.stop_reason}"] += 1
+                counted["dropped"] += episode.reward is None
+                counted["invalid_calls"] += episode.num_invalid_calls
                 yield episode
     finally:
         try:
-            await crowd.close()
+            await _close(running, leases, options.closing_seconds)
         finally:
+            threads.shutdown(wait=False)
             if counts is not None:
-                counts.update(crowd.counts)
+                counts.update(counted + _closings(leases))
 
 
 async def episodes_in_order(
@@ -80,80 +119,29 @@ async def episodes_in_order(
     return [found[index] for index in range(len(task_ids))]
 
 
-class _Crowd:
-    """The episodes that wait, those that run, and every environment that may be open."""
+async def _close(
+    running: Iterable[asyncio.Task[Episode]], leases: Sequence[EnvironmentLease], seconds: float
+) -> None:
+    """Cancel what runs, and wait until every environment is closed, at most so long."""
+    for task in running:
+        task.cancel()
+    for lease in leases:  # now, not in the tasks: a second Ctrl-C may leave them no time
+        lease.release()
+    await asyncio.gather(*running, return_exceptions=True)
+    closing = [asyncio.wrap_future(lease.closed) for lease in leases]
+    if closing:
+        await asyncio.wait(closing, timeout=seconds)
 
-    def __init__(
-        self,
-        task_ids: Sequence[str],
-        parts: EpisodeParts,
-        options: EpisodeOptions,
-        *,
-        seed: int,
-        step: int,
-    ) -> None:
-        self.counts: Counter[str] = Counter()
-        self._parts, self._options = parts, options
-        self._places = [EpisodePlace(index, task, step, seed) for index, task in enumerate(task_ids)]
-        self._threads = ThreadPoolExecutor(options.num_threads or options.max_concurrent, "environment")
-        self._num_begun = 0
-        self._running: dict[asyncio.Task[Episode], OneEpisode] = {}
-        self._leases: set[EnvironmentLease] = set()
 
-    @property
-    def has_more(self) -> bool:
-        return bool(self._running) or self._num_begun < len(self._places)
-
-    async def next_ended(self) -> list[Episode]:
-        """Begin what there is room for, and wait until an episode has ended."""
-        while self._num_begun < len(self._places) and len(self._running) < self._options.max_concurrent:
-            place = self._places[self._num_begun]
-            self._num_begun += 1
-            one = OneEpisode(
-                place,
-                parts=self._parts,
-                options=self._options,
-                threads=self._threads,
-                counts=self.counts,
-                leased=self._leases.add,
-            )
-            self._running[asyncio.create_task(one.run())] = one
-        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        for task in sorted(done, key=lambda task: self._running[task].place.index):
-            if (error := task.exception()) is not None:
-                raise error
-        return [self._take(task) for task in sorted(done, key=lambda task: self._running[task].place.index)]
-
-    async def close(self) -> None:
-        """Cancel what runs, and wait until every environment is closed, at most ``closing_seconds``."""
-        for task in self._running:
-            task.cancel()
-        for lease in self._leases:  # now, not in the tasks: a second Ctrl-C may leave them no time
-            lease.release()
-        try:
-            await asyncio.gather(*self._running, return_exceptions=True)
-            closing = [asyncio.wrap_future(lease.closed) for lease in self._leases]
-            if closing:
-                await asyncio.wait(closing, timeout=self._options.closing_seconds)
-        finally:
-            self._threads.shutdown(wait=False)
-            self._tally()
-
-    def _take(self, task: asyncio.Task[Episode]) -> Episode:
-        self._running.pop(task)
-        episode = task.result()
-        self.counts[f"ended_{episode.stop_reason}"] += 1
-        self.counts["dropped"] += episode.reward is None
-        self.counts["invalid_calls"] += episode.num_invalid_calls
-        return episode
-
-    def _tally(self) -> None:
-        opened = [lease for lease in self._leases if lease.was_opened]
-        closed = [lease for lease in opened if lease.closed.done()]
-        self.counts["opened"] += len(opened)
-        self.counts["closed"] += len(closed)
-        self.counts["close_failures"] += sum(bool(lease.close_failure) for lease in closed)
-        self.counts["not_closed"] += sum(not lease.closed.done() for lease in self._leases)
+def _closings(leases: Sequence[EnvironmentLease]) -> Counter[str]:
+    opened = [lease for lease in leases if lease.was_opened]
+    closed = [lease for lease in opened if lease.closed.done()]
+    return Counter(
+        opened=len(opened),
+        closed=len(closed),
+        close_failures=sum(bool(lease.close_failure) for lease in closed),
+        not_closed=sum(not lease.closed.done() for lease in leases),
+    )
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
@@ -164,3 +152,334 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "episodes") as threads:
         return threads.submit(copy_context().run, asyncio.run, work).result()
+
+
+def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
+    """The seed of one answer, from 0 to 2**31 - 1; it depends on nothing else, least of all on who ended first."""
+    digest = hashlib.sha256(f"{seed}/{episode_index}/{turn_index}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlace:
+    """Which episode this is: its place among those asked for, its task, the step and seed of all of them."""
+
+    index: int
+    task_id: str
+    step: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the policy said, the conversation before it, how long it took, and when its turn ends."""
+
+    completion: Completion
+    chat: Chat | None
+    seconds: float
+    turn_end: float
+
+
+class OneEpisode:
+    """Drives one episode and knows at any time what it has so far.
+
+    Args:
+        place: which episode.
+        parts: policy, environment, conversation, calls, reward.
+        options: the limits.
+        threads: where the environment's calls run.
+        counts: ``tries``, ``infrastructure_failures`` and ``failed_CODE`` are counted here.
+        leases: every environment's lease is put here when it is made.
+    """
+
+    def __init__(
+        self,
+        place: EpisodePlace,
+        *,
+        parts: EpisodeParts,
+        options: EpisodeOptions,
+        threads: Executor,
+        counts: Counter[str],
+        leases: list[EnvironmentLease],
+    ) -> None:
+        self.place, self.parts, self.options = place, parts, options
+        self._clock = asyncio.get_running_loop().time
+        self._threads, self._counts, self._leases = threads, counts, leases
+        self._failure = ""
+        self._num_tries = 0
+
+    async def run(self) -> Episode:
+        """The whole episode; a cancelled one leaves its environment to be closed.
+
+        Raises:
+            ComposerError: whatever is wrong on the user's side; never a ``SandboxFailure``.
+        """
+        for _ in range(self.options.max_tries):
+            self._begin_try()
+            ended: Episode | None = None
+            try:
+                await self._open()
+                reason: StopReason | None = None
+                while reason is None:
+                    if self._num_answers >= self.options.max_turns:
+                        reason = StopReason.TURNS
+                    elif self._clock() >= self._deadline:
+                        reason = StopReason.DEADLINE
+                    else:
+                        is_summary = self._is_summary_due()
+                        answer = await self._answer(is_summary=is_summary)
+                        if isinstance(answer, StopReason):
+                            reason = answer
+                        else:
+                            reason = await self._act(answer, is_summary=is_summary)
+                ended = await self._graded(reason)
+            except SandboxFailure as failure:
+                self._failure = failure.code
+                self._counts["infrastructure_failures"] += 1
+                self._counts[f"failed_{failure.code}"] += 1
+            finally:
+                self._lease.release()
+            closed = asyncio.wrap_future(self._lease.closed)
+            try:
+                await asyncio.wait({closed}, timeout=self.options.closing_seconds)
+            except asyncio.CancelledError:
+                if ended is None:
+                    raise
+            if ended is not None:
+                return ended
+        return replace(self._ended(StopReason.INFRASTRUCTURE), failure=self._failure)
+
+    def _begin_try(self) -> None:
+        self._try_started = self._clock()
+        self._deadline = self._try_started + self.options.episode_seconds
+        self._turns: list[EpisodeTurn] = []
+        self._first_messages: list[str] = []
+        self._tools: tuple[ToolSpec, ...] = ()
+        self._num_answers = 0
+        self._num_tries += 1
+        self._counts["tries"] += 1
+        self._lease = EnvironmentLease(self.parts.open_environment, self._threads)
+        self._leases.append(self._lease)
+
+    def _ended(self, reason: StopReason) -> Episode:
+        """What there is of the current try, not graded yet."""
+        return Episode(
+            task_id=self.place.task_id,
+            index=self.place.index,
+            step=self.place.step,
+            seed=self.place.seed,
+            turns=tuple(self._turns),
+            first_messages=tuple(self._first_messages),
+            tools=self._tools,
+            stop_reason=reason,
+            score=None,
+            reward=None,
+            seconds=self._clock() - self._try_started,
+            num_tries=self._num_tries,
+        )
+
+    async def _open(self) -> None:
+        task_id, limit = self.place.task_id, self.options.turn_seconds + self.options.grace_seconds
+        message, self._tools = await self._lease.do(
+            lambda env: (env.reset(task_id), env.tools), seconds=limit
+        )
+        self._task_message = message
+        self._open_conversation(message)
+
+    async def _graded(self, reason: StopReason) -> Episode:
+        started = self._clock()
+        score, judgement = await self._lease.do(
+            lambda env: (env.grade(), getattr(env, "judgement", None)), seconds=None
+        )
+        if score is None:
+            raise SandboxFailure("CR0823", "the sandbox failed while an episode was graded.")
+        episode = replace(
+            self._ended(reason),
+            score=score,
+            grading_seconds=self._clock() - started,
+            judgement=judgement,
+        )
+        return replace(episode, reward=_worth(self.parts.reward, episode))
+
+    def _open_conversation(self, message: str) -> None:
+        self._conversation: Conversation = self.parts.open_conversation(message, self._tools)
+        self._first_messages.append(message)
+
+    async def _answer(self, *, is_summary: bool) -> _Answer | StopReason:
+        """The policy's next answer, or why there is none.
+
+        The seconds that it only waited for others put the deadlines off: who waits for a round has done nothing yet, and
+        others' tools and gradings, which have limits of their own, must not cut him short.
+        """
+        conversation, options, policy = self._conversation, self.options, self.parts.policy
+        if is_summary and not self._is_told(lambda: conversation.add_message(options.summary_request)):
+            return StopReason.FINISHED
+        room = min(options.max_new_tokens, options.max_context_tokens - conversation.num_tokens)
+        if room < options.min_new_tokens:
+            return StopReason.CONTEXT
+        chat, prompt_ids, asked = conversation.chat(), conversation.prompt_ids(), self._clock()
+        end, seconds_waited = min(self._deadline, asked + options.turn_seconds), 0.0
+        seed = sampling_seed(self.place.seed, self.place.index, len(self._turns))
+        how: dict[str, Any] = {"max_new_tokens": room, "temperature": options.temperature, "seed": seed}
+        try:
+            async with asyncio.timeout_at(None) as limit:
+
+                def begin() -> None:
+                    nonlocal seconds_waited
+                    seconds_waited = self._clock() - asked
+                    limit.reschedule(end + seconds_waited)
+
+                if isinstance(policy, QueueingPolicy):
+                    completion = await policy.sample_in_turn(prompt_ids, on_begun=begin, **how)
+                else:
+                    begin()
+                    completion = await policy.sample(prompt_ids, **how)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return StopReason.DEADLINE
+        except RefusedRequestError:
+            if not self._turns:
+                raise
+            self._counts["refused_requests"] += 1  # the server took shorter ones of this episode
+            return StopReason.CONTEXT
+        _check_answer(completion, room)
+        self._deadline += seconds_waited
+        return _Answer(completion, chat, self._clock() - asked, end + seconds_waited)
+
+    async def _act(self, answer: _Answer, *, is_summary: bool) -> StopReason | None:
+        """Keep an answer and make its calls; why the episode ends with it, or None.
+
+        A summary is an answer without calls, from which the next conversation begins.
+        """
+        completion, conversation = answer.completion, self._conversation
+        try:
+            conversation.add_completion(completion)
+        except InputError as error:
+            raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
+        said = conversation.turns()[-1]
+        calls = () if is_summary else self.parts.find_calls(said)
+        started = self._clock()
+        results, is_done = await self._call_all(calls, answer.turn_end)
+        turn = EpisodeTurn(
+            ObservedTurn(said, calls, results, answer.chat),
+            segment_idx=len(self._first_messages) - 1,
+            is_summary=is_summary,
+            policy_seconds=answer.seconds,
+            tool_seconds=self._clock() - started,
+            tokens=self._count(said, calls, is_summary=is_summary),
+        )
+        self._turns.append(turn)
+        if is_summary and completion.stop_reason is not StopReason.LENGTH:
+            summary = f"{self.options.summary_introduction}\n{completion.text.strip()}"
+            self._open_conversation(f"{self._task_message}\n\n{summary}")
+            return None
+        self._num_answers += not is_summary
+        reason = self._reason_to_stop(turn, is_done=is_done)
+        if reason is None and not self._append_answers(turn):
+            reason = StopReason.FINISHED
+        return reason
+
+    def _reason_to_stop(self, turn: EpisodeTurn, *, is_done: bool) -> StopReason | None:
+        calls, completion = turn.observed.calls, turn.observed.turn.completion
+        if is_done:
+            return StopReason.SUBMITTED
+        if len(turn.observed.results) < len(calls):
+            return StopReason.DEADLINE
+        if completion.stop_reason is StopReason.LENGTH:
+            # An answer without its end is never continued: no template writes a next message after it.
+            used = len(turn.observed.turn.prompt_ids) + len(completion.token_ids)
+            return StopReason.CONTEXT if used >= self.options.max_context_tokens else StopReason.LENGTH
+        if not calls and not self.options.reminder:
+            return StopReason.FINISHED
+        return None
+
+    def _append_answers(self, turn: EpisodeTurn) -> bool:
+        """Tell the policy what came back; False where its template does not go on from there."""
+        seen, conversation = turn.observed, self._conversation
+        if seen.calls:
+            is_told = self._is_told(lambda: conversation.add_results(seen.calls, seen.results))
+        else:
+            is_told = self._is_told(lambda: conversation.add_message(self.options.reminder))
+        if is_told and seen.turn.prompt_ids:
+            before = len(seen.turn.prompt_ids) + len(seen.turn.completion.token_ids)
+            added = TokenCounts(tool_output=max(0, conversation.num_tokens - before))
+            self._turns[-1] = replace(turn, tokens=turn.tokens + added)
+        return is_told
+
+    def _is_told(self, tell: Callable[[], None]) -> bool:
+        """Whether the conversation goes on with what is told.
+
+        That hangs on what was sampled (an end token that a template never writes in this place) and on what a tool
+        printed. So it ends this one episode, which is graded; ``LedgerTalk`` has seen that the template itself is fit.
+        """
+        try:
+            tell()
+        except InputError as error:
+            self._counts[f"not_continued_{error.code}"] += 1
+            return False
+        return True
+
+    def _is_summary_due(self) -> bool:
+        options = self.options
+        segment_idx = len(self._first_messages) - 1
+        has_turns = bool(self._turns) and self._turns[-1].segment_idx == segment_idx
+        is_long = 0 < options.summary_tokens <= self._conversation.num_tokens
+        return is_long and has_turns and segment_idx < options.max_summaries
+
+    async def _call_all(self, calls: tuple[ToolCall, ...], end: float) -> tuple[tuple[ToolResult, ...], bool]:
+        """The results in order, fewer when the time was over, and whether the episode was submitted."""
+        results: list[ToolResult] = []
+        is_done = False
+        for number, call in enumerate(calls):
+            if number >= self.options.max_calls:
+                results.append(refusal(self.options.max_calls))
+                continue
+            if self._clock() >= end:
+                break
+            result, is_done = await self._lease.do(
+                lambda env, call=call: (env.call(call), env.is_done),  # type: ignore[misc]
+                seconds=max(end - self._clock(), self.options.call_seconds) + self.options.grace_seconds,
+            )
+            results.append(result)
+        return tuple(results), is_done
+
+    def _count(self, said: Turn, calls: tuple[ToolCall, ...], *, is_summary: bool) -> TokenCounts:
+        if is_summary:
+            return TokenCounts(thinking=len(said.completion.token_ids))
+        if self.parts.count_kinds is not None:
+            return replace(self.parts.count_kinds(said, calls), tool_output=0)
+        num_ids = len(said.completion.token_ids)
+        return TokenCounts(tool_call=num_ids) if calls else TokenCounts(final=num_ids)
+
+
+def _check_answer(completion: Completion, room: int) -> None:
+    num_ids, num_logp = len(completion.token_ids), len(completion.token_logp)
+    if num_ids > room:
+        problem = f"{num_ids} ids where at most {room} were asked for"
+    elif num_logp not in (0, num_ids):
+        problem = f"{num_logp} log-probabilities for {num_ids} ids"
+    elif not all(map(math.isfinite, completion.token_logp)):
+        problem = "a log-probability that is no finite number"
+    else:
+        return
+    raise SandboxFailure("CR0821", f"the policy answered with {problem}.")
+
+
+def _worth(reward: Callable[[Episode], float], episode: Episode) -> float:
+    try:
+        number = float(reward(episode))
+    except Exception as error:  # the user's function may raise anything
+        raise _bad_reward(f"raised {type(error).__name__}: {error}") from error
+    if not math.isfinite(number):
+        raise _bad_reward(f"returned {number}, which is not a finite number")
+    return number
+
+
+def _bad_reward(problem: str) -> UsageError:
+    return UsageError(
+        "CR0214",
+        f"the reward function of the episodes {problem}.",
+        where="EpisodeParts.reward",
+        fix="make it return a number for every episode.",
+    )

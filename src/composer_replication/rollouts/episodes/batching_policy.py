@@ -68,13 +68,6 @@ class BatchingPolicy:
         num_expected: Callable[[], int] | None = None,
         before_batch: Callable[[list[SampleOptions]], None] | None = None,
     ) -> None:
-        if max_batch < 1 or not window_seconds >= 0:
-            raise UsageError(
-                "CR0820",
-                f"max_batch is {max_batch} and window_seconds {window_seconds}: at least 1 and 0 are needed.",
-                where="BatchingPolicy",
-                fix="leave them out: the defaults are good.",
-            )
         self.counts: Counter[str] = Counter()
         self._sample_batch, self._max_batch, self._window_seconds = sample_batch, max_batch, window_seconds
         self._num_expected, self._before_batch = num_expected, before_batch

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.hints.hint_prompts import Chat
+from composer_replication.rollouts.tokens.chat import Chat
 
 
 class Conversation(Protocol):

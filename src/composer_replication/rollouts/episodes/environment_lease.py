@@ -10,11 +10,8 @@ from typing import TypeVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment
-from composer_replication.rollouts.places import WorkClock, measured_by
 
 T = TypeVar("T")
-_LOOK_SECONDS = 1.0
-"""How often work that waits is looked at: when it will run again, nobody says."""
 
 
 class EnvironmentLease:
@@ -43,23 +40,21 @@ class EnvironmentLease:
         self._is_busy = False
         self._is_released = False
 
-    async def do(self, act: Callable[[AgentEnvironment], T], *, seconds: float) -> T:
-        """Run ``act`` on the environment in a thread; afterwards nothing runs there.
-
-        Waiting for a place (``rollouts.places``) does not count, as long as those before it come and go.
+    async def do(self, act: Callable[[AgentEnvironment], T], *, seconds: float | None) -> T:
+        """Run ``act`` on the environment in a thread; afterwards nothing runs there. None waits for as long as it takes.
 
         Raises:
             SandboxFailure: it did not come back in time (CR0822), and only ``release`` may follow; or its own.
         """
-        clock = WorkClock(seconds)
-        job: asyncio.Future[T] = asyncio.wrap_future(self._begin(act, clock))
+        job: asyncio.Future[T] = asyncio.wrap_future(self._begin(act))
         job.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked
-        pause = max(0.0, seconds)
-        while not (await asyncio.wait({job}, timeout=pause))[0]:
-            left, is_waiting = clock.seconds_left, clock.is_waiting
-            if left <= 0:
-                raise _late(seconds, is_waiting=is_waiting)
-            pause = min(left, _LOOK_SECONDS) if is_waiting else left
+        done, _ = await asyncio.wait({job}, timeout=None if seconds is None else max(0.0, seconds))
+        if not done:
+            raise SandboxFailure(
+                "CR0822",
+                f"an environment did not come back within {seconds:.0f} s.",
+                fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds.",
+            )
         return job.result()
 
     def release(self) -> None:
@@ -79,22 +74,21 @@ class EnvironmentLease:
         except RuntimeError:  # the pool takes no more
             self._close()
 
-    def _begin(self, act: Callable[[AgentEnvironment], T], clock: WorkClock) -> Future[T]:
+    def _begin(self, act: Callable[[AgentEnvironment], T]) -> Future[T]:
         with self._lock:
             if self._is_released or self._is_busy:
                 raise RuntimeError("an environment is used by one thread at a time, and not after its end")
             self._is_busy = True
-            job = self._threads.submit(self._work, act, clock)
+            job = self._threads.submit(self._work, act)
             self._job = job  # type: ignore[assignment]  # only cancelled, never asked for its result
         return job
 
-    def _work(self, act: Callable[[AgentEnvironment], T], clock: WorkClock) -> T:
+    def _work(self, act: Callable[[AgentEnvironment], T]) -> T:
         try:
             if self._environment is None:
                 self._environment = self._open()
                 self.was_opened = True
-            with measured_by(clock):
-                return act(self._environment)
+            return act(self._environment)
         finally:
             with self._lock:
                 self._is_busy = False
@@ -111,16 +105,3 @@ class EnvironmentLease:
         finally:
             self._environment = None
             self.closed.set_result(None)
-
-
-def _late(seconds: float, *, is_waiting: bool) -> SandboxFailure:
-    problem = (
-        f"an environment waited for a place, and nobody began or ended there for {seconds:.0f} s."
-        if is_waiting
-        else f"an environment did not come back within {seconds:.0f} s."
-    )
-    return SandboxFailure(
-        "CR0822",
-        problem,
-        fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds; a grading has grading_seconds.",
-    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.records import Rollout, Score, StopReason, ToolResult, ToolSpec
-from composer_replication.rollouts.hints.hint_context import ObservedRollout, ObservedTurn
+from composer_replication.records import Rollout, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
+from composer_replication.rollouts.tokens.chat import Chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,19 @@ class TokenCounts:
             self.tool_output + other.tool_output,
             self.final + other.final,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTurn:
+    """A turn with what it called and what came back: ``results[i]`` answers ``calls[i]``.
+
+    ``chat`` is the conversation that its prompt renders; None for a prompt without chat turns.
+    """
+
+    turn: Turn
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    chat: Chat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,8 @@ class Episode:
     ``index`` is its place among the episodes that were asked for, ``num_tries`` how often it was begun; only the last
     try is kept. ``first_messages`` has one text a segment. ``reward`` is None for an episode that must not move the
     weights: the sandbox or the policy's server failed each time (``INFRASTRUCTURE``, ``failure`` is the code of the
-    last failure).
+    last failure). ``judgement`` is what its environment says of it besides the score (``JudgedAttempts``: a
+    ``Judgement``); it is not stored.
     """
 
     task_id: str
@@ -90,6 +105,12 @@ class Episode:
     grading_seconds: float = 0.0
     num_tries: int = 1
     failure: str = ""
+    judgement: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def paid(self) -> float | None:
+        """What a trainer is told; None moves no weight: infrastructure, or nothing was sampled."""
+        return self.reward if self.turns else None
 
     @property
     def segments(self) -> tuple[Rollout, ...]:
@@ -109,14 +130,6 @@ class Episode:
                 seconds=sum(each.policy_seconds + each.tool_seconds for each in self._turns_of(idx)),
             )
             for idx in range(last + 1)
-        )
-
-    @property
-    def observed_rollouts(self) -> tuple[ObservedRollout, ...]:
-        """The segments as the hint channel takes them."""
-        return tuple(
-            ObservedRollout(rollout, tuple(each.observed for each in self._turns_of(idx)), tools=self.tools)
-            for idx, rollout in enumerate(self.segments)
         )
 
     @property

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from composer_replication.errors import UsageError
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import ToolCall, Turn
 from composer_replication.rollouts.episodes.conversation import FindCalls, OpenConversation
@@ -31,27 +29,20 @@ class EpisodeOptions:
         turn_seconds: for an answer and its calls. An answer that takes longer is thrown away; a call that began
             in time may run to its own time-out. Then the episode ends (``DEADLINE``) and is graded. Waiting
             until a ``QueueingPolicy`` begins with an answer counts neither here nor for ``episode_seconds``.
-        episode_seconds: for one try, grading not counted.
+        episode_seconds: for one try, grading not counted: each of its test runs has limits of its own.
         call_seconds: the longest time-out of a call within the environment. A call may take so long however late in its
             turn it began: one that runs into its own time-out is what the policy did, and no failure of the sandbox.
         grace_seconds: an environment that does not come back so long after ``turn_seconds`` and ``call_seconds`` are both
             over has broken: its episode is tried again.
-        grading_seconds: likewise, for the grading, from when it begins to run: waiting for one of the grader's places does
-            not count, unless nothing began or ended there for so long.
         closing_seconds: how long the end of the loop waits for environments to close.
         max_calls: of one answer; those beyond are refused and not run.
         max_tries: how often an episode is begun before it is dropped, for failures of sandbox or server only.
         max_concurrent: episodes at a time; each has an environment.
-        num_threads: for calls of environments; 0 is one an episode. With fewer, calls wait for one another, and that
-            counts as their time.
         reminder: what the policy is told after an answer without a call; empty: the episode ends (``FINISHED``).
         summary_tokens: from this prompt length on the policy is asked for a summary and goes on from it; 0 never.
             Leave room below ``max_context_tokens`` for one tool result, the request and the summary.
         max_summaries: of one episode.
         summary_request, summary_introduction: the words before and after.
-
-    Raises:
-        UsageError: a value out of range (CR0820).
     """
 
     max_turns: int = 50
@@ -63,46 +54,15 @@ class EpisodeOptions:
     episode_seconds: float = 3600.0
     call_seconds: float = 300.0
     grace_seconds: float = 120.0
-    grading_seconds: float = 900.0
     closing_seconds: float = 120.0
     max_calls: int = 16
     max_tries: int = 3
     max_concurrent: int = 32
-    num_threads: int = 0
     reminder: str = ""
     summary_tokens: int = 0
     max_summaries: int = 4
     summary_request: str = SUMMARY_REQUEST
     summary_introduction: str = SUMMARY_INTRODUCTION
-
-    def __post_init__(self) -> None:
-        counts = ("max_turns", "max_context_tokens", "max_new_tokens", "min_new_tokens", "max_calls")
-        for name in (*counts, "max_tries", "max_concurrent"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        for name in (
-            "num_threads",
-            "summary_tokens",
-            "max_summaries",
-            "temperature",
-            "call_seconds",
-            "grace_seconds",
-        ):
-            self._check(name, 0 <= getattr(self, name) < math.inf, "a number from 0 on")
-        for name in ("turn_seconds", "episode_seconds", "grading_seconds", "closing_seconds"):
-            self._check(name, 0 < getattr(self, name) < math.inf, "a finite number above 0")
-        self._check("min_new_tokens", self.min_new_tokens <= self.max_new_tokens, "at most max_new_tokens")
-        limit = self.max_context_tokens
-        self._check("summary_tokens", self.summary_tokens < limit, "less than max_context_tokens")
-
-    def _check(self, name: str, is_good: bool, wanted: str) -> None:  # noqa: FBT001  a private check
-        if is_good:
-            return
-        raise UsageError(
-            "CR0820",
-            f"{name} is {getattr(self, name)!r}, and has to be {wanted}.",
-            where=f"EpisodeOptions.{name}",
-            fix="leave it out: the default is good.",
-        )
 
 
 def share_of_visible_tests(episode: Episode) -> float:

@@ -10,13 +10,13 @@ from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.episode import TokenCounts
-from composer_replication.rollouts.hints.hint_prompts import Chat, encode
 from composer_replication.rollouts.tokens.call_dialects import (
     FENCES,
     dialect_of,
     read_completion,
     require_dialect,
 )
+from composer_replication.rollouts.tokens.chat import Chat, encode
 from composer_replication.rollouts.tokens.thoughts import num_thinking_ids
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 from composer_replication.rollouts.tools.tool_schemas import function_schema

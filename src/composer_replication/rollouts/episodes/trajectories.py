@@ -9,17 +9,31 @@ Reference: Agent Trajectory Interchange Format, RFC 0001 of the Harbor project, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from composer_replication import __version__
 from composer_replication.errors import InputError
-from composer_replication.records import Outcome, Score, StopReason, ToolSpec, Turn
-from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, segment_tokens
-from composer_replication.rollouts.episodes.trajectory_steps import step_of, turn_of
+from composer_replication.records import (
+    Completion,
+    Outcome,
+    Score,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Turn,
+)
+from composer_replication.rollouts.episodes.episode import (
+    Episode,
+    EpisodeTurn,
+    ObservedTurn,
+    TokenCounts,
+    segment_tokens,
+)
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.run_folder import rewrite_jsonl
 
@@ -36,15 +50,10 @@ class TrajectoryOptions:
     Args:
         session_id: of the run; the same in every line.
         model_name: of the policy; empty leaves it out.
-        has_full_prompts: every step has all ids and all text of its prompt, which takes space with the square of the number of
-            turns. By default a step has those that were added since the one before.
-        secrets: texts that no line may hold, the key of a server for example.
     """
 
     session_id: str = "composer-replication"
     model_name: str = ""
-    has_full_prompts: bool = False
-    secrets: tuple[str, ...] = ()
 
 
 def write_trajectories(
@@ -53,16 +62,11 @@ def write_trajectories(
     """Write a file of episodes, whole or not at all.
 
     Raises:
-        InputError: an episode holds a secret, or a number that JSON has no word for (CR0825); nothing is written.
+        InputError: an episode holds a number that JSON has no word for (CR0825); nothing is written.
     """
     options = options or TrajectoryOptions()
-    rows = []
-    for episode in episodes:
-        if _holds_secret(episode, options):
-            raise _unusable("an episode holds a secret", path, "find out how it got into the sandbox.")
-        rows.append(trajectory_row(episode, options))
     try:
-        rewrite_jsonl(path, rows)
+        rewrite_jsonl(path, [trajectory_row(episode, options) for episode in episodes])
     except ValueError as error:
         raise _unusable(f"an episode cannot be written: {error}", path, "look at its numbers.") from error
 
@@ -99,7 +103,7 @@ def trajectory_row(episode: Episode, options: TrajectoryOptions) -> dict[str, An
         )
         before: Turn | None = None
         for turn in (each for each in episode.turns if each.segment_idx == idx):
-            steps.append(step_of(turn, len(steps) + 1, before, has_full_prompts=options.has_full_prompts))
+            steps.append(step_of(turn, len(steps) + 1, before))
             before = turn.observed.turn
     agent: dict[str, Any] = {
         "name": "composer-replication",
@@ -193,26 +197,117 @@ def _mask_runs(episode: Episode, segment_idx: int) -> list[list[int]] | None:
     return [[bit, len(list(run))] for bit, run in groupby(mask)]
 
 
-def _holds_secret(episode: Episode, options: TrajectoryOptions) -> bool:
-    secrets = [secret for secret in options.secrets if secret]
-    if not secrets:
-        return False
-    whole = trajectory_row(episode, replace(options, has_full_prompts=True))  # no prompt in two pieces
-    return any(secret in text for text in _texts(whole) for secret in secrets)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield str(name)
-            yield from _texts(inner)
-    elif isinstance(value, Sequence):
-        for inner in value:
-            if not isinstance(inner, int):  # ids, the most of it
-                yield from _texts(inner)
-
-
 def _unusable(problem: str, path: Path, fix: str) -> InputError:
     return InputError("CR0825", f"a file of trajectories is not usable: {problem}.", where=str(path), fix=fix)
+
+
+def step_of(turn: EpisodeTurn, step_id: int, before: Turn | None) -> dict[str, Any]:
+    """An agent's step.
+
+    ``before`` is the turn before in the same segment. Where the prompt begins with that turn's prompt and answer only
+    the ids that were added are kept (``metrics.extra.added_token_ids``), so that a long episode takes space in
+    proportion to its length.
+    """
+    observed, completion = turn.observed, turn.observed.turn.completion
+    prompt_ids, prompt_text = observed.turn.prompt_ids, observed.turn.prompt_text
+    seen_ids = _ids_after(before)
+    metrics: dict[str, Any] = {
+        "prompt_tokens": len(prompt_ids),
+        "completion_tokens": len(completion.token_ids),
+        "completion_token_ids": list(completion.token_ids),
+    }
+    if completion.token_logp:
+        metrics["logprobs"] = list(completion.token_logp)
+    extends = bool(seen_ids) and prompt_ids[: len(seen_ids)] == seen_ids
+    if extends:
+        metrics["extra"] = {"added_token_ids": list(prompt_ids[len(seen_ids) :])}
+    else:
+        metrics["prompt_token_ids"] = list(prompt_ids)
+    call_ids = [f"call-{step_id}-{number}" for number in range(len(observed.calls))]
+    results = list(zip(call_ids, observed.results, strict=False))
+    step: dict[str, Any] = {
+        "step_id": step_id,
+        "source": "agent",
+        "message": completion.text,
+        "metrics": metrics,
+        "llm_call_count": 1,
+        "extra": {
+            "segment_idx": turn.segment_idx,
+            "is_summary": turn.is_summary,
+            "stop_reason": str(completion.stop_reason),
+            "prompt_text": prompt_text,
+            "policy_seconds": turn.policy_seconds,
+            "tool_seconds": turn.tool_seconds,
+            "tokens": asdict(turn.tokens),
+        },
+    }
+    if observed.calls:
+        pairs = zip(call_ids, observed.calls, strict=True)
+        step["tool_calls"] = [_call_row(call_id, call) for call_id, call in pairs]
+    if results:
+        step["observation"] = {"results": [_result_row(call_id, result) for call_id, result in results]}
+    return step
+
+
+def turn_of(step: Mapping[str, Any], before: Turn | None) -> EpisodeTurn:
+    """The turn that ``step_of`` made the step from; without its ``chat``, which is not stored.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not such a step.
+    """
+    metrics, extra = step["metrics"], step["extra"]
+    added = (metrics.get("extra") or {}).get("added_token_ids")
+    prompt_ids = tuple(metrics["prompt_token_ids"]) if added is None else (*_ids_after(before), *added)
+    num_kept = extra.get(
+        "kept_characters", 0
+    )  # older lines have of a text only what differs from the one before
+    kept_text = "" if before is None else before.prompt_text[:num_kept]
+    completion = Completion(
+        tuple(metrics["completion_token_ids"]),
+        step["message"],
+        StopReason(extra["stop_reason"]),
+        tuple(metrics.get("logprobs", ())),
+    )
+    calls = tuple(
+        ToolCall(row["function_name"], row["extra"]["arguments_text"], row["extra"]["call_id"])
+        for row in step.get("tool_calls", ())
+    )
+    results = tuple(
+        ToolResult(row["content"], **row["extra"]) for row in step.get("observation", {}).get("results", ())
+    )
+    return EpisodeTurn(
+        ObservedTurn(Turn(prompt_ids, completion, kept_text + extra["prompt_text"]), calls, results),
+        segment_idx=extra["segment_idx"],
+        is_summary=extra["is_summary"],
+        policy_seconds=extra["policy_seconds"],
+        tool_seconds=extra["tool_seconds"],
+        tokens=TokenCounts(**extra["tokens"]),
+    )
+
+
+def _ids_after(turn: Turn | None) -> tuple[int, ...]:
+    return () if turn is None else (*turn.prompt_ids, *turn.completion.token_ids)
+
+
+def _call_row(call_id: str, call: ToolCall) -> dict[str, Any]:
+    return {
+        "tool_call_id": call_id,
+        "function_name": call.name,
+        "arguments": _as_object(call.arguments),
+        "extra": {"arguments_text": call.arguments, "call_id": call.call_id},
+    }
+
+
+def _result_row(call_id: str, result: ToolResult) -> dict[str, Any]:
+    extra = asdict(result)
+    return {"source_call_id": call_id, "content": extra.pop("text"), "extra": extra}
+
+
+def _as_object(arguments: str) -> dict[str, Any]:
+    """The arguments as the format wants them; empty where the policy wrote something else."""
+    try:
+        value = json.loads(arguments)
+        json.dumps(value, allow_nan=False)  # 1e999 is read as infinity
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.records import StopReason, TaskOutcome
-from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts
+from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts, judged_reward
 from composer_replication.rollouts.episodes.agent_loop import run_anywhere, run_episodes
+from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
-from composer_replication.rollouts.generations.rollout_rows import PlayedEpisode
 from composer_replication.rollouts.grading import FORGED
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
@@ -72,9 +72,9 @@ class EpisodePlayer:
         num = min(self.options.max_concurrent, self._num_left)
         return num if self._num_places is None else max(1, min(num, self._num_places()))
 
-    def play(
+    def generation(
         self, task_ids: Sequence[str], policy: TokenPolicy, *, step: int, place: str, is_training: bool = True
-    ) -> list[PlayedEpisode]:
+    ) -> list[Episode]:
         """One episode for each task id, in their order.
 
         Seeds come from the run's seed, the step and the place; what was under way when a run was cut is begun again with the same
@@ -93,12 +93,12 @@ class EpisodePlayer:
         """
         counts: Counter[str] = Counter()
         seed = derive_seed(self.seed, f"episodes {place}", step)
-        played = self.episodes(task_ids, policy, seed=seed, step=step, counts=counts, on_ended=self.on_ended)
-        if all(each.episode.stop_reason is StopReason.INFRASTRUCTURE for each in played):
+        played = self.play(task_ids, policy, seed=seed, step=step, counts=counts, on_ended=self.on_ended)
+        if all(each.stop_reason is StopReason.INFRASTRUCTURE for each in played):
             raise SandboxFailure(
                 "CR0390",
                 "the sandbox failed for every rollout of a batch.",
-                where=played[0].episode.failure,
+                where=played[0].failure,
                 fix="composer-rl sandbox selftest",
             )
         self.figures = figures_of(played, counts)
@@ -106,7 +106,7 @@ class EpisodePlayer:
             self._tell(played, step)
         return played
 
-    def episodes(
+    def play(
         self,
         task_ids: Sequence[str],
         policy: TokenPolicy,
@@ -115,59 +115,57 @@ class EpisodePlayer:
         step: int,
         counts: Counter[str] | None = None,
         on_ended: Callable[[int, int], None] | None = None,
-    ) -> list[PlayedEpisode]:
+    ) -> list[Episode]:
         """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many).
 
         Raises:
             ComposerError: what the loop raises.
         """
-        self.attempts.forget()
         self._num_left = num_all = len(task_ids)
-        parts = EpisodeParts(
-            policy,
-            self.attempts.open,
-            self.talk.open,
-            self.talk.find_calls,
-            self.attempts.reward_of,
-            self.talk.count_kinds,
-        )
+        parts = self.parts(policy)
 
-        async def all_of_them() -> list[PlayedEpisode]:
-            found: dict[int, PlayedEpisode] = {}
+        async def all_of_them() -> list[Episode]:
+            found: dict[int, Episode] = {}
             stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
             opened = policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
             async with opened, aclosing(stream) as episodes:
                 async for episode in episodes:
                     self._num_left -= 1
-                    found[episode.index] = PlayedEpisode(episode, self.attempts.take(episode))
+                    found[episode.index] = episode
                     if on_ended is not None:
                         on_ended(len(found), num_all)
             return [found[index] for index in range(num_all)]
 
         return run_anywhere(all_of_them())
 
-    def _tell(self, played: Sequence[PlayedEpisode], step: int) -> None:
+    def parts(self, policy: TokenPolicy) -> EpisodeParts:
+        """Who takes part in an episode that ``policy`` plays."""
+        talk = self.talk
+        return EpisodeParts(
+            policy, self.attempts.open, talk.open, talk.find_calls, judged_reward, talk.count_kinds
+        )
+
+    def _tell(self, played: Sequence[Episode], step: int) -> None:
         to = self.listeners
         if to.kept is not None:
             to.kept.keep(played, step=step)
         if to.on_outcomes is not None:
             to.on_outcomes([outcome_of_episode(each) for each in played])
         if to.observed is not None:
-            to.observed.note([each.episode for each in played if each.reward is not None])
+            to.observed.note([each for each in played if each.paid is not None])
 
 
-def outcome_of_episode(played: PlayedEpisode) -> TaskOutcome:
+def outcome_of_episode(episode: Episode) -> TaskOutcome:
     """What a curriculum learns; a flagged attempt passed nothing."""
-    if played.judgement is not None and played.judgement.masks_reward:
-        return TaskOutcome(played.episode.task_id, is_full_pass=False, credit=0.0)
-    return outcome_of(played.episode.task_id, None if played.judgement is None else played.episode.score)
+    if episode.judgement is not None and episode.judgement.masks_reward:
+        return TaskOutcome(episode.task_id, is_full_pass=False, credit=0.0)
+    return outcome_of(episode.task_id, episode.score)
 
 
-def figures_of(played: Sequence[PlayedEpisode], counts: Counter[str]) -> dict[str, float]:
+def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, float]:
     """Numbers of a generation: means over its episodes, counts of what is seldom."""
-    episodes = [each.episode for each in played]
     scores = [each.score for each in episodes if each.score is not None]
-    reports = [each.judgement.report for each in played if each.judgement is not None]
+    reports = [each.judgement.report for each in episodes if each.judgement is not None]
     known = [report for report in reports if report is not None]
     num_asked = sum(each.num_calls for each in episodes)
     figures = {
@@ -180,7 +178,7 @@ def figures_of(played: Sequence[PlayedEpisode], counts: Counter[str]) -> dict[st
         "invalid_calls_share": counts["invalid_calls"] / num_asked if num_asked else 0.0,
         "infrastructure_failures": float(counts["infrastructure_failures"]),
         "forgeries": float(sum(score.error.startswith(FORGED) for score in scores)),
-        "dropped": float(sum(each.reward is None for each in played)),
+        "dropped": float(sum(each.paid is None for each in episodes)),
         "monitor_findings": float(sum(len(report.findings) for report in known)),
         "monitor_flagged": float(sum(bool(report.findings) for report in known)),
         "monitor_masked": float(sum(report.masks_reward for report in known)),

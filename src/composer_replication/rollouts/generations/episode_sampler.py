@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.records import Task
+from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
-from composer_replication.rollouts.generations.rollout_rows import PlayedEpisode
 from composer_replication.rollouts.grading import GradeRequest
 from composer_replication.rollouts.task_sampler import TaskSampler
 
@@ -44,7 +44,7 @@ class EpisodeSampler(TaskSampler):
         player: EpisodePlayer,
         policy: CurrentPolicy,
         *,
-        keep: Callable[[str, Sequence[PlayedEpisode]], None] | None = None,
+        keep: Callable[[str, Sequence[Episode]], None] | None = None,
     ) -> None:
         super().__init__(player.attempts.grader)
         self.player, self.policy, self._keep = player, policy, keep
@@ -69,14 +69,14 @@ class EpisodeSampler(TaskSampler):
         """
         of_each = [task for task in tasks for _ in range(num_samples)]
         with self.policy.opened(lambda: self.player.num_running) as policy:
-            played = self.player.episodes(
+            played = self.player.play(
                 [task.task_id for task in of_each],
                 policy,
                 seed=seed,
                 step=self.policy.step,
                 on_ended=self.note_prompts,
             )
-        self.stop_reasons.update(str(each.episode.stop_reason) for each in played)
+        self.stop_reasons.update(str(each.stop_reason) for each in played)
         if self._keep is not None and name:
             self._keep(name, played)
         made = [

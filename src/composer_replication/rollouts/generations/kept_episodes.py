@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions, write_trajectories
-from composer_replication.rollouts.generations.rollout_rows import PlayedEpisode
+from composer_replication.rollouts.monitor import HackFinding
 from composer_replication.run_folder import rewrite_jsonl
 
 
@@ -34,9 +35,9 @@ class KeptEpisodes:
     ) -> None:
         self._folder, self._part, self._options = folder, part, options
         self._step = -1
-        self._played: list[PlayedEpisode] = []
+        self._played: list[Episode] = []
 
-    def keep(self, played: Sequence[PlayedEpisode], *, step: int) -> None:
+    def keep(self, played: Sequence[Episode], *, step: int) -> None:
         """Add the episodes of a generation; dynamic sampling makes several of one step.
 
         Raises:
@@ -46,33 +47,33 @@ class KeptEpisodes:
             self._step, self._played = step, []
         self._played += played
         rewrite_jsonl(self._path("step"), [_line(each) for each in self._played])
-        write_trajectories(self._path("episodes"), [each.episode for each in self._played], self._options)
+        write_trajectories(self._path("episodes"), self._played, self._options)
         findings = [row for each in self._played if (row := _findings(each)) is not None]
         if findings or self._path("findings").is_file():
             rewrite_jsonl(self._path("findings"), findings)
 
-    def keep_evaluation(self, name: str, played: Sequence[PlayedEpisode]) -> None:
+    def keep_evaluation(self, name: str, played: Sequence[Episode]) -> None:
         """Trajectories that nothing is learned from, in a file of this name.
 
         Raises:
             InputError: an episode cannot be written (CR0825).
         """
         path = self._folder / f"{name}{self._part}.jsonl"
-        write_trajectories(path, [each.episode for each in played], self._options)
+        write_trajectories(path, played, self._options)
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._step:06d}{self._part}.jsonl"
 
 
-def _line(played: PlayedEpisode) -> dict[str, Any]:
+def _line(episode: Episode) -> dict[str, Any]:
     """A rollout as those of single answers are kept: its text is all that was said, called and answered."""
-    episode, score = played.episode, played.episode.score
+    score = episode.score
     return {
         "task_id": episode.task_id,
         "step": episode.step,
         "text": _transcript(episode),
         "num_turns": len(episode.turns),
-        "reward": played.reward,
+        "reward": episode.paid,
         "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},
         "error": "" if score is None else score.error,
         "stop_reason": str(episode.stop_reason),
@@ -88,9 +89,25 @@ def _transcript(episode: Episode) -> str:
     return "\n".join(parts)
 
 
-def _findings(played: PlayedEpisode) -> dict[str, Any] | None:
-    report = None if played.judgement is None else played.judgement.report
+def _findings(episode: Episode) -> dict[str, Any] | None:
+    """What the monitor found, its calls by turn and place within it."""
+    report = None if episode.judgement is None else episode.judgement.report
     if report is None or not report.findings:
         return None
-    episode = played.episode
+    places = [
+        (turn_idx, call_idx)
+        for turn_idx, turn in enumerate(episode.turns)
+        for call_idx, result in enumerate(turn.observed.results)
+        if result.fault != "refused"  # no environment has seen it
+    ]
+    report = replace(report, findings=tuple(_placed(finding, places) for finding in report.findings))
     return {"step": episode.step, "index": episode.index, "seed": episode.seed, **report.to_json()}
+
+
+def _placed(finding: HackFinding, places: Sequence[tuple[int, int]]) -> HackFinding:
+    """``turn_idx`` of a finding counts the calls of the attempt."""
+    number = finding.turn_idx
+    if number is None or number >= len(places):
+        return finding
+    turn_idx, call_idx = places[number]
+    return replace(finding, turn_idx=turn_idx, call_idx=call_idx)

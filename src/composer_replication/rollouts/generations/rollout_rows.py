@@ -6,21 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.rollouts.environment.judged_attempts import Judgement
 from composer_replication.rollouts.episodes.episode import Episode
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedEpisode:
-    """An episode with what it was judged to be worth; ``judgement`` is None where nothing was graded."""
-
-    episode: Episode
-    judgement: Judgement | None
-
-    @property
-    def reward(self) -> float | None:
-        """What the trainer is told; None moves no weight: infrastructure, or nothing was sampled."""
-        return None if self.judgement is None or not self.episode.turns else self.episode.reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +27,16 @@ class RolloutRow:
     segment_starts: tuple[int, ...] = ()
 
 
-def rollout_row(played: PlayedEpisode, *, filler_id: int) -> RolloutRow:
+def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
     """The row of an episode, its conversations one after the other.
 
     Args:
-        played: the episode.
+        episode: whose reward is known.
         filler_id: stands alone, without loss, where nothing was sampled.
 
     Raises:
         InputError: its ids are not known exactly (CR0828).
     """
-    episode = played.episode
     counts = effort_counts(episode)
     if not episode.turns:
         return RolloutRow((filler_id,), (filler_id,), (0,), (0.0,), None, counts)
@@ -65,14 +50,14 @@ def rollout_row(played: PlayedEpisode, *, filler_id: int) -> RolloutRow:
         ids += [*segment.prompt_ids, *segment.completion_ids]
         mask += [*[0] * between, *segment.mask]
         logp += [*[0.0] * between, *segment.token_logp]
-    if played.reward is None:
+    if episode.paid is None:
         mask = [0] * len(mask)
     return RolloutRow(
         first.prompt_ids,
         tuple(ids),
         tuple(mask),
         tuple(logp) if has_logp else (),
-        played.reward,
+        episode.paid,
         counts,
         tuple(starts),
     )

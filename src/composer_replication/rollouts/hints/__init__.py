@@ -16,5 +16,4 @@ tokens which were sampled without it, so the two prompts differ by the hint and 
     failing_tests.py     ... the visible tests that failed, and what they check
     other_tasks.py       a control: hints that speak of another task
     hinted_turns.py      all of it, for the trainer
-    hint_options.py      the options
 """

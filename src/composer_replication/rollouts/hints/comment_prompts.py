@@ -1,4 +1,4 @@
-"""A hint in a prompt without chat turns: a comment of the file's language.
+"""A hint in a prompt without chat turns: a comment.
 
 A completion prompt ends where the body begins. The comment goes to its end, as the body's first lines, at
 the body's indentation: it is then the last thing that the policy reads. That needs an answer which begins on a
@@ -10,56 +10,32 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.rollouts.hints.hint_prompts import (
-    HintedPrompt,
-    decode,
-    encode,
-    insertion,
-    refuse_control_tokens,
-)
+from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, insertion, refuse_control_tokens
+from composer_replication.rollouts.tokens.chat import decode, encode
 
 WIDTH = 88
 MAX_IDS_BEFORE = 2
 """Control ids that a tokenizer may put before a text."""
-_SLASHES = "c cc cpp cs cxx dart go h hh hpp java js jsx kt m mjs mm php proto rs scala swift ts tsx zig"
-_DASHES = "adb ads elm hs lua sql vhd"
-_MARKS = {
-    **dict.fromkeys(_SLASHES.split(), ("// ", "")),
-    **dict.fromkeys(_DASHES.split(), ("-- ", "")),
-    **dict.fromkeys("clj el lisp rkt scm".split(), (";; ", "")),
-    **dict.fromkeys("erl m4 sty tex".split(), ("% ", "")),
-    **dict.fromkeys("css less".split(), ("/* ", " */")),
-    **dict.fromkeys("htm html md svg vue xml".split(), ("<!-- ", " -->")),
-    **dict.fromkeys("ml mli fs".split(), ("(* ", " *)")),
-}
-_HASH = ("# ", "")
 _HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
 _STRING_LINE = re.compile(r"[ \t]+[rRuUbB]{0,2}(?:\"|')")
-_LAST_LINE = re.compile(r"^([ \t]*)\S.*\Z", re.MULTILINE)
 
 
-def comment(hint: str, path: str, indent: str = "") -> str:
-    r"""The hint as whole comment lines of the language of ``path``, each indented, without a last line end.
+def comment(hint: str, indent: str = "") -> str:
+    r"""The hint as whole comment lines, each indented, without a last line end.
 
-    Languages are known by their suffix; unknown ones get ``#``. A closing mark inside the hint gets a space.
-
-        >>> comment("two lines\\nof it", "a/b.go", "  ")
-        '  // two lines\\n  // of it'
+    >>> comment("two lines\\nof it", "  ")
+    '  # two lines\\n  # of it'
     """
-    opening, closing = _MARKS.get(PurePosixPath(path).suffix.lower().lstrip("."), _HASH)
-    room = max(24, WIDTH - len(indent) - len(opening) - len(closing))
-    mark = closing.strip()
-    text = hint.replace(mark, f"{mark[:-1]} {mark[-1]}") if mark else hint
+    room = max(24, WIDTH - len(indent) - 2)
     lines = [
         piece
-        for line in text.strip().splitlines()
+        for line in hint.strip().splitlines()
         for piece in textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
     ]
-    return "\n".join(f"{indent}{opening}{line}{closing}" for line in lines)
+    return "\n".join(f"{indent}# {line}" for line in lines)
 
 
 def hint_code_prompt(
@@ -79,7 +55,7 @@ def hint_code_prompt(
         prompt_ids: the ids that the policy saw; a beginning-of-text id may stand before the text's.
         prompt_text: the text of these ids.
         hint: plain text.
-        path: of the file; its suffix names the language.
+        path: of the file, for errors.
         completion_text: the sampled answer; only how it begins matters.
         indent: of the body; None reads it from the prompt.
 
@@ -108,12 +84,12 @@ def hint_code_prompt(
         )
     is_new_line = prompt_text.endswith("\n")
     if is_new_line or completion_text.startswith(("\n", "\r\n")):
-        lines = comment(hint, path, body_indent(prompt_text) if indent is None else indent)
+        lines = comment(hint, body_indent(prompt_text) if indent is None else indent)
         added = f"{lines}\n" if is_new_line else f"\n{lines}"
         hint_ids = encode(tokenizer, added)
         if decode(tokenizer, hint_ids).strip() == added.strip():
             return HintedPrompt(ids, hint_ids, len(ids), "in-body")
-    found = _above(tokenizer, plain_ids, prompt_text, hint, path)
+    found = _above(tokenizer, plain_ids, prompt_text, hint)
     if found is None:
         raise InputError(
             "CR0431",
@@ -136,8 +112,7 @@ def body_indent(prompt_text: str) -> str:
             return line.rstrip("rRuUbB")
     headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
     if not headers:
-        last = _LAST_LINE.search(text)
-        return (last[1] if last else "") + ("    " if text.endswith(("{", ":", "(")) else "")
+        return ""
     return headers[-1][1] + ("\t" if "\t" in headers[-1][1] else "    ")
 
 
@@ -153,7 +128,7 @@ def _docstring_start(text: str) -> int | None:
 
 
 def _above(
-    tokenizer: Tokenizer, plain_ids: tuple[int, ...], text: str, hint: str, path: str
+    tokenizer: Tokenizer, plain_ids: tuple[int, ...], text: str, hint: str
 ) -> tuple[int, tuple[int, ...]] | None:
     """Place and ids of a comment above the last function, its decorators included; None where it does not fit."""
     start = _docstring_start(text.rstrip())
@@ -166,6 +141,6 @@ def _above(
         if not text[above:begin].startswith(f"{indent}@"):
             break
         begin = above
-    hinted = f"{text[:begin]}{comment(hint, path, indent)}\n{text[begin:]}"
+    hinted = f"{text[:begin]}{comment(hint, indent)}\n{text[begin:]}"
     found = insertion(plain_ids, encode(tokenizer, hinted))
     return None if found is None else (found[1], found[2])

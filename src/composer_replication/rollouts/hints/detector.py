@@ -15,14 +15,27 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import StopReason, ToolCall, ToolResult
-from composer_replication.rollouts.hints.call_faults import Finding, call_fault
 from composer_replication.rollouts.hints.hint_context import Fault, ObservedRollout
-from composer_replication.rollouts.hints.result_faults import EDIT_TOOLS, result_fault
+from composer_replication.rollouts.tools.call_faults import Finding, call_fault
 from composer_replication.tasks.syntax_trees import parse_syntax
 
+EDIT_TOOLS = frozenset({"write_file", "str_replace"})
+COMMAND_NOT_FOUND = 127
+_COMMAND = re.compile(r"(?:^|: )(?P<subject>[\w./+-]+): (?:command )?not found", re.MULTILINE)
+_MISSING_FILE = re.compile(r"(?P<subject>[^\s:'\"]+)['\"]?: (?:\[Errno 2\] )?No such file or directory")
+_SYNTAX = re.compile(
+    r"^(?:E\s+)?(?P<subject>(?:SyntaxError|IndentationError|TabError): [^\n]*)", re.MULTILINE
+)
+_SYNTAX_PLACE = re.compile(
+    r'File "(?P<path>[^"\n]+)", line \d+\n(?:[^\n]*\n){0,3}?(?:E\s+)?(?:SyntaxError|IndentationError|TabError)'
+)
+_IMPORT = re.compile(
+    r"^(?:E\s+)?(?:ModuleNotFoundError: No module named ['\"](?P<subject>[\w.]+)"
+    r"|ImportError: cannot import name ['\"](?P<other>\w+))",
+    re.MULTILINE,
+)
 _TOO_LONG = "the tests ran longer than"
 _TOO_LARGE = "the tests used more memory"
-_SHELLS = frozenset({"bash", "execute_bash", "run", "run_command", "shell", "terminal"})
 _SHELL_WRITE = re.compile(
     r"(?<![\d&<>=-])>>?(?!\s*/dev/null)\s*[\w./\"'$~]"  # a file, not 2>&1
     r"|\btee\b|\bsed\b[^|;&]*-i|\bgit apply\b|\bpatch\b|\b(?:cp|mv)\b|write_text|\.write\("
@@ -71,6 +84,53 @@ def _call_faults(observed: ObservedRollout) -> Iterator[Fault]:
                 written.append((turn_idx, call.arguments))
 
 
+def result_fault(call: ToolCall, result: ToolResult) -> Finding | None:
+    """What a failed call shows, or None: what the tool says of it, else what shell and Python said in its output.
+
+    A command that ends with an exit code above 0 and says none of these things is no fault: ``grep`` finds
+    nothing, a test fails that has to fail first. A missing file or command counts only where the call itself names
+    it. A tool that says that it failed is a fault in any words.
+    """
+    if not result.failed:
+        return None
+    first = next((line.strip() for line in result.text.splitlines() if line.strip()), "")
+    if result.timed_out:
+        return "time-out", first[:200] or "the call was stopped", call.name
+    if result.fault == "missing-file":
+        arguments = _arguments(call)
+        path = arguments.get("path") if isinstance(arguments, dict) else None
+        return result.fault, first[:200], str(path or call.name)
+    if result.fault in ("edit-not-applied", "out-of-memory"):
+        return result.fault, first[:200] or result.fault, call.name
+    if result.is_error:
+        return ("tool-error", first[:200], call.name) if first else None
+    return _output_fault(call, result)
+
+
+def _output_fault(call: ToolCall, result: ToolResult) -> Finding | None:
+    """What shell and Python said."""
+    text = result.text
+    if found := _SYNTAX.search(text):
+        place = _SYNTAX_PLACE.search(text)
+        return "syntax-error", found["subject"][:200], place["path"] if place else ""
+    if found := _IMPORT.search(text):
+        return "import-error", found[0].strip()[:200], found["subject"] or found["other"]
+    kind, pattern = ("missing-file", _MISSING_FILE)
+    if result.exit_code == COMMAND_NOT_FOUND:
+        kind, pattern = ("command-not-found", _COMMAND)
+    for found in pattern.finditer(text):
+        name = PurePosixPath(found["subject"]).name
+        if name and name in call.arguments:
+            return kind, _line(text, found), found["subject"]
+    return None
+
+
+def _line(text: str, found: re.Match[str]) -> str:
+    """The line in which a match begins, at most 200 characters of it."""
+    start = text.rfind("\n", 0, found.start("subject")) + 1
+    return text[start:].partition("\n")[0].strip()[:200]
+
+
 def _author(finding: Finding, call: ToolCall, written: Sequence[tuple[int, str]], turn_idx: int) -> int:
     """The turn that wrote the code which does not parse or import; -1 where the policy did not."""
     kind, evidence, subject = finding
@@ -89,7 +149,7 @@ def _author(finding: Finding, call: ToolCall, written: Sequence[tuple[int, str]]
 def _is_writing(call: ToolCall) -> bool:
     """Whether a call changes files, as far as it shows."""
     return call.name in EDIT_TOOLS or (
-        call.name in _SHELLS and _SHELL_WRITE.search(call.arguments) is not None
+        call.name == "bash" and _SHELL_WRITE.search(call.arguments) is not None
     )
 
 

@@ -6,21 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_replication.records import Rollout, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.hints.hint_prompts import Chat
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedTurn:
-    """A turn with what it called and what came back: ``results[i]`` answers ``calls[i]``.
-
-    ``chat`` is the conversation that its prompt renders; None for a prompt without chat turns.
-    """
-
-    turn: Turn
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    chat: Chat | None = None
+from composer_replication.records import Rollout, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.episodes.episode import ObservedTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class ObservedRollout:
 class Fault:
     """A turn that went wrong, and why.
 
-    ``kind`` is one of ``KINDS``; ``evidence`` quotes what shows it; ``subject`` is what it is about: the
+    ``kind`` is one of docs/hints.md; ``evidence`` quotes what shows it; ``subject`` is what it is about: the
     tool, the argument, the path, the test; ``call_idx`` is the call of the turn, None for the turn as a whole.
     """
 
@@ -68,29 +55,6 @@ class Fault:
     evidence: str
     subject: str = ""
     call_idx: int | None = None
-
-
-KINDS = (
-    "unknown-tool",
-    "bad-json",
-    "missing-argument",
-    "unknown-argument",
-    "wrong-type",
-    "missing-file",
-    "command-not-found",
-    "permission-denied",
-    "edit-not-applied",
-    "syntax-error",
-    "import-error",
-    "time-out",
-    "out-of-memory",
-    "repeated-action",
-    "truncated",
-    "empty-answer",
-    "test-failure",
-    "tool-error",
-)
-"""Every kind of fault that the detector finds."""
 
 
 @dataclass(frozen=True, slots=True)

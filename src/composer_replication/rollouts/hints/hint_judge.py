@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from pathlib import Path
 
+from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import (
     Endpoint,
@@ -19,10 +20,10 @@ from composer_replication.model_endpoint import (
     open_endpoint,
 )
 from composer_replication.rollouts.hints.hint_context import HintContext
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.templates import signature
 from composer_replication.tasks.intake.cache import cache_folder, put_file, sha256_of
 
+ANSWER_SECONDS = 60.0
 MAX_SHOWN_CHARACTERS = 1500
 """Of each piece of material, and of an answer on disk."""
 MAX_FAILURES = 3
@@ -43,7 +44,6 @@ class HintJudge:
     Args:
         endpoint: server and model.
         folder: where answers are kept; None is ``hints`` in the cache folder.
-        max_characters: most of an answer that is given on.
         counts: where it counts; None is a counter of its own.
 
     ``counts`` has ``judge/asked``, ``judge/cached``, and ``judge/REASON`` for each reason for which no answer came. The first
@@ -55,12 +55,10 @@ class HintJudge:
         endpoint: Endpoint,
         *,
         folder: Path | None = None,
-        max_characters: int = 400,
         counts: Counter[str] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.folder = cache_folder() / "hints" if folder is None else folder
-        self.max_characters = max_characters
         self.counts: Counter[str] = Counter() if counts is None else counts
         self._num_failures = 0
         self._num_to_pass_over = 0
@@ -76,7 +74,7 @@ class HintJudge:
         known = _read(path)
         if known is not None:
             self.counts["judge/cached"] += 1
-            return known[: self.max_characters] or None
+            return known or None
         if self._num_to_pass_over:
             self._num_to_pass_over -= 1
             self.counts["judge/not-asked"] += 1
@@ -90,7 +88,7 @@ class HintJudge:
         self.counts["judge/asked"] += 1
         text = " ".join(answer.split())[:MAX_SHOWN_CHARACTERS]
         put_file(path, json.dumps({"schema": 1, "text": text}).encode())
-        return text[: self.max_characters] or None
+        return text or None
 
     def _note_failure(self, reason: str) -> None:
         self.counts[f"judge/{reason}"] += 1
@@ -110,7 +108,7 @@ class HintJudge:
 
 
 def open_judge(
-    options: HintOptions, *, folder: Path | None = None, counts: Counter[str] | None = None
+    options: HintWritingSection, *, folder: Path | None = None, counts: Counter[str] | None = None
 ) -> HintJudge:
     """The judge of the options, which counts in ``counts``; nothing is asked yet.
 
@@ -122,7 +120,7 @@ def open_judge(
             options.judge_url,
             options.judge_model,
             options.judge_key_variable,
-            timeout_seconds=options.judge_timeout_seconds,
+            timeout_seconds=ANSWER_SECONDS,
         )
     except UsageError as error:
         raise UsageError(
@@ -131,7 +129,7 @@ def open_judge(
             where="hints.writing.judge_url, hints.writing.judge_model, hints.writing.judge_key_variable",
             fix="judge_url = 'http://127.0.0.1:8000/v1', judge_model = 'NAME', or take judge out of hints.writing.layers.",
         ) from None
-    return HintJudge(endpoint, folder=folder, max_characters=options.max_characters, counts=counts)
+    return HintJudge(endpoint, folder=folder, counts=counts)
 
 
 def material(context: HintContext) -> str:

@@ -15,12 +15,13 @@ there is no hinted prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import HintedTurn, Turn
+from composer_replication.rollouts.tokens.chat import Chat, decode, encode
 
 SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
@@ -65,22 +66,7 @@ class HintedPrompt:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation up to the turn, as the template takes it.
-
-    ``messages`` have ``role`` and ``content``; ``tools`` are JSON schemas; ``options`` are further
-    variables of the template (``enable_thinking``, a date).
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def hint_chat_prompt(
-    tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat, hint: str, *, role: str = "user"
-) -> HintedPrompt:
+def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat, hint: str) -> HintedPrompt:
     """Put a hint before one turn of a conversation.
 
     Where the policy's prompt holds earlier turns as they were sampled, its ids may differ from those of the
@@ -92,7 +78,6 @@ def hint_chat_prompt(
         prompt_ids: the ids that the policy saw, generation prompt included.
         chat: the conversation that these ids render.
         hint: plain text.
-        role: of the hint's own message.
 
     Raises:
         InputError: the prompt does not end as the template renders the conversation (CR0430); the template
@@ -117,7 +102,7 @@ def hint_chat_prompt(
         ) from error
     plain_ids = encode(tokenizer, plain_text)
     place, (first, last, hint_ids) = _find_place(
-        tokenizer, chat, hint, role=role, plain_text=plain_text, plain_ids=plain_ids
+        tokenizer, chat, hint, plain_text=plain_text, plain_ids=plain_ids
     )
     num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids, plain_text))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
@@ -148,18 +133,6 @@ def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tu
     return (first, last, hinted[last : last + num_added]) if first <= last else None
 
 
-def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Ids of a text, with nothing added."""
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-
-def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-    """The text of some ids, as it is."""
-    return tokenizer.decode(
-        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-    )
-
-
 def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
     """Refuse a hint in which the tokenizer sees a control token: it would end or begin a message.
 
@@ -177,7 +150,7 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
 
 
 def _find_place(
-    tokenizer: Tokenizer, chat: Chat, hint: str, *, role: str, plain_text: str, plain_ids: tuple[int, ...]
+    tokenizer: Tokenizer, chat: Chat, hint: str, *, plain_text: str, plain_ids: tuple[int, ...]
 ) -> tuple[str, tuple[int, int, tuple[int, ...]]]:
     """The first place that the template takes and where nothing else changes: its name and the insertion.
 
@@ -185,7 +158,7 @@ def _find_place(
         InputError: there is none; every reason is told (CR0431).
     """
     refusals: list[str] = []
-    for place, shown, messages in _places(chat.messages, hint, role):
+    for place, shown, messages in _places(chat.messages, hint):
         try:
             hinted_text = _render(tokenizer, chat, messages)
         except Exception as error:  # noqa: BLE001  a template may raise anything; told when no other place serves
@@ -202,15 +175,15 @@ def _find_place(
         "CR0431",
         f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))}).",
         where="chat template",
-        fix="set strict to false to leave such turns out, or use another role for the hint.",
+        fix="set strict to false to leave such turns out.",
     )
 
 
 def _places(
-    messages: Sequence[Mapping[str, Any]], hint: str, role: str
+    messages: Sequence[Mapping[str, Any]], hint: str
 ) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
     """Name, the hint's text there, and the conversation with it."""
-    yield "own-message", hint, [*messages, {"role": role, "content": hint}]
+    yield "own-message", hint, [*messages, {"role": "user", "content": hint}]
     last = messages[-1]
     content = last.get("content")
     if last.get("role") == "assistant" or not isinstance(content, str):

@@ -6,23 +6,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Hint, HintedTurn, Rollout
+from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.comment_prompts import hint_code_prompt
 from composer_replication.rollouts.hints.detector import find_faults
 from composer_replication.rollouts.hints.hint_context import (
     HintContext,
     ObservedRollout,
-    ObservedTurn,
     observe_single_turn,
     successful,
 )
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt
 from composer_replication.rollouts.hints.layers import open_layers, write_hint
 from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks, no_other_tasks
 
+MAX_TURNS = 4
+"""Hinted turns of one rollout, the first ones; each costs a pass of the teacher."""
 Observe = Callable[[Rollout], ObservedRollout]
 
 
@@ -36,7 +38,8 @@ class HintedTurnMaker:
         tokenizer: the policy's.
         observe: from a rollout to all that is known of it: ``TaskObserver`` for tasks of a store, a function
             of the agent loop for tools. The default knows the rollout alone.
-        options: layers, lengths, strictness.
+        options: the ``[hints.writing]`` table.
+        strict: a turn whose prompt cannot take its hint exactly is an error; False leaves it out and counts it.
         judge_folder: where the judge's answers are kept; None is the cache folder.
         other_tasks: gives the hints in the place of the turns' own, where ``options.from_other_tasks`` is set.
 
@@ -46,7 +49,7 @@ class HintedTurnMaker:
     Raises:
         UsageError: a layer or the judge cannot be used (CR0221, CR0223), or ``from_other_tasks`` without
             ``other_tasks`` (CR0877).
-        InputError (when asked): a hint does not fit its prompt and the options are strict (CR0430 to
+        InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430 to
             CR0433).
     """
 
@@ -55,13 +58,14 @@ class HintedTurnMaker:
         tokenizer: Tokenizer,
         *,
         observe: Observe = observe_single_turn,
-        options: HintOptions | None = None,
+        options: HintWritingSection = HintWritingSection(),  # noqa: B008 - frozen
+        strict: bool = True,
         judge_folder: Path | None = None,
         other_tasks: HintsOfOtherTasks | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.observe = observe
-        self.options = options or HintOptions()
+        self.options, self.strict = options, strict
         self.other_tasks = other_tasks if self.options.from_other_tasks else None
         if self.options.from_other_tasks and other_tasks is None:
             raise no_other_tasks("none are known here", "pass other_tasks=HintsOfOtherTasks(...)")
@@ -86,14 +90,14 @@ class HintedTurnMaker:
         num_made = 0
         for fault in find_faults(observed):
             self.counts["faults"] += 1
-            if num_made == self.options.max_turns:
+            if num_made == MAX_TURNS:
                 return
             turn = observed.turns[fault.turn_idx]
             if not turn.turn.completion.token_ids:
                 self.counts["without_ids"] += 1
                 continue
             context = HintContext(observed, fault, siblings)
-            hint = write_hint(context, self._layers, self.options)
+            hint = write_hint(context, self._layers)
             if hint is not None and self.other_tasks is not None:
                 hint = self.other_tasks(context, hint)
             if hint is None:
@@ -102,7 +106,7 @@ class HintedTurnMaker:
             try:
                 record = self._prompt(observed, turn, hint).turn(turn.turn)
             except InputError as error:
-                if self.options.strict:
+                if self.strict:
                     raise
                 self.counts[f"left_out/{error.code}"] += 1
                 continue
@@ -113,9 +117,7 @@ class HintedTurnMaker:
 
     def _prompt(self, observed: ObservedRollout, turn: ObservedTurn, hint: Hint) -> HintedPrompt:
         if turn.chat is not None:
-            return hint_chat_prompt(
-                self.tokenizer, turn.turn.prompt_ids, turn.chat, hint.text, role=self.options.role
-            )
+            return hint_chat_prompt(self.tokenizer, turn.turn.prompt_ids, turn.chat, hint.text)
         return hint_code_prompt(
             self.tokenizer,
             turn.turn.prompt_ids,
@@ -125,14 +127,3 @@ class HintedTurnMaker:
             completion_text=turn.turn.completion.text,
             indent=observed.indent,
         )
-
-
-def make_hinted_turns(
-    rollouts: Sequence[Rollout],
-    tokenizer: Tokenizer,
-    *,
-    observe: Observe = observe_single_turn,
-    options: HintOptions | None = None,
-) -> list[tuple[HintedTurn, ...]]:
-    """Hinted turns by row, in the order of the rollouts; see ``HintedTurnMaker``, which also counts."""
-    return HintedTurnMaker(tokenizer, observe=observe, options=options).hinted_turns(rollouts)

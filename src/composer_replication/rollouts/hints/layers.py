@@ -8,14 +8,18 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.records import Hint
 from composer_replication.rollouts.hints.hint_context import HintContext, HintLayer, ObservedRollout
 from composer_replication.rollouts.hints.hint_judge import open_judge
-from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.templates import template_hint
 from composer_replication.rollouts.user_functions import UnusableFunctionError, import_function, one_line
 
+MAX_CHARACTERS = 400
+"""Of a hint, cut at a word: about 100 tokens."""
+MAX_SIBLING_CHARACTERS = 160
+PREFIX = "Hint: "
 _NAME = re.compile(r"[^\W\d]\w*")
 _STRING = re.compile(r"('''|\"\"\").*?\1|'[^'\n]*'|\"[^\"\n]*\"|#[^\n]*", re.DOTALL)
 _CONTROL = re.compile(
@@ -28,9 +32,7 @@ _CONTROL = re.compile(
 )
 
 
-def write_hint(
-    context: HintContext, layers: list[tuple[str, HintLayer]], options: HintOptions
-) -> Hint | None:
+def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hint | None:
     """The hint of the first layer that has something to say, and may.
 
     A text that shows what must stay hidden (``ObservedRollout.is_leak``) is thrown away, and the next layer
@@ -43,14 +45,14 @@ def write_hint(
         text = _ask(name, layer, context)
         if text is None or not text.strip():
             continue
-        clamped = clamp(clean_text(text.strip()), options.max_characters)
+        clamped = clamp(clean_text(text.strip()), MAX_CHARACTERS)
         if clamped and not context.observed.is_leak(text) and not context.observed.is_leak(clamped):
-            return Hint(context.fault.turn_idx, f"{options.prefix}{clamped}", context.fault.kind, name)
+            return Hint(context.fault.turn_idx, f"{PREFIX}{clamped}", context.fault.kind, name)
     return None
 
 
 def open_layers(
-    options: HintOptions, *, judge_folder: Path | None = None, counts: Counter[str] | None = None
+    options: HintWritingSection, *, judge_folder: Path | None = None, counts: Counter[str] | None = None
 ) -> list[tuple[str, HintLayer]]:
     """The layers of the options by name, in order; those that count do it in ``counts``.
 
@@ -61,7 +63,7 @@ def open_layers(
     known: dict[str, Callable[[], HintLayer]] = {
         "template": lambda: template_hint,
         "environment": lambda: environment_hint,
-        "sibling": lambda: lambda context: sibling_hint(context, options),
+        "sibling": lambda: sibling_hint,
         "judge": lambda: open_judge(options, folder=judge_folder, counts=counts),
     }
     return [(name, known[name]() if name in known else load_layer(name)) for name in options.layers]
@@ -85,19 +87,14 @@ def environment_hint(context: HintContext) -> str | None:
     return "The environment answered: " + "\n".join(lines[-6:]) if lines else None
 
 
-def sibling_hint(context: HintContext, options: HintOptions) -> str | None:
-    """What a successful attempt of the same group did otherwise, as far as the options show it."""
-    if options.sibling_shows == "nothing" or not context.siblings:
+def sibling_hint(context: HintContext) -> str | None:
+    """The names that a successful attempt of the same group uses and this one does not."""
+    if not context.siblings:
         return None
     theirs, ours = _work(context.siblings[0]), _work(context.observed)
-    if options.sibling_shows == "lines":
-        known = {line.strip() for line in ours.splitlines()}
-        fresh = [line.rstrip() for line in theirs.splitlines() if line.strip() and line.strip() not in known]
-        shown = clamp("\n".join(fresh), options.max_sibling_characters)
-        return f"Another attempt that passed has these lines:\n{shown}" if shown else None
     used = Counter(_names(ours))
     names = [name for name in dict.fromkeys(_names(theirs)) if name not in used]
-    shown = clamp(", ".join(names), options.max_sibling_characters)
+    shown = clamp(", ".join(names), MAX_SIBLING_CHARACTERS)
     return f"Another attempt that passed also uses: {shown}." if shown else None
 
 

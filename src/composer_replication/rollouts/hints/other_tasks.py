@@ -12,8 +12,7 @@ from functools import cached_property
 from composer_replication.errors import UsageError
 from composer_replication.records import Hint, Task
 from composer_replication.rollouts.hints.hint_context import HintContext
-from composer_replication.rollouts.hints.hint_options import HintOptions
-from composer_replication.rollouts.hints.layers import clamp, clean_text
+from composer_replication.rollouts.hints.layers import MAX_CHARACTERS, PREFIX, clamp, clean_text
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.hints.templates import MAX_TESTS, told_tests
 
@@ -29,18 +28,16 @@ class HintsOfOtherTasks:
     Args:
         observer: knows the tests.
         tasks: those to tell of: never held-out ones.
-        options: prefix and length of hints.
 
     Raises:
         UsageError: fewer than two tasks (CR0877).
     """
 
-    def __init__(self, observer: TaskObserver, tasks: Sequence[Task], options: HintOptions) -> None:
+    def __init__(self, observer: TaskObserver, tasks: Sequence[Task]) -> None:
         self._repositories = {task.task_id: task.repository for task in tasks}
         if len(self._repositories) < 2:
             raise no_other_tasks("there are fewer than two tasks to train on", "train on more tasks")
         self._observer = observer
-        self._options = options
 
     def __call__(self, context: HintContext, hint: Hint) -> Hint | None:
         """``hint`` with another text; None where no text may be shown beside this task."""
@@ -63,18 +60,15 @@ class HintsOfOtherTasks:
         return {name: self._texts_about(name) for name in self._repositories}
 
     def _texts_about(self, task_id: str) -> list[str]:
-        tests = self._observer.tests_of(task_id)
+        known = self._observer.known(task_id)
+        tests = known.visible_tests()
         told = {
             told_tests(tests[start : start + count])
             for count in range(1, MAX_TESTS + 1)
             for start in range(len(tests) - count + 1)
         }
-        cut = {clamp(clean_text(text), self._options.max_characters) for text in told}
-        return [
-            f"{self._options.prefix}{text}"
-            for text in sorted(cut)
-            if not self._observer.is_secret(task_id, text)
-        ]
+        cut = {clamp(clean_text(text), MAX_CHARACTERS) for text in told}
+        return [f"{PREFIX}{text}" for text in sorted(cut) if not known.is_leak(text)]
 
 
 def no_other_tasks(problem: str, fix: str) -> UsageError:

@@ -70,10 +70,6 @@ def _command_not_found(context: HintContext) -> str:
     return f"The command {context.fault.subject} is not installed here, and nothing can be downloaded.{also}"
 
 
-def _permission_denied(context: HintContext) -> str:
-    return f"{context.fault.subject} may not be changed here; the working tree may."
-
-
 def _edit_not_applied(_: HintContext) -> str:
     return (
         "The edit was not applied: the text to replace must stand in the file exactly once, with its indentation and "
@@ -140,7 +136,6 @@ TEMPLATES: Mapping[str, HintLayer] = {
     "wrong-type": _wrong_type,
     "missing-file": _missing_file,
     "command-not-found": _command_not_found,
-    "permission-denied": _permission_denied,
     "edit-not-applied": _edit_not_applied,
     "syntax-error": _syntax_error,
     "import-error": _import_error,

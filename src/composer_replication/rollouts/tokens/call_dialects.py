@@ -26,7 +26,6 @@ from typing import Any, Final
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec
-from composer_replication.rollouts.hints.hint_prompts import decode
 from composer_replication.rollouts.tokens.call_pieces import (
     BAD_JSON,
     behind_blanks,
@@ -41,6 +40,7 @@ from composer_replication.rollouts.tokens.call_pieces import (
     raw_call,
     until,
 )
+from composer_replication.rollouts.tokens.chat import decode
 from composer_replication.rollouts.tokens.thoughts import thought_is_open
 
 FENCES: Final[Mapping[str, tuple[str, str]]] = {

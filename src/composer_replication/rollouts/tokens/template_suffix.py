@@ -20,7 +20,7 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.hints.hint_prompts import decode, encode
+from composer_replication.rollouts.tokens.chat import decode, encode
 
 Message = Mapping[str, Any]
 _MOST_END_IDS = 2  # an end-of-turn token and the line end behind it
@@ -55,12 +55,6 @@ class Standing:
     @property
     def turn_idx(self) -> int:
         return len(self.last_marks) - 1
-
-    @property
-    def first_block(self) -> Sequence[Message]:
-        """The messages before the first turn."""
-        contents = [message["content"] for message in self.history]
-        return self.history[: contents.index(self.last_marks[0]) + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,30 +135,8 @@ class TemplateRule:
         _require_shown(behind, marked)
         _require_kept(standing, rendering)
         first = min(behind.find(message["content"]) for message in marked)
-        text = self._locally(standing, said, behind, marked, messages) if standing.turn_idx else None
-        if text is None:
-            text = _after_stand_in(self._render([*standing.history, said, *messages]), name)
+        text = _after_stand_in(self._render([*standing.history, said, *messages]), name)
         return _Tail(said, text, behind, behind[:first], rendering)
-
-    def _locally(
-        self,
-        standing: Standing,
-        said: Message,
-        behind: str,
-        marked: Sequence[Message],
-        messages: Sequence[Message],
-    ) -> str | None:
-        """What stands behind the stand-in if the turns between are left out; None if that is another rule.
-
-        Rendering them costs time, and hardly a template looks at them: with marks it has to give the same ``behind``.
-        """
-        name, block = _stand_in(standing.turn_idx), standing.first_block
-        try:
-            if _after_stand_in(self._render([*block, said, *marked]), name) != behind:
-                return None
-            return _after_stand_in(self._render([*block, said, *messages]), name)
-        except InputError:
-            return None
 
     def _tail_of_calls(self, standing: Standing, name: str, messages: Sequence[Message]) -> _Tail | None:
         """As ``_tail``, of a turn that calls the tools which answer; None where the template takes no such turn.

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from composer_replication.interfaces import Tokenizer
-from composer_replication.rollouts.hints.hint_prompts import decode
+from composer_replication.rollouts.tokens.chat import decode
 
 OPENS, CLOSES = "<think>", "</think>"
 _NUM_TAIL_IDS = 16

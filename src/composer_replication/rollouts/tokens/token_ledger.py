@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, ToolCall, ToolResult, Turn
-from composer_replication.rollouts.hints.hint_prompts import Chat, decode
+from composer_replication.rollouts.tokens.chat import Chat, decode
 from composer_replication.rollouts.tokens.template_suffix import (
     Message,
     Standing,
@@ -158,23 +158,6 @@ class TokenLedger:
     @property
     def num_tokens(self) -> int:
         return len(self._ids)
-
-    @property
-    def mask(self) -> tuple[int, ...]:
-        """1 on sampled ids, 0 on everything else."""
-        mask = [0] * len(self._ids)
-        for start, stop in self.spans:
-            mask[start:stop] = [1] * (stop - start)
-        return tuple(mask)
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Where each completion stands: ``ids[start:stop]``."""
-        starts = [len(turn.prompt_ids) for turn in self._turns]
-        return tuple(
-            (start, start + len(turn.completion.token_ids))
-            for start, turn in zip(starts, self._turns, strict=True)
-        )
 
     def prompt_ids(self) -> tuple[int, ...]:
         """The same as ``ids``."""

@@ -6,10 +6,10 @@ import difflib
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
-from composer_replication.records import FileEntry, ToolResult
+from composer_replication.records import FileEntry, ToolFault, ToolResult
 from composer_replication.rollouts.tools.clipping import clip
 from composer_replication.rollouts.tools.near_matches import near_matches
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, refused
+from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, refused
 
 _MAX_LINE_CHARACTERS = 2000
 _CONTEXT_LINES = 3
@@ -19,10 +19,14 @@ _UNSEEN_FOLDERS = frozenset({".git", "__pycache__"})
 
 
 class _Unreadable(Exception):
-    """A file that holds no text to be shown; the text says why."""
+    """A file that holds no text to be shown; the text says why, ``fault`` what it is to a hint."""
+
+    def __init__(self, text: str, fault: ToolFault = "") -> None:
+        super().__init__(text)
+        self.fault = fault
 
 
-def read_file(sandbox: Sandbox, path: str, first_line: int, last_line: int, limits: ToolLimits) -> ToolResult:
+def read_file(box: Bench, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
     """Numbered lines, as many as fit; a note says where to go on.
 
     Raises:
@@ -34,16 +38,16 @@ def read_file(sandbox: Sandbox, path: str, first_line: int, last_line: int, limi
             f'or not below it. Example: {{"path": "{path}", "first_line": 1, "last_line": 80}}'
         )
     try:
-        text = _text_of(sandbox, path, limits)
+        text = _text_of(box.sandbox, path, box.limits)
     except _Unreadable as error:
-        return refused(str(error))
+        return refused(str(error), error.fault)
     lines = _lines(text)
     if not lines:
         return ToolResult(f"[{path} is empty]")
     if first_line > len(lines):
         return refused(f"{path} has {len(lines)} lines, so there is no line {first_line}.")
     end = min(last_line or len(lines), len(lines))
-    shown, is_cut = _numbered(lines, first_line, end, limits.max_characters - 200)
+    shown, is_cut = _numbered(lines, first_line, end, box.limits.max_characters - 200)
     next_line = first_line + len(shown)
     if next_line <= end:
         shown.append(
@@ -52,7 +56,7 @@ def read_file(sandbox: Sandbox, path: str, first_line: int, last_line: int, limi
     return ToolResult("\n".join(shown), is_truncated=is_cut or next_line <= end)
 
 
-def write_file(sandbox: Sandbox, path: str, content: str, limits: ToolLimits) -> ToolResult:
+def write_file(box: Bench, path: str, content: str) -> ToolResult:
     """Write a file.
 
     Raises:
@@ -64,13 +68,13 @@ def write_file(sandbox: Sandbox, path: str, content: str, limits: ToolLimits) ->
         return refused(
             "content holds half of a surrogate pair, which no file can hold: write it as plain text."
         )
-    if len(data) > limits.max_file_bytes:
-        return refused(f"content has {len(data)} bytes; a file may have {limits.max_file_bytes}.")
-    sandbox.write_file(path, data)
+    if len(data) > box.limits.max_file_bytes:
+        return refused(f"content has {len(data)} bytes; a file may have {box.limits.max_file_bytes}.")
+    box.sandbox.write_file(path, data)
     return ToolResult(f"wrote {len(data)} bytes, {len(_lines(content))} lines, to {path}")
 
 
-def str_replace(sandbox: Sandbox, path: str, old_str: str, new_str: str, limits: ToolLimits) -> ToolResult:
+def str_replace(box: Bench, path: str, old_str: str, new_str: str) -> ToolResult:
     """Replace a text that stands once; where it stands nowhere or often, say where and what is like it.
 
     Raises:
@@ -82,12 +86,12 @@ def str_replace(sandbox: Sandbox, path: str, old_str: str, new_str: str, limits:
     if old_str == new_str:
         return refused("old_str and new_str are the same: nothing would change.")
     try:
-        text = _text_of(sandbox, path, limits, is_exact=True)
+        text = _text_of(box.sandbox, path, box.limits, is_exact=True)
     except _Unreadable as error:
-        return refused(str(error))
+        return refused(str(error), error.fault)
     count = text.count(old_str)
     if count != 1:
-        return refused(_not_once(path, text, old_str, count))
+        return refused(_not_once(path, text, old_str, count), "edit-not-applied")
     place = text.index(old_str)
     changed = text[:place] + new_str + text[place + len(old_str) :]
     data = _encoded(changed)
@@ -95,18 +99,18 @@ def str_replace(sandbox: Sandbox, path: str, old_str: str, new_str: str, limits:
         return refused(
             "new_str holds half of a surrogate pair, which no file can hold: write it as plain text."
         )
-    if len(data) > limits.max_file_bytes:
-        return refused(f"{path} would have {len(data)} bytes; a file may have {limits.max_file_bytes}.")
-    sandbox.write_file(path, data)
+    if len(data) > box.limits.max_file_bytes:
+        return refused(f"{path} would have {len(data)} bytes; a file may have {box.limits.max_file_bytes}.")
+    box.sandbox.write_file(path, data)
     lines = _lines(changed)
     first = changed.count("\n", 0, place) + 1
     last = first + new_str.count("\n")
     begin, end = max(1, first - _CONTEXT_LINES), min(len(lines), last + _CONTEXT_LINES)
-    shown, _ = _numbered(lines, begin, end, limits.max_characters - 200)
+    shown, _ = _numbered(lines, begin, end, box.limits.max_characters - 200)
     return ToolResult("\n".join([f"replaced in {path}:", *shown]))
 
 
-def list_files(sandbox: Sandbox, path: str, limits: ToolLimits) -> ToolResult:
+def list_files(box: Bench, path: str = ".") -> ToolResult:
     """Paths below a folder with their sizes.
 
     Raises:
@@ -114,15 +118,17 @@ def list_files(sandbox: Sandbox, path: str, limits: ToolLimits) -> ToolResult:
         SandboxFileError: it is missing, or no folder.
     """
     try:
-        entries = sandbox.list_files(path)
+        entries = box.sandbox.list_files(path)
     except SandboxFileError:
-        kind = _kind_of(sandbox, path)
+        kind = _kind_of(box.sandbox, path)
         if kind == "file":
             return refused(f"{path} is a file. Use read_file to see it.")
-        return refused(_missing(sandbox, path) if kind is None else f"{path} is no folder.")
+        if kind is None:
+            return refused(_missing(box.sandbox, path), "missing-file")
+        return refused(f"{path} is no folder.")
     lines = [_line_of(entry) for entry in entries if _is_seen(entry)]
     how = "list a folder below, or search for what you need"
-    text, is_cut = clip("\n".join(lines) or f"[{path} is empty]", limits.max_characters, how)
+    text, is_cut = clip("\n".join(lines) or f"[{path} is empty]", box.limits.max_characters, how)
     return ToolResult(text, is_truncated=is_cut)
 
 
@@ -144,7 +150,9 @@ def _text_of(sandbox: Sandbox, path: str, limits: ToolLimits, *, is_exact: bool 
         kind = _kind_of(sandbox, path)
         if kind == "folder":
             raise _Unreadable(f"{path} is a folder. Use list_files to see what is in it.") from error
-        raise _Unreadable(_missing(sandbox, path) if kind is None else f"{path}: {error.message}") from error
+        if kind is None:
+            raise _Unreadable(_missing(sandbox, path), "missing-file") from error
+        raise _Unreadable(f"{path}: {error.message}") from error
     if len(data) > limits.max_file_bytes:
         raise _Unreadable(
             f"{path} has more than {limits.max_file_bytes} bytes. Look at a part of it with bash: head, tail or grep."

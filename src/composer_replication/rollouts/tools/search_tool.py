@@ -7,13 +7,11 @@ own process: an interpreter in the jail does it, under the jail's limits and a t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from composer_replication.errors import SandboxFileError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolResult
 from composer_replication.rollouts.tools.clipping import clip
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, refused
+from composer_replication.rollouts.tools.tool_limits import Bench, refused
 
 _MAX_MATCHES = 400
 _MAX_PATTERN_CHARACTERS = 2000
@@ -59,15 +57,7 @@ for path in files():
 """
 
 
-def search(
-    sandbox: Sandbox,
-    pattern: str,
-    path: str,
-    variables: Mapping[str, str],
-    limits: ToolLimits,
-    *,
-    is_regex: bool = True,
-) -> ToolResult:
+def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
     """Lines that match as ``path:number:line``, clipped; none is no error.
 
     Links, binary files, files above ``max_file_bytes`` and what git keeps are left out.
@@ -84,19 +74,19 @@ def search(
         "is_regex": is_regex,
         "max_matches": _MAX_MATCHES,
         "max_line": _MAX_LINE_CHARACTERS,
-        "max_bytes": limits.max_file_bytes,
+        "max_bytes": box.limits.max_file_bytes,
         "bad_pattern": _BAD_PATTERN,
         "no_place": _NO_PLACE,
     }
-    done = sandbox.exec(
+    done = box.sandbox.exec(
         ["python3", "-I", "-S", "-B", "-c", _PROGRAM],
-        timeout_seconds=limits.search_seconds,
+        timeout_seconds=box.limits.search_seconds,
         stdin=json.dumps(request).encode(),
-        env=variables,
+        env=box.environment_variables,
     )
     if done.timed_out:
         return ToolResult(
-            f"[stopped: the search took longer than {limits.search_seconds:g} s. "
+            f"[stopped: the search took longer than {box.limits.search_seconds:g} s. "
             "Use a simpler pattern, or a smaller folder]",
             is_error=True,
             timed_out=True,
@@ -107,13 +97,15 @@ def search(
             "give is_regex false."
         )
     if done.exit_code == _NO_PLACE:
-        return refused(f"{path}: No such file or directory. Use list_files to see what is there.")
+        return refused(
+            f"{path}: No such file or directory. Use list_files to see what is there.", "missing-file"
+        )
     if done.exit_code:
         why = done.stderr.strip().rsplit("\n", 1)[-1][:300]
         return refused(f"the search failed: {why or f'exit code {done.exit_code}'}.")
     if not done.stdout.strip():
         return ToolResult("[no line matches]")
-    text, is_cut = clip(done.stdout.rstrip("\n"), limits.max_characters, "search a smaller folder")
+    text, is_cut = clip(done.stdout.rstrip("\n"), box.limits.max_characters, "search a smaller folder")
     return ToolResult(text, is_truncated=is_cut or done.truncated)
 
 

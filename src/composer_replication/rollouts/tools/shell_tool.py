@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, ToolResult
-from composer_replication.rollouts.hints.result_faults import KILLED_FOR_MEMORY
 from composer_replication.rollouts.tools.clipping import clip
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, refused
+from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, refused
 
 # Not every machine has bash; the plain shell does for most commands.
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
 HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
 
 
-def bash(
-    sandbox: Sandbox,
-    command: str,
-    timeout_seconds: float,
-    variables: Mapping[str, str],
-    limits: ToolLimits,
-) -> ToolResult:
+def bash(box: Bench, command: str, timeout_seconds: float = 60) -> ToolResult:
     """Run a command; its exit code, a time-out and a limit that it broke are said in the text too.
 
     Raises:
@@ -32,9 +22,10 @@ def bash(
         return refused("the command is empty. Give a shell command, such as: ls -la")
     if timeout_seconds < 1:
         return refused(f"timeout_seconds is {timeout_seconds}; it must be at least 1.")
-    seconds = min(timeout_seconds, limits.max_command_seconds)
-    done = sandbox.exec(["/bin/sh", "-c", _SHELL, "sh", command], timeout_seconds=seconds, env=variables)
-    return told(done, seconds, limits)
+    seconds = min(timeout_seconds, box.limits.max_command_seconds)
+    words = ["/bin/sh", "-c", _SHELL, "sh", command]
+    done = box.sandbox.exec(words, timeout_seconds=seconds, env=box.environment_variables)
+    return told(done, seconds, box.limits)
 
 
 def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
@@ -46,7 +37,7 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
     if done.timed_out:
         ends.append(f"[stopped: it ran longer than {seconds:g} s, and everything it started was killed]")
     elif done.out_of_memory:
-        ends.append(KILLED_FOR_MEMORY)
+        ends.append("[killed: it used more memory than it may]")
     if done.truncated:
         ends.append("[it printed more than is kept]")
     if done.exit_code:
@@ -58,4 +49,5 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
         exit_code=done.exit_code,
         timed_out=done.timed_out,
         is_truncated=was_cut or done.truncated,
+        fault="out-of-memory" if done.out_of_memory and not done.timed_out else "",
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from composer_replication.records import ToolCall, ToolSpec
-from composer_replication.rollouts.hints.call_faults import call_fault
+from composer_replication.rollouts.tools.call_faults import call_fault
 
 _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _ARGUMENT = re.compile(r"    (\w+):\s*(.*)")

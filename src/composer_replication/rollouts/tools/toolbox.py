@@ -17,7 +17,7 @@ from composer_replication.rollouts.tools.shell_tool import bash
 from composer_replication.rollouts.tools.tool_limits import ToolLimits, refused
 from composer_replication.rollouts.tools.tool_schemas import BadCallError, arguments_of, spec_of
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures
-from composer_replication.rollouts.tools.visible_tests import VisibleTests, run_visible_tests
+from composer_replication.rollouts.tools.visible_tests import VisibleTests, run_tests
 
 TOOLS: tuple[ToolSpec, ...] = tuple(spec_of(getattr(ToolSignatures, name)) for name in TOOL_NAMES)
 """What the policy may call."""
@@ -67,7 +67,7 @@ class Toolbox:
                 raise BadCallError("the attempt is over. No tool can be used any more.")
         except BadCallError as error:
             self.counts.num_invalid += 1
-            result = replace(refused(str(error)), fault="invalid")
+            result = refused(str(error), "invalid")
         else:
             result = self._make(_ACTIONS[spec.name], arguments)
         text, was_cut = clip(result.text, self.limits.max_characters, "ask for less at a time")
@@ -94,46 +94,18 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _bash(box: Toolbox, command: str, timeout_seconds: int = 60) -> ToolResult:
-    return bash(box.sandbox, command, timeout_seconds, box.environment_variables, box.limits)
-
-
-def _read_file(box: Toolbox, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
-    return read_file(box.sandbox, path, first_line, last_line, box.limits)
-
-
-def _write_file(box: Toolbox, path: str, content: str) -> ToolResult:
-    return write_file(box.sandbox, path, content, box.limits)
-
-
-def _str_replace(box: Toolbox, path: str, old_str: str, new_str: str) -> ToolResult:
-    return str_replace(box.sandbox, path, old_str, new_str, box.limits)
-
-
-def _list_files(box: Toolbox, path: str = ".") -> ToolResult:
-    return list_files(box.sandbox, path, box.limits)
-
-
-def _search(box: Toolbox, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
-    return search(box.sandbox, pattern, path, box.environment_variables, box.limits, is_regex=is_regex)
-
-
-def _run_tests(box: Toolbox) -> ToolResult:
-    return run_visible_tests(box.sandbox, box.tests, box.environment_variables, box.limits)
-
-
 def _submit(box: Toolbox) -> ToolResult:
     box.is_over = True
     return ToolResult("submitted: the attempt is over.")
 
 
 _ACTIONS: Mapping[str, Callable[..., ToolResult]] = {
-    "bash": _bash,
-    "read_file": _read_file,
-    "write_file": _write_file,
-    "str_replace": _str_replace,
-    "list_files": _list_files,
-    "search": _search,
-    "run_tests": _run_tests,
+    "bash": bash,
+    "read_file": read_file,
+    "write_file": write_file,
+    "str_replace": str_replace,
+    "list_files": list_files,
+    "search": search,
+    "run_tests": run_tests,
     "submit": _submit,
 }

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolResult
 from composer_replication.rollouts.tools.shell_tool import told
-from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.rollouts.tools.tool_limits import Bench
 from composer_replication.tasks.suite_options import OVERRIDES
 from composer_replication.tasks.test_run import runner_text
 
@@ -47,35 +48,35 @@ class VisibleTests:
     is_left_out: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
 
-def run_visible_tests(
-    sandbox: Sandbox, tests: VisibleTests, variables: Mapping[str, str], limits: ToolLimits
-) -> ToolResult:
+class BenchWithTests(Bench, Protocol):
+    """A bench that knows the visible tests."""
+
+    tests: VisibleTests
+
+
+def run_tests(box: BenchWithTests) -> ToolResult:
     """Put the test files back and run the visible tests; what pytest said, clipped in the middle.
 
     Raises:
         SandboxFailure: the sandbox broke.
         SandboxFileError: a test file cannot be put back (a folder stands in its place).
     """
-    notes = _restore(sandbox, tests)
+    tests = box.tests
+    notes = _restore(box.sandbox, tests)
     request = {
         "options": list(tests.options),
         "arguments": list(_ARGUMENTS),
         "import_roots": list(tests.import_roots),
         "node_ids": list(tests.node_ids),
     }
-    done = sandbox.exec(
+    done = box.sandbox.exec(
         ["python3", "-P", "-B", "-c", f"{runner_text('suite_plugin.py')}\n{_PROGRAM}"],
-        timeout_seconds=limits.test_seconds,
+        timeout_seconds=box.limits.test_seconds,
         stdin=json.dumps(request).encode(),
-        env=variables,
+        env=box.environment_variables,
     )
-    result = told(done, limits.test_seconds, limits)
-    return ToolResult(
-        text="\n".join([*notes, result.text]),
-        exit_code=result.exit_code,
-        timed_out=result.timed_out,
-        is_truncated=result.is_truncated,
-    )
+    result = told(done, box.limits.test_seconds, box.limits)
+    return replace(result, text="\n".join([*notes, result.text]))
 
 
 def _restore(sandbox: Sandbox, tests: VisibleTests) -> list[str]:

@@ -120,14 +120,6 @@ def test_a_failure_reaches_all_and_the_next_batch_goes_on() -> None:
     assert [isinstance(each, SandboxFailure) for each in found] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_batch": 0}, {"window_seconds": -1.0}, {"window_seconds": float("nan")}]
-)
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="CR0820"):
-        BatchingPolicy(lambda prompts, options: [], **wrong)
-
-
 def test_episodes_over_batches_are_those_over_single_answers() -> None:
     def script(prompt: str) -> str:
         return '<echo>{"text": "a"}</echo>' if prompt.count("|T:") < 3 else "<submit>{}</submit>"

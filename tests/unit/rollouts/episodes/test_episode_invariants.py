@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.records import StopReason
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
-from composer_replication.rollouts.episodes.one_episode import sampling_seed
 
 ANSWERS = (
     '<echo>{"text": "a"}</echo>',
@@ -51,7 +50,6 @@ def plays(draw: st.DrawFn) -> Play:
         max_calls=draw(st.integers(1, 3)),
         max_tries=draw(st.integers(1, 3)),
         max_concurrent=draw(st.integers(1, 5)),
-        num_threads=draw(st.integers(0, 3)),
         reminder=draw(st.sampled_from(["", "go on"])),
         summary_tokens=draw(st.sampled_from([0, context // 2])),
         summary_request="sum up",

@@ -21,11 +21,10 @@ from policy_server import PolicyServer, half_a_chunked_answer, hold
 
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.one_episode import sampling_seed
 from composer_replication.rollouts.episodes.served_model import find_server, open_server, require_fit
 from composer_replication.rollouts.episodes.served_policy import ServedPolicy, read_answer
 

@@ -1,0 +1,34 @@
+"""A conversation as messages, and the way from text to ids and back with nothing added or cleaned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.interfaces import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation up to the turn, as the template takes it.
+
+    ``messages`` have ``role`` and ``content``; ``tools`` are JSON schemas; ``options`` are further
+    variables of the template (``enable_thinking``, a date).
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a text, with nothing added."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of some ids, as it is."""
+    return tokenizer.decode(
+        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )

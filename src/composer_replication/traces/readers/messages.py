@@ -135,6 +135,8 @@ def _result(block: dict[str, Any], kind: str) -> StepResult:
     text = text_of(content) if is_whole else content if isinstance(content, str) else arguments_text(content)
     call_id = string(block.get("tool_use_id")) or string(block.get("call_id")) or string(block.get("id"))
     is_error, code = flag(block.get("is_error")), None
+    if kind == "tool_result":  # one that does not say that it failed did not
+        is_error = bool(is_error)
     if kind.endswith("_output"):
         success, code = flag(at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0

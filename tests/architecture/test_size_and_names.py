@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 87929,
+    "src": 87927,
     "src/composer_replication/cli": 7383,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1300,
@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 24065,
-    "src/composer_replication/traces": 3173,
+    "src/composer_replication/traces": 3171,
     "src/composer_replication/trainer": 11747,
     "src/composer_replication/cli/explanations": 971,
     "benchmarks": 7763,

@@ -16,6 +16,8 @@ try:
     import rensa
 except ImportError:  # without the extra ``traces``
     rensa = None
+HAS_MINHASH = rensa is not None
+"""Whether the library for near duplicates is installed."""
 _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9
 """Share of five-word shingles in common from which two sessions are nearly the same."""

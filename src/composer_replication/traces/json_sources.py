@@ -39,7 +39,7 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
     if path.suffix not in _LINES:
         yield from _document(path, ledger)
         return
-    with path.open("rb") as file:
+    with path.open("rb", buffering=256 * 1024) as file:  # asking for 8 KiB at a time takes four times as long
         while line := file.readline(MAX_LINE_BYTES):
             if not line.endswith(b"\n") and len(line) >= MAX_LINE_BYTES:
                 while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):

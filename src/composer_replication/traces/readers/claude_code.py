@@ -62,10 +62,8 @@ class _Session:
         kind, uuid = string(record.get("type")), string(record.get("uuid"))
         data = at(record, "data")
         if kind in ("assistant", "user"):
-            agent = (
-                (string(record.get("agentId")) or "sidechain") if record.get("isSidechain") is True else ""
-            )
-            self._message(record, agent)
+            is_inner = record.get("isSidechain") is True
+            self._message(record, (string(record.get("agentId")) or "sidechain") if is_inner else "")
         elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             agent = data["agentId"]
             self._pass_on(record, uuid)

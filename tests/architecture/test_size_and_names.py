@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 24065,
-    "src/composer_replication/traces": 3214,
+    "src/composer_replication/traces": 3171,
     "src/composer_replication/trainer": 11747,
     "src/composer_replication/cli/explanations": 951,
     "benchmarks": 7763,

@@ -12,6 +12,12 @@ from typing import Any
 
 from composer_replication.traces.trace_records import Trace
 
+try:
+    import rensa
+except ImportError:  # without the extra ``traces``
+    rensa = None
+HAS_MINHASH = rensa is not None
+"""Whether the library for near duplicates is installed."""
 _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9
 """Share of five-word shingles in common from which two sessions are nearly the same."""
@@ -29,26 +35,15 @@ def step_chain(trace: Trace) -> tuple[int, ...]:
     return tuple(chain)
 
 
-def has_minhash() -> bool:
-    """Whether the library for near duplicates is installed."""
-    try:
-        import rensa  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def minhash(trace: Trace) -> Any:
     """The MinHash of what the model wrote; None without the library or with too little text."""
     texts = [
         text for _, step in trace.agent_steps() for text in (step.text, *(c.arguments for c in step.calls))
     ]
     words = " ".join(texts).split()
-    if not has_minhash() or len(words) < _LEAST_WORDS:
+    if rensa is None or len(words) < _LEAST_WORDS:
         return None
-    from rensa import RMinHash
-
-    sketch = RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
+    sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
     sketch.update(list(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False))))
     return sketch
 
@@ -68,9 +63,7 @@ def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> di
             found[place] = "the beginning of another"
     rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
     if rest:
-        from rensa import RMinHashLSH
-
-        kept = RMinHashLSH(THRESHOLD, _NUM_PERMUTATIONS, num_bands=16)
+        kept = rensa.RMinHashLSH(THRESHOLD, _NUM_PERMUTATIONS, num_bands=16)
         for place in sorted(rest, key=lambda each: (-len(chains[each]), each)):
             own = sketches[place]
             if any(own.jaccard(sketches[other]) >= THRESHOLD for other in kept.query(own)):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
-from composer_replication.traces.duplicates import duplicates, has_minhash, minhash, step_chain
+from composer_replication.traces.duplicates import HAS_MINHASH, duplicates, minhash, step_chain
 from composer_replication.traces.json_sources import first_records, read_records, trace_files
 from composer_replication.traces.json_values import json_bytes, json_value
 from composer_replication.traces.readers import atif_files as atif
@@ -249,7 +249,7 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
         "is_balanced": num_records == sum(became.values()),
         "traces_without_answer": sum(each.num_without_answer for each in sums),
         "duplicates": dict(Counter(twice.values())),
-        "near_duplicates": "looked for" if has_minhash() else missing,
+        "near_duplicates": "looked for" if HAS_MINHASH else missing,
         "redactions": {rule.name: redactions[rule.name] for rule in RULES},
         "out": str(out),
     }

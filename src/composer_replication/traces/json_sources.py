@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from composer_replication.traces.trace_records import Ledger
 
 MAX_LINE_BYTES = 64 * 1024**2
 MAX_DOCUMENT_BYTES = 256 * 1024**2
-HEAD_BYTES = 1024**2
-"""Of what a format is known by."""
+NUM_HEAD = 20
+"""Records that a format is known by."""
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
 _FIRST_KEY = re.compile(r'\{"(?:parentUuid|timestamp|type|messageId|uuid)"')
@@ -38,7 +39,7 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
     if path.suffix not in _LINES:
         yield from _document(path, ledger)
         return
-    with path.open("rb") as file:
+    with path.open("rb", buffering=256 * 1024) as file:  # asking for 8 KiB at a time takes four times as long
         while line := file.readline(MAX_LINE_BYTES):
             if not line.endswith(b"\n") and len(line) >= MAX_LINE_BYTES:
                 while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
@@ -51,13 +52,9 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
 def first_records(path: Path) -> list[Any]:
     """Some of the first objects, for the detection of the format: none where nothing can be read."""
     try:
-        if path.suffix not in _LINES:
-            return list(_document(path, Ledger()))
-        with path.open("rb") as file:
-            lines = file.read(HEAD_BYTES).split(b"\n")[:20]
+        return list(itertools.islice(read_records(path, Ledger()), NUM_HEAD))
     except OSError:
         return []
-    return [each for line in lines if line.strip() for each in _objects(line, Ledger())]
 
 
 def _objects(line: bytes, ledger: Ledger) -> Iterator[Any]:

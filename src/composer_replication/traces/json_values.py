@@ -1,17 +1,11 @@
-"""Values of foreign JSON, which may hold anything anywhere: read without an exception, by the library orjson where it is there."""
+"""Values of foreign JSON, which may hold anything anywhere: read without an exception."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-_LIBRARY: Any
-try:
-    import orjson
-
-    _LIBRARY = orjson
-except ImportError:  # without the extra ``traces`` ingest takes twice as long
-    _LIBRARY = json
+from pydantic_core import from_json, to_json
 
 
 def text_of(value: Any) -> str:
@@ -59,8 +53,8 @@ def integer(value: Any) -> int | None:
 def parsed(value: Any) -> Any:
     """What a text of JSON holds; the value itself where it is none."""
     try:
-        return _LIBRARY.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
+        return from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
+    except (TypeError, ValueError):  # half a pair of surrogates is a TypeError
         return value
 
 
@@ -76,7 +70,7 @@ def json_value(data: bytes) -> Any:
         ValueError: they are no JSON.
     """
     try:
-        return _LIBRARY.loads(data)
+        return from_json(data, allow_inf_nan=False)
     except ValueError:
         whole = json.dumps(json.loads(data), ensure_ascii=False, allow_nan=False)
         return json.loads(whole.encode("utf-8", "replace"))
@@ -85,11 +79,7 @@ def json_value(data: bytes) -> Any:
 def json_bytes(value: Any) -> bytes:
     """A value as JSON without spaces."""
     try:
-        return _plain_bytes(value) if _LIBRARY is json else _LIBRARY.dumps(value)
-    except TypeError:  # orjson: half a pair of surrogates, a number above 64 bits
-        return _plain_bytes(value)
-
-
-def _plain_bytes(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+        return to_json(value)
+    except ValueError:  # half a pair of surrogates, or very deep
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")

@@ -19,7 +19,7 @@ from composer_replication.traces.prompts import (
     recorded_answer,
     tools_of,
 )
-from composer_replication.traces.trace_records import NOT_LEARNED, Trace
+from composer_replication.traces.trace_records import NOT_LEARNED, Trace, TraceStep
 
 WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
 TEXT_ONLY = 0.5
@@ -175,12 +175,7 @@ def _problem(pair: dict[str, Any], seen: set[str]) -> str:
     if chosen == rejected:
         return "both sides are the same"
     offered = {tool["function"]["name"] for tool in json.loads(pair["tools"])}
-    called = {
-        call["function"]["name"]
-        for side in ("chosen", "rejected")
-        for m in pair[side]
-        for call in m.get("tool_calls", ())
-    }
+    called = {call.name for message in (*pair["chosen"], *pair["rejected"]) for call in calls_of(message)}
     if not called <= offered:
         return "a call of a tool that is not offered"
     key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
@@ -202,13 +197,15 @@ def _without(rows: list[dict[str, Any]], heldout: HeldoutRows, dropped: Counter[
 def _parting(first: Trace, second: Trace) -> int | None:
     """The first step at which two attempts part although everything before it was the same; None where there is none."""
     for idx, (a, b) in enumerate(zip(first.steps, second.steps, strict=False)):
-        if a.source != b.source:
-            return None
-        if a.source == "agent":
-            if action(recorded_answer(first, idx)) != action(recorded_answer(second, idx)):
-                return idx
-            if [result.text for result in a.results] != [result.text for result in b.results]:
-                return None
-        elif a.text != b.text:
+        are_answers = a.source == b.source == "agent"
+        if are_answers and action(recorded_answer(first, idx)) != action(recorded_answer(second, idx)):
+            return idx
+        if _shown(a) != _shown(b):
             return None
     return None
+
+
+def _shown(step: TraceStep) -> tuple[str, ...]:
+    """What a step shows to the model that comes after it, its own answers aside."""
+    text = "" if step.source == "agent" else step.text
+    return (step.source, text, *(result.text for result in step.results))

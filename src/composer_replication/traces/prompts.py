@@ -80,9 +80,8 @@ def prompt_of(trace: Trace, idx: int) -> list[Message]:
 
 def tools_of(trace: Trace) -> list[dict[str, Any]]:
     """What may be called: our tools, or those of the recorded prompt where they are others and it is kept as it was."""
-    return (
-        trace.tools if trace.tools and not trace.state.task_id else [function_schema(tool) for tool in TOOLS]
-    )
+    keeps_its_own = trace.tools and not trace.state.task_id
+    return trace.tools if keeps_its_own else [function_schema(tool) for tool in TOOLS]
 
 
 def reasons_of(trace: Trace, idx: int) -> list[str]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import SchemaValidator, core_schema
 
 from composer_replication.traces.json_values import arguments_text, parsed
 from composer_replication.traces.trace_records import Trace
@@ -27,32 +29,28 @@ _LEFT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern that is tried where a text has one of its literals: they are found a hundred times faster than a pattern is.
+    """A pattern that is tried where ``hint`` holds of a text, which takes a hundredth of the time.
 
     Group 1, where there is one, is what is taken out.
     """
 
     name: str
-    literals: tuple[str, ...]
+    hint: Callable[[bytes], bool]
     pattern: re.Pattern[str]
     placeholder: str = "REDACTED_key_{}"
 
 
-def _read_rules() -> Iterator[Rule]:
-    path = Path(__file__).with_name("redaction_rules.toml")
-    for row in tomllib.loads(path.read_text(encoding="utf-8"))["rule"]:
-        yield Rule(**{**row, "literals": tuple(row["literals"]), "pattern": re.compile(row["pattern"])})
+def _finder(*patterns: str) -> Callable[[bytes], bool]:
+    """Whether one of the patterns is found in UTF-8: pydantic's engine looks for all of them in one pass."""
+    schema = core_schema.str_schema(pattern="|".join(patterns), regex_engine="rust-regex")
+    return SchemaValidator(schema).isinstance_python
 
 
-RULES = tuple(_read_rules())
-_LITERALS = {literal for rule in RULES for literal in rule.literals}
-_RARE = "g_Ax"
-"""First letters of which one pattern finds all literals faster than each is found alone."""
-_ALONE = [literal for literal in _LITERALS if literal[0] not in _RARE]
-_TOGETHER = [
-    re.compile("|".join(re.escape(literal) for literal in _LITERALS if literal[0] == first))
-    for first in _RARE
-]
+_ROWS = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))["rule"]
+_ANY_HINT = _finder(*(row["hint"] for row in _ROWS))
+RULES = tuple(
+    Rule(**{**row, "hint": _finder(row["hint"]), "pattern": re.compile(row["pattern"])}) for row in _ROWS
+)
 
 
 class Redactor:
@@ -80,11 +78,11 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text without secrets and names."""
-        found = {literal for literal in _ALONE if literal in text}
-        for together in _TOGETHER:
-            found.update(together.findall(text))
+        as_bytes = text.encode("utf-8", "replace")
+        if not _ANY_HINT(as_bytes):
+            return text
         for rule in RULES:
-            if not found.isdisjoint(rule.literals):
+            if rule.hint(as_bytes):
                 text = rule.pattern.sub(partial(self._replaced, rule), text)
         return text
 

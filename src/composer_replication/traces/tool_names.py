@@ -46,11 +46,8 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
         return None
     renamed = {_ARGUMENTS.get(key, key): value for key, value in given.items()}
     ours = {key: _inside(value, key, folder) for key, value in renamed.items() if key in _OURS[name]}
-    first, limit, lines = (
-        integer(given.get("offset")),
-        integer(given.get("limit")),
-        items(given.get("view_range")),
-    )
+    first, limit = (integer(given.get(key)) for key in ("offset", "limit"))
+    lines = items(given.get("view_range"))
     if foreign == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
     elif words := [str(word) for word in items(ours.get("command"))]:  # of Codex, most often a shell's

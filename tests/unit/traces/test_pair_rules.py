@@ -104,7 +104,9 @@ def test_pairs_are_dropped_by_reason() -> None:
     same = {**pair, "chosen": pair["rejected"]}
     foreign = {
         **pair,
-        "chosen": [{**pair["chosen"][0], "tool_calls": [{"function": {"name": "fly", "arguments": {}}}]}],
+        "chosen": [
+            {**pair["chosen"][0], "tool_calls": [{"id": "c", "function": {"name": "fly", "arguments": {}}}]}
+        ],
     }
     lasts = [{**pair, "step": number} for number in range(5, 9)]
     rows, dropped = balanced([pair, pair, long, same, foreign, *lasts], lambda _: set())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from composer_replication.traces.json_values import at, string, text_of
+from composer_replication.traces.json_values import at, string
 from composer_replication.traces.readers.messages import parts_of
 from composer_replication.traces.trace_records import (
     Dropped,
@@ -23,6 +23,7 @@ from composer_replication.traces.trace_records import (
 
 _INTERRUPTED = "[Request interrupted by user"
 _DENIED = ("The user doesn't want to proceed", "The user doesn't want to take this action")
+_FLAGS = {"isMeta": "injected", "isCompactSummary": "compacted", "isApiErrorMessage": "synthetic"}
 _KNOWN = {
     "user", "assistant", "file-history-snapshot", "queue-operation", "summary", "attachment", "system", "progress",
 }  # fmt: skip
@@ -61,10 +62,8 @@ class _Session:
         kind, uuid = string(record.get("type")), string(record.get("uuid"))
         data = at(record, "data")
         if kind in ("assistant", "user"):
-            agent = (
-                (string(record.get("agentId")) or "sidechain") if record.get("isSidechain") is True else ""
-            )
-            self._message(record, agent)
+            is_inner = record.get("isSidechain") is True
+            self._message(record, (string(record.get("agentId")) or "sidechain") if is_inner else "")
         elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             agent = data["agentId"]
             self._pass_on(record, uuid)
@@ -95,13 +94,17 @@ class _Session:
         parts = list(parts_of({"role": record["type"], "content": message["content"]}))
         known = self._step_of.get(string(record.get("parentUuid")))
         parent = known[1] if known is not None and known[0] == agent else builder.last
-        is_answer = record["type"] == "assistant"
-        answer_id = string(message.get("id")) or uuid
+        flags = {flag for key, flag in _FLAGS.items() if record.get(key) is True}
+        if message.get("model") == "<synthetic>":
+            flags.add("synthetic")
+        if any(isinstance(part, str) and part.startswith(_INTERRUPTED) for part in parts):
+            flags.add("injected")
+            builder.last_answer().flags.add("interrupted")
         place = builder.add(
-            "agent" if is_answer else "user",
-            [_counted(part) for part in parts] if not is_answer else parts,
-            *self._flags(builder, record, message, is_answer=is_answer),
-            key=answer_id,
+            "agent" if record["type"] == "assistant" else "user",
+            parts,
+            *flags,
+            key=string(message.get("id")) or uuid,
             parent=parent,
             model=message.get("model"),
         )
@@ -119,24 +122,3 @@ class _Session:
             trace.parent = (session, self._call_of_agent.get(agent, ""))
         self.builders[agent] = TraceBuilder(trace)
         return self.builders[agent]
-
-    def _flags(
-        self, builder: TraceBuilder, record: dict[str, Any], message: dict[str, Any], *, is_answer: bool
-    ) -> list[str]:
-        if is_answer:
-            is_synthetic = message.get("model") == "<synthetic>" or record.get("isApiErrorMessage") is True
-            return ["synthetic"] if is_synthetic else []
-        flags = ["injected"] if record.get("isMeta") is True else []
-        if record.get("isCompactSummary") is True:
-            flags.append("compacted")
-        if text_of(message["content"]).startswith(_INTERRUPTED):
-            flags.append("injected")
-            builder.last_answer().flags.add("interrupted")
-        return flags
-
-
-def _counted(part: Any) -> Any:
-    """A result that does not say that it failed did not."""
-    if isinstance(part, StepResult):
-        part.is_error = part.is_error is True
-    return part

@@ -24,6 +24,8 @@ _RESULTS = {
     "tool_search_output",
 }  # fmt: skip
 _THOUGHTS = {"reasoning", "thinking", "redacted_thinking"}
+_BLOCKS = _CALLS | _RESULTS | _THOUGHTS
+_ITEMS = _BLOCKS | {"message"}
 _CALL_IN_TEXT = "<function="
 """How models without tools are taught to call; what the user says next is the result."""
 _INJECTED = ("<environment_context>", "<user_instructions>", "# AGENTS.md", "<permissions", "<skills")
@@ -32,7 +34,7 @@ _EXIT_CODE = re.compile(r"(?:Process exited with code|^exit(?:ed with)? code:?) 
 
 def is_item(value: Any) -> bool:
     """Whether it is a message or an item that stands in the place of one."""
-    return at(value, "role") is not None or at(value, "type") in _CALLS | _RESULTS | _THOUGHTS | {"message"}
+    return at(value, "role") is not None or at(value, "type") in _ITEMS
 
 
 def add_message(builder: TraceBuilder, message: Any, *flags: str, **known: Any) -> int:
@@ -71,7 +73,7 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
         yield Thought("", string(at(block, "signature")))
     calls = 0
     for block in content if isinstance(content, list) else [content]:
-        if isinstance(block, dict) and block.get("type") in _CALLS | _RESULTS | _THOUGHTS:
+        if isinstance(block, dict) and block.get("type") in _BLOCKS:
             yield from _block(block)
         elif text := text_of(block):
             yield text
@@ -135,6 +137,8 @@ def _result(block: dict[str, Any], kind: str) -> StepResult:
     text = text_of(content) if is_whole else content if isinstance(content, str) else arguments_text(content)
     call_id = string(block.get("tool_use_id")) or string(block.get("call_id")) or string(block.get("id"))
     is_error, code = flag(block.get("is_error")), None
+    if kind == "tool_result":  # one that does not say that it failed did not
+        is_error = bool(is_error)
     if kind.endswith("_output"):
         success, code = flag(at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0

@@ -1,4 +1,4 @@
-"""``composer-rl tasks export`` and ``tasks import``: trees of tasks, and task sets of the SWE-bench shape."""
+"""``composer-rl tasks export`` and ``tasks import``: trees of tasks, and task sets in the shapes of SWE-bench and Harbor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from composer_replication.tasks.views import View
 
 _HERE = "composer_replication.cli.task_sets_command"
-_SET_FORMATS = ("swebench", "parquet")
+_SET_FORMATS = ("swebench", "parquet", "harbor")
 
 Result = dict[str, object]
 
@@ -31,7 +31,8 @@ def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="write a task's tree, or all tasks as a task set",
         description="Write the tree of a task exactly as a rollout sees it, with a fresh .git of one commit; with "
-        "--golden the restored one. With --format write all tasks into one file of the SWE-bench shape; patch and hidden tests only with --golden.",
+        "--golden the restored one. With --format write all tasks: into one file of the SWE-bench shape, patch and hidden tests only with "
+        "--golden, or as folders of Harbor, which always hold both, in tests/ and solution/.",
     )
     export.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     export.add_argument("task_id", metavar="ID", nargs="?", help="the task; not with a set format")
@@ -39,10 +40,14 @@ def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--format",
         choices=("tree", *_SET_FORMATS),
         default="tree",
-        help="a tree, or all tasks as JSON lines (swebench) or Parquet (default: tree)",
+        help="a tree, or all tasks as JSON lines (swebench), Parquet or folders of Harbor (default: tree)",
     )
     export.add_argument(
-        "--out", metavar="PATH", type=Path, required=True, help="a new or empty folder; for a set a new file"
+        "--out",
+        metavar="PATH",
+        type=Path,
+        required=True,
+        help="a new or empty folder; for swebench and parquet a new file",
     )
     export.add_argument("--golden", action="store_true", help="what no policy may see, too")
     export.set_defaults(run=f"{_HERE}:run_export", render=f"{_HERE}:render_export")
@@ -149,39 +154,24 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
 
     Raises:
-        UsageError: no ID (CR0206), the folder is not empty (CR0231) or cannot be written (CR0209).
+        UsageError: no ID, or one with a set format (CR0206), the folder is not empty or the file exists (CR0231),
+            or it cannot be written (CR0209).
+        NothingToDoError: a set of an empty store (CR0604).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
+        MissingError: Parquet without pyarrow (CR0101).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.errors import UsageError
     from composer_replication.tasks.store import TaskStore
 
-    if args.format != "tree":
-        return _export_set(args)
-    if not args.task_id:
-        raise UsageError(
-            "CR0206",
-            "a tree is that of one task, and no ID is given.",
-            where="composer-rl tasks export",
-            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
-        )
-    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise UsageError(
-            "CR0231", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
-        )
-    refuse_unwritable(args.out)
+    is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
+    _check_id(args, is_set=is_set)
+    _refuse_taken(args.out, is_file=is_file)
+    refuse_unwritable(args.out.absolute().parent if is_file else args.out)
     store = TaskStore.open(args.folder)
-    task = store.get(args.task_id)
+    task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
     warn_unfinished(args.folder, quiet=args.quiet)
-    view: View = "golden" if args.golden else "rollout"
-    store.write_tree(task, args.out, view=view)
-    sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git
-    return {
-        "task_id": task.task_id,
-        "files": len(sizes),
-        "bytes": sum(sizes),
-        "restricted_licences": _say_restricted(store, [task.task_id]),
-    }, 0
+    written = _write_set(store, args) if is_set else _write_tree(store, args)
+    return {**written, "restricted_licences": _say_restricted(store, task_ids)}, 0
 
 
 def render_export(result: dict[str, Any]) -> str:
@@ -191,46 +181,61 @@ def render_export(result: dict[str, Any]) -> str:
     return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
 
 
-def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
-    """Write all tasks of a store into one file.
-
-    Raises:
-        UsageError: an ID with a set format (CR0206), the file exists (CR0231) or cannot be
-            written (CR0209).
-        NothingToDoError: the store is empty (CR0604).
-        InputError: not a store, or damaged (CR0410, CR0411).
-        MissingError: Parquet without pyarrow (CR0101).
-    """
-    from composer_replication.cli.output_folder import refuse_unwritable
+def _check_id(args: argparse.Namespace, *, is_set: bool) -> None:
     from composer_replication.errors import UsageError
-    from composer_replication.tasks.parquet import write_instances_parquet
-    from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.swebench.swebench_files import write_instances
 
-    if args.task_id:
+    folder = shlex.quote(str(args.folder))
+    if is_set and args.task_id:
         raise UsageError(
             "CR0206",
             f"--format {args.format} writes all tasks, not one.",
             where=args.task_id,
-            fix=f"composer-rl tasks export {shlex.quote(str(args.folder))} --format {args.format} --out FILE",
+            fix=f"composer-rl tasks export {folder} --format {args.format} --out PATH",
         )
-    if args.out.exists():
+    if not is_set and not args.task_id:
         raise UsageError(
-            "CR0231", "the file exists already.", where=str(args.out), fix="choose another --out FILE."
+            "CR0206",
+            "a tree is that of one task, and no ID is given.",
+            where="composer-rl tasks export",
+            fix=f"composer-rl tasks show {folder} lists the IDs; --format swebench writes all tasks.",
         )
-    refuse_unwritable(args.out.absolute().parent)
-    write = write_instances if args.format == "swebench" else write_instances_parquet
-    store = TaskStore.open(args.folder)
-    store.require_task_ids()
-    warn_unfinished(args.folder, quiet=args.quiet)
+
+
+def _refuse_taken(out: Path, *, is_file: bool) -> None:
+    from composer_replication.errors import UsageError
+
+    if is_file and out.exists():
+        raise UsageError(
+            "CR0231", "the file exists already.", where=str(out), fix="choose another --out FILE."
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(
+            "CR0231", "the folder is not empty.", where=str(out), fix="choose another --out FOLDER."
+        )
+
+
+def _write_tree(store: TaskStore, args: argparse.Namespace) -> Result:
+    task = store.get(args.task_id)
+    view: View = "golden" if args.golden else "rollout"
+    store.write_tree(task, args.out, view=view)
+    sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git
+    return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}
+
+
+def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
+    from composer_replication.tasks.harbor_tasks import write_harbor_tasks
+    from composer_replication.tasks.swebench.swebench_files import write_instances
+
     with progress_bar(quiet=args.quiet) as report:
-        tasks = write(store, args.out, with_golden=args.golden, progress=report)
-    return {
-        "tasks": tasks,
-        "out": str(args.out.absolute()),
-        "bytes": args.out.stat().st_size,
-        "restricted_licences": _say_restricted(store, store.task_ids()),
-    }, 0
+        if args.format == "harbor":
+            tasks = write_harbor_tasks(store, args.out, progress=report)
+        else:
+            as_parquet = args.format == "parquet"
+            tasks = write_instances(
+                store, args.out, with_golden=args.golden, as_parquet=as_parquet, progress=report
+            )
+    sizes = [path.stat().st_size for path in (args.out, *args.out.rglob("*")) if path.is_file()]
+    return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": sum(sizes)}
 
 
 def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:

@@ -103,8 +103,7 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
         "validate",
         parents=[common],
         help="put every task through all gates again",
-        description="The gates again, from the stored bytes alone; see --thorough for the two that cost another run of each "
-        "suite. Tasks with neither hidden tests nor recorded behaviour (--visible-only) are counted. Exit code 4 when a task "
+        description="The gates again, from the stored bytes alone. Tasks with neither hidden tests nor recorded behaviour (--visible-only) are counted. Exit code 4 when a task "
         "does not pass.",
     )
     validate.add_argument("folder", metavar="DIR", type=Path, help="a task store")
@@ -114,22 +113,15 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
         type=whole_number(),
         default=3,
         help="runs of each gate that runs tests or recorded calls (default: 3); what only reads the stored bytes (leaks, "
-        "instructions, restoring) gives one answer and is looked at once, as are constants and "
-        "what --thorough adds",
+        "instructions, restoring) gives one answer and is looked at once, as are constants",
     )
     validate.add_argument(
         "--jobs", metavar="N", type=whole_number(), default=2, help="tasks at a time (default: 2)"
     )
     validate.add_argument(
-        "--thorough",
-        action="store_true",
-        help="also run the tests that should pass in the tree that a rollout sees, and try a table of the visible "
-        "tests' calls against the hidden ones; costs another run of each suite",
-    )
-    validate.add_argument(
         "--resume",
         action="store_true",
-        help="take over the tasks that passed in an earlier call with the same store, --repeat, --thorough and backend, "
+        help="take over the tasks that passed in an earlier call with the same store, --repeat and backend, "
         "and try the others; the cache has their journal, also of a call that was cut off",
     )
     add_isolation_flags(validate)
@@ -243,7 +235,6 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
             args.folder,
             repeat=args.repeat,
             jobs=args.jobs,
-            thorough=args.thorough,
             resume=args.resume,
             backend=args.backend,
             progress=report,

@@ -14,24 +14,35 @@ hidden-shown       a hidden test, or a copy of it, still stands in the tree that
 unfair-hidden      a hidden test, or recorded behaviour, asks for a name or a text that nobody can know
 leans-on-hidden    a test passes without the code, but not where the hidden test functions are gone too
 
-Two more follow once the task is written (``secrecy``): leak and instruction-leaks.
+Two more follow once the task is written (``check_secrecy``): leak and instruction-leaks.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from composer_replication.errors import InputError
+from composer_replication.records import Task
 from composer_replication.tasks.deleted_texts import deleted_texts
 from composer_replication.tasks.fair_split import deleted_words, is_named, places_to_show, words_of
+from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.instructions.written_instructions import (
+    read_secrets,
+    refusal,
+    written_instruction,
+)
 from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.leaks.installed_copies import installed_copies
+from composer_replication.tasks.leaks.leak_scan import leaks_in_tree
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.part_subject import part_subject
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.running.whole_suite import IDLE_SECONDS
+from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.stub_gate import (
     MAX_STUB_TESTS,
@@ -479,3 +490,30 @@ def check_fair(
         raise GateFailed(
             "unfair-hidden", "recorded behaviour is that of a function whose name nobody can know"
         )
+
+
+def check_secrecy(store: TaskStore, task: Task) -> None:
+    """Search the tree of a task, installed sources, its instruction and what a model wrote of it for its golden code.
+
+    Raises:
+        GateFailed: leak, or instruction-leaks.
+        InputError: the store is damaged (CR0411).
+    """
+    leaks = leaks_in_tree(store, task) or installed_copies(store, task)
+    if leaks:
+        raise GateFailed("leak", f"{_shown(leaks[0].path)} tells the code ({leaks[0].channel})")
+    try:
+        plain = write_instruction(store, task)
+    except InputError as error:
+        if error.code != "CR0429":
+            raise
+        raise GateFailed("instruction-leaks", "the instruction would contain the deleted code") from error
+    written = written_instruction(store, task.task_id)
+    reason = refusal(written.text, read_secrets(store, task, plain)) if written is not None else ""
+    if reason:
+        raise GateFailed("instruction-leaks", f"the instruction that a model wrote does not pass: {reason}")
+
+
+def _shown(path: str) -> str:
+    """As it is imported: where this machine keeps its packages is nobody's business."""
+    return re.split(r"/(?:site-packages|lib/python[0-9.]+|lib)/", path, maxsplit=1)[-1]

@@ -1,7 +1,7 @@
 """The tasks of a store as a Parquet file, derived from its records.
 
 A store has ``tasks.parquet``: what may be known, for any reader of SWE-bench rows. The rows with golden patch,
-test patch and hidden tests are written on demand alone (``write_instances_parquet``), since they repeat at three
+test patch and hidden tests are written on demand alone (``write_instances``), since they repeat at three
 times its size what the records say; stores of version 3 and earlier have them too, as ``secrets.parquet``.
 
 The same records and the same pyarrow give the same bytes. The manifest lists the file by
@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError, needs_extra
-from composer_replication.run_folder import write_atomic
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Progress, Row, iter_rows
+from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, Row, iter_rows
 
 TASKS_FILE = "tasks.parquet"
 SECRETS_FILE = "secrets.parquet"
@@ -45,26 +43,6 @@ def write_parquet(store: TaskStore) -> None:
     _require_pyarrow()
     rows = [public for public, _ in iter_rows(store)]
     store.put_derived(TASKS_FILE, parquet_bytes(rows, PUBLIC_COLUMNS))
-
-
-def write_instances_parquet(
-    store: TaskStore, path: Path, *, with_golden: bool, progress: Progress | None = None
-) -> int:
-    """Write the tasks of a store as one Parquet file; how many.
-
-    Args:
-        store: the tasks.
-        path: the file; it is written whole or not at all.
-        with_golden: also patch, test patch and hidden tests, which no policy may see.
-        progress: told after each task with (done, total, task id).
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-        MissingError: pyarrow is not installed (CR0101).
-    """
-    rows = [secret if with_golden else public for public, secret in iter_rows(store, progress)]
-    write_atomic(path, parquet_bytes(rows, SECRET_COLUMNS if with_golden else PUBLIC_COLUMNS))
-    return len(rows)
 
 
 def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:

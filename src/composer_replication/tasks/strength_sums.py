@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 from composer_replication.tasks.store_records import TaskRecord
 
@@ -24,13 +25,7 @@ class StrengthSum:
     killed_all: int = 0
 
     def __add__(self, other: StrengthSum) -> StrengthSum:
-        return StrengthSum(
-            self.tasks + other.tasks,
-            self.not_measured + other.not_measured,
-            self.mutants + other.mutants,
-            self.killed_visible + other.killed_visible,
-            self.killed_all + other.killed_all,
-        )
+        return StrengthSum(*map(add, astuple(self), astuple(other)))
 
 
 def sum_strength(records: Iterable[TaskRecord]) -> dict[str, StrengthSum]:
@@ -44,6 +39,4 @@ def sum_strength(records: Iterable[TaskRecord]) -> dict[str, StrengthSum]:
 def _strength_of(figures: Mapping[str, int] | None) -> StrengthSum:
     if figures is None:
         return StrengthSum(not_measured=1)
-    return StrengthSum(
-        1, 0, int(figures["mutants"]), int(figures["killed_visible"]), int(figures["killed_all"])
-    )
+    return StrengthSum(1, 0, figures["mutants"], figures["killed_visible"], figures["killed_all"])

@@ -34,7 +34,7 @@ _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 NOTHING_COLLECTED = "nothing was collected"
 _NAME = 400
 _RECORD_BYTES = 64 * 1024**2
-_ENV = {
+VARIABLES = {
     "PATH": "/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
@@ -43,6 +43,7 @@ _ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
 }
+"""Of every run."""
 BLOCKED = ("cacheprovider", "randomly", "faulthandler")
 """Plugins of pytest that are left out of every run."""
 ARGUMENTS = (
@@ -170,7 +171,7 @@ def run_tests(
         "backwards": backwards,
         "cpu_seconds": None if wall_factor is None else timeout_seconds,
     }
-    program = _program(with_contexts=with_contexts, is_watched=is_watched)
+    program = runner_program(with_contexts=with_contexts, is_watched=is_watched)
     chosen = limits or Limits()
     spec = SandboxSpec(
         tree=tree,
@@ -213,7 +214,7 @@ def make_request(
 
 def variables(environment: Environment) -> dict[str, str]:
     """The variables of a run."""
-    return {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}"}
+    return {**VARIABLES, "PATH": f"{environment.root}/bin:{VARIABLES['PATH']}"}
 
 
 def record_bytes(limits: Limits) -> int:
@@ -221,7 +222,8 @@ def record_bytes(limits: Limits) -> int:
     return max(limits.output_bytes, _RECORD_BYTES)
 
 
-def _program(*, with_contexts: bool, is_watched: bool) -> str:
+def runner_program(*, with_contexts: bool = False, is_watched: bool = False) -> str:
+    """What runs the tests inside the sandbox: a program that reads ``make_request``."""
     names = ["suite_plugin", "pytest_runner"]
     names += ["batch_server", "suite_watcher"] if is_watched else []
     names += ["context_recorder"] if with_contexts else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from composer_replication.tasks.gates import (
     check_neighbours,
     check_no_copy,
     check_restores,
+    check_secrecy,
     failing_of,
     judge_own,
     neighbour_trials,
@@ -26,12 +27,9 @@ from composer_replication.tasks.gates import (
     suite_trial,
 )
 from composer_replication.tasks.instructions.written_instructions import written_instruction
-from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
 from composer_replication.tasks.parquet import check_parquet
-from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.proving_sandbox import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
@@ -79,7 +77,6 @@ def validate_store(
     *,
     repeat: int = 3,
     jobs: int = 2,
-    thorough: bool = False,
     resume: bool = False,
     backend: str | None = None,
     progress: Progress | None = None,
@@ -96,8 +93,6 @@ def validate_store(
         path: folder of the store.
         repeat: how often; at least 1. What passes once and not again is flaky.
         jobs: tasks tried at the same time.
-        thorough: also run PASS_TO_PASS in the tree that a rollout sees, and let a table of the visible tests'
-            calls try to pass the hidden ones; see ``check_rollout_tree`` and ``learned_by_heart``.
         resume: take over which tasks passed in an earlier call that had the same store, arguments and versions; their
             stored bytes are read again, and nothing is run. See ``validation_journal``.
         backend: sandbox backend; None for the best of this machine.
@@ -115,13 +110,11 @@ def validate_store(
         store.read_derived(name)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
-    key = journal_key(store, repeat=max(1, repeat), thorough=thorough)
+    key = journal_key(store, repeat=max(1, repeat))
     with passed_tasks(key, task_ids, resume=resume) as journal:
         taken = _whole(store, journal.taken_over)
         rest = [task_id for task_id in task_ids if task_id not in taken]
-        failed = _try_all(
-            store, rest, journal, jobs=jobs, repeat=max(1, repeat), thorough=thorough, progress=progress
-        )
+        failed = _try_all(store, rest, journal, jobs=jobs, repeat=max(1, repeat), progress=progress)
     if not any(failure.gate == "damaged" for failure in failed):
         check_parquet(store)
     without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
@@ -138,33 +131,20 @@ def _try_all(
     *,
     jobs: int,
     repeat: int,
-    thorough: bool,
     progress: Progress | None,
 ) -> list[ValidationFailure]:
     """The first failure of each task that does not pass; the journal hears of the others as they pass."""
     failed: dict[str, ValidationFailure] = {}
-    waiting = dict.fromkeys(task_ids, 2 if thorough else 1)  # how many of its checks are not through
-    own: dict[Future[Sequence[ValidationFailure]], str] = {}
-    learned: dict[Future[Sequence[ValidationFailure]], Sequence[str]] = {}
     with interruptible_pool(jobs, "tasks-validate") as pool:
-        for group in _by_repository(store, task_ids):
-            if thorough:  # before its tasks, of which none has passed without it
-                learned[pool.submit(_learned, store, group)] = group
-            for task_id in group:
-                own[pool.submit(validate_task, store, task_id, repeat, thorough=thorough)] = task_id
-        num_done = 0
-        for future in as_completed([*own, *learned]):
-            for failure in future.result():  # a sandbox that broke ends it all
-                if future in own or failure.task_id not in failed:  # the task's own gates have the word
-                    failed[failure.task_id] = failure
-            for task_id in [own[future]] if future in own else learned[future]:
-                waiting[task_id] -= 1
-                if not waiting[task_id] and task_id not in failed:
-                    journal.add(task_id)
-            if future in own:
-                num_done += 1
-                if progress is not None:
-                    progress(num_done, len(task_ids), own[future])
+        futures = {pool.submit(validate_task, store, task_id, repeat): task_id for task_id in task_ids}
+        for num_done, future in enumerate(as_completed(futures), start=1):
+            task_id, failure = futures[future], future.result()  # a sandbox that broke ends it all
+            if failure is None:
+                journal.add(task_id)
+            else:
+                failed[task_id] = failure
+            if progress is not None:
+                progress(num_done, len(task_ids), task_id)
     return [failed[task_id] for task_id in task_ids if task_id in failed]
 
 
@@ -194,52 +174,20 @@ def _has_truth(store: TaskStore, task_id: str) -> bool:
         return True
 
 
-def _by_repository(store: TaskStore, task_ids: Sequence[str]) -> list[list[str]]:
-    rows: dict[str, list[str]] = {}
-    for task_id in task_ids:
-        try:
-            slug = store.record(task_id).repository_record
-        except InputError:  # damaged: its own check says so
-            slug = ""
-        rows.setdefault(slug, []).append(task_id)
-    return list(rows.values())
-
-
-def _learned(store: TaskStore, task_ids: Sequence[str]) -> list[ValidationFailure]:
-    try:
-        found = learned_by_heart(store, task_ids)
-    except InputError as error:
-        why = f"{error.message} ({error.where})"
-        return [ValidationFailure(task_id, "damaged", why) for task_id in task_ids]
-    rows = [ValidationFailure(task_id, LOOKUP_PASSES, why) for task_id, why in sorted(found.passed.items())]
-    for task_id, pins in sorted(found.untried.items()):
-        why = min(pins.values()).partition(" (")[
-            0
-        ]  # the last output, which may name a hidden test, is left out
-        detail = f"a table of the visible tests' calls could not be tried: {why}"
-        rows.append(ValidationFailure(task_id, TRUTH_UNKNOWN, detail))
-    return rows
-
-
-def validate_task(
-    store: TaskStore, task_id: str, repeat: int = 1, *, thorough: bool = False
-) -> Sequence[ValidationFailure]:
-    """No failure, or the first one.
+def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> ValidationFailure | None:
+    """The first failure of a task, if there is one.
 
     Raises:
         SandboxFailure: the sandbox broke.
     """
     try:
         task = store.get(task_id)
-        bench = bench_of(store, task)
-        _check(store, task, bench, repeat)
-        if thorough:
-            check_rollout_tree(subject_of(store, task), task, bench)
+        _check(store, task, bench_of(store, task), repeat)
     except GateFailed as error:
-        return (ValidationFailure(task_id, error.gate, error.detail),)
+        return ValidationFailure(task_id, error.gate, error.detail)
     except InputError as error:
-        return (ValidationFailure(task_id, "damaged", f"{error.message} ({error.where})"),)
-    return ()
+        return ValidationFailure(task_id, "damaged", f"{error.message} ({error.where})")
+    return None
 
 
 def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
@@ -320,68 +268,3 @@ def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
             raise GateFailed("golden-fails", f"the golden code does not do what was recorded: {detail}")
     if any(score.passed for score in broken):
         raise GateFailed("broken-passes", "the recorded behaviour is there without the code")
-
-
-def check_rollout_tree(subject: Subject, task: Task, bench: Bench) -> None:
-    """PASS_TO_PASS passes in the tree that a rollout sees: without the code, and without the hidden test functions.
-
-    The gates of a build run it in the tree that has all tests; a test that leans on a hidden one beside it
-    would pass there alone.
-
-    Raises:
-        GateFailed: broken-run-fails, or other-tests-fail with a name (these tests are public).
-        SandboxFailure: the sandbox broke.
-    """
-    report = bench.run(subject.broken(bench.original, "rollout"), None)
-    if report.error:
-        raise GateFailed("broken-run-fails", f"in the tree of a rollout: {report.error}")
-    lost = sorted(set(task.tests.pass_to_pass) - report.passed)
-    if lost:
-        raise GateFailed(
-            "other-tests-fail",
-            f"{len(lost)} of PASS_TO_PASS do not pass in the tree of a rollout, such as {lost[0]}",
-        )
-
-
-def learned_by_heart(store: TaskStore, task_ids: Sequence[str]) -> LookupFindings:
-    """Which tasks of one repository a table of the visible tests' calls solves, and of which nobody knows.
-
-    As at build, tasks are tried in which a function has no recorded behaviour and a test is hidden. A task whose
-    files are damaged is left out: another check says so.
-
-    Raises:
-        InputError: the repository or its environment is damaged, or does not fit this machine.
-        SandboxFailure: the sandbox broke.
-    """
-    trials = []
-    for task_id in task_ids:
-        try:
-            trial = _trial(store, task_id)
-        except InputError:
-            continue
-        if trial is not None:
-            trials.append(trial)
-    if not trials:
-        return LookupFindings()
-    return passed_by_lookup(bench_of(store, store.get(trials[0].task_id)), trials)
-
-
-def _trial(store: TaskStore, task_id: str) -> LookupTrial | None:
-    task, secret = store.get(task_id), store.secret(task_id)
-    subject = subject_of(store, task)
-    cuts = _cuts(store, task_id, subject)
-    if not secret.hidden or {cut.pin for cut in cuts} <= set(secret.twins or ()):
-        return None
-    return LookupTrial(task_id, subject, cuts)
-
-
-def _cuts(store: TaskStore, task_id: str, subject: Subject) -> tuple[BodyCut, ...]:
-    """The functions that are gone in a task, from the stored places of their bodies."""
-    original = store.repository_files(store.record(task_id).repository_record)
-    spans = {(edit.path, edit.start, edit.end) for edit in subject.stub_edits}
-    return tuple(
-        cut
-        for path in sorted({path for path, _, _ in spans})
-        for cut in find_body_cuts(path, original[path].decode("utf-8", "replace"))
-        if (path, cut.start, cut.end) in spans
-    )

@@ -1,7 +1,7 @@
 """Which tasks have passed a validation, kept in the cache so that an interrupted one need not begin again.
 
 A journal's name is a digest of all that the outcome hangs on: the store by its fingerprint, the version of the
-gates and of this package, how often and how thoroughly, in which sandbox, under which Python. Each line is a task
+gates and of this package, how often, in which sandbox, under which Python. Each line is a task
 that passed all of that; a line that cannot be read is a task that is tried again.
 """
 
@@ -30,7 +30,7 @@ FOLDER = "validations"
 """In the cache; ``cache prune`` knows it by this name."""
 
 
-def journal_key(store: TaskStore, *, repeat: int, thorough: bool) -> dict[str, Any]:
+def journal_key(store: TaskStore, *, repeat: int) -> dict[str, Any]:
     """Everything that the outcome of a validation hangs on, but for the machine's good will.
 
     Raises:
@@ -44,7 +44,6 @@ def journal_key(store: TaskStore, *, repeat: int, thorough: bool) -> dict[str, A
         "gates_version": GATES_VERSION,
         "package_version": __version__,
         "repeat": repeat,
-        "thorough": thorough,
         "backend": f"{backend.name} {type(backend).__module__}:{type(backend).__qualname__}",
         "python": f"{sys.implementation.cache_tag} {platform.machine()}",
     }

@@ -30,7 +30,6 @@ _CAPABILITIES = (
     "chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod"
 )
 _KEPT = "-all," + ",".join(f"+{name}" for name in f"{_CAPABILITIES} audit_write setfcap".split())
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHARED_BYTES = 64 << 20
 
 
@@ -47,6 +46,10 @@ class BubblewrapEnvironment(BaseEnvironment):
 
     def _validate_definition(self) -> None:
         """The image is this machine's programs."""
+
+    @property
+    def _path(self) -> str:
+        return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
     @property
     def _folder(self) -> Path:
@@ -153,7 +156,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         enter += ["setpriv", f"--bounding-set={_KEPT}", "--inh-caps=-all"]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *enter, "sh", "-c", f"cd {cwd or '/'} && {command}", env={"PATH": _PATH, **(env or {})},
+            *enter, "sh", "-c", f"cd {cwd or '/'} && {command}", env={"PATH": self._path, **(env or {})},
             stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
         )  # fmt: skip
         try:  # whoever asks goes away; what was started in the container stays, as with an engine

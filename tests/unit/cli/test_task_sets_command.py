@@ -70,6 +70,16 @@ def test_the_set_formats_say_the_same_and_no_secret_without_golden(
     assert "return min(x, high)" not in json.dumps(rows["public"])
 
 
+def test_folders_of_harbor(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "harbor"
+    result, code, _ = call("export", str(folder), "--format", "harbor", "--out", str(out))
+    assert (code, result["tasks"], result["out"]) == (0, 1, str(out))
+    assert result["restricted_licences"] == {"tinymath==1.0": "no licence file"}
+    assert [path.name for path in out.iterdir()] == TaskStore.open(folder).task_ids()
+    with pytest.raises(UsageError, match="CR0231"):
+        call("export", str(folder), "--format", "harbor", "--out", str(out))
+
+
 @pytest.mark.long
 def test_a_round_trip_through_the_command_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -123,7 +133,9 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     for words, code in (
         (("export", str(folder), "--out", str(tmp_path / "x")), "CR0206"),
         (("export", str(folder), task_id, "--format", "swebench", "--out", str(tmp_path / "x")), "CR0206"),
+        (("export", str(folder), task_id, "--format", "harbor", "--out", str(tmp_path / "x")), "CR0206"),
         (("export", str(folder), "--format", "swebench", "--out", str(taken)), "CR0231"),
+        (("export", str(folder), "--format", "harbor", "--out", str(taken)), "CR0231"),
         (("export", str(folder), "--format", "parquet", "--out", str(taken / "x")), "CR0209"),
         (("import", str(taken), "--format", "swebench", "--out", str(taken / "x")), "CR0209"),
     ):
@@ -131,6 +143,8 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
             call(*words)
     with pytest.raises(InputError, match="CR0460"):
         call("import", str(taken), "--format", "swebench", "--out", str(tmp_path / "y"))
+    with pytest.raises(SystemExit):
+        call("export", str(folder), "--format", "other", "--out", str(tmp_path / "y"))
     with pytest.raises(SystemExit):
         call("import", str(taken), "--format", "other", "--out", str(tmp_path / "y"))
     assert taken.read_text() == "precious"

@@ -229,54 +229,6 @@ class TestGit:
         assert search_inside("t-module-body", planted).of("git") >= {"git log", "git cat-file"}
 
 
-class TestEnvironment:
-    def test_a_variable_that_holds_the_code_is_found(
-        self, search_inside: InsideSearch, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
-    ) -> None:
-        real = leak_scan._variables
-        for text, expected in zip(text_files, ({"/proc/self/environ"}, set()), strict=True):
-            variables = {"OLD_CODE": text.decode()}
-            monkeypatch.setattr(leak_scan, "_variables", lambda where, v=variables: {**real(where), **v})
-            found = search_inside("t-module-body").of("environment-variable")
-            assert found >= expected
-            assert bool(found) == bool(expected)
-
-    @pytest.mark.parametrize("name", ["environ", "cmdline"])
-    def test_what_another_process_was_started_with_is_found(
-        self,
-        search_inside: InsideSearch,
-        own_environment: Environment,
-        text_files: tuple[bytes, bytes],
-        name: str,
-    ) -> None:
-        """The interpreter of the environment starts a process that has the code, as a service of tests would."""
-        words = {"environ": ("'60'", "{'OLD': text}"), "cmdline": ("'60', text", "{}")}[name]
-        code = (
-            "import subprocess as s; s.Popen(['sh', '-c', 'sleep $0; :', "
-            f"{words[0]}], env={words[1]}, stdin=s.DEVNULL, stdout=s.DEVNULL, stderr=s.DEVNULL)"
-        )
-        text = repr(text_files[0].decode().encode().hex())
-        start = f"import sys; text = bytes.fromhex({text}).decode(); {code}\n"
-        packages = next(own_environment.root.glob("lib/python*/site-packages"))
-        (packages / "service.pth").write_text(start)
-        found = search_inside("t-module-body", where=own_environment).of("environment-variable")
-        assert {path.rpartition("/")[2] for path in found} == {name}
-        assert all(path.split("/")[2].isdigit() for path in found)
-
-    def test_the_program_of_the_search_is_nobodys_secret(
-        self, search_inside: InsideSearch, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
-    ) -> None:
-        """It stands in the command line of the process that started it, and shares lines with much code."""
-        real, shared = leak_scan._source, text_files[0].decode()
-        assert "'''" not in shared
-
-        def source(name: str) -> str:
-            return f"_ = r'''\n{shared}\n'''\n{real(name)}" if name == "inside_search" else real(name)
-
-        monkeypatch.setattr(leak_scan, "_source", source)
-        assert search_inside("t-module-body").of("environment-variable") == set()
-
-
 class TestWalk:
     """``find /`` from inside, which one sandbox does for all tasks: what it leaves out is walked by another."""
 

@@ -13,9 +13,9 @@ import pytest
 
 from composer_replication.records import Task
 from composer_replication.sandbox.host_paths import HostPaths
+from composer_replication.tasks.gates import check_secrecy
 from composer_replication.tasks.leaks import installed_copies as module
 from composer_replication.tasks.leaks.installed_copies import installed_copies
-from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed
 

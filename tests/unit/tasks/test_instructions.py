@@ -16,9 +16,13 @@ from composer_replication.records import Hole, Task
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.instructions import writing as instructions
 from composer_replication.tasks.instructions.broken_regions import broken_region
-from composer_replication.tasks.instructions.instruction_parts import MAX_SOURCES
 from composer_replication.tasks.instructions.surroundings import look_around
-from composer_replication.tasks.instructions.writing import instruction_text, read_material, write_instruction
+from composer_replication.tasks.instructions.writing import (
+    MAX_SOURCES,
+    instruction_text,
+    read_material,
+    write_instruction,
+)
 from composer_replication.tasks.leaks.shown_code import shows_body
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_text, holes_of

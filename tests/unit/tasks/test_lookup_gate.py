@@ -17,7 +17,6 @@ from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cut
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.lookup_solver import answered_calls
 from composer_replication.tasks.twin.twin_run import RecordedCall
-from composer_replication.tasks.validate import validate_store
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -162,9 +161,6 @@ def test_a_suite_that_dies_while_it_is_recorded_is_said(tmp_path: Path) -> None:
     assert f"behaviour of 1 functions of planted==1 could not be recorded: {why}" in render_build(result)
     again = build_tasks([source], out, granularities=("class",), with_truth=True)
     assert (again.unrecorded, again.fingerprint) == (first.unrecorded, first.fingerprint)
-    (failure,) = validate_store(out, repeat=1, thorough=True).failed
-    assert (failure.task_id, failure.gate) == (task.task_id, "truth-unknown")
-    assert failure.detail.endswith("could not be tried: the recording did not end")  # no last words
 
 
 @pytest.mark.long

@@ -23,11 +23,11 @@ from composer_replication.tasks.parquet import (
     check_parquet,
     parquet_bytes,
     read_parquet,
-    write_instances_parquet,
     write_parquet,
 )
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.swebench.swebench_files import write_instances
 from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, tree_sha256
 from composer_replication.tasks.validate import validate_store
 
@@ -43,7 +43,7 @@ def copy(tiny_store: TaskStore, tmp_path: Path) -> TaskStore:
 @pytest.fixture(scope="module")
 def secret_file(tiny_store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / SECRETS_FILE
-    assert write_instances_parquet(tiny_store, path, with_golden=True) == 4
+    assert write_instances(tiny_store, path, with_golden=True, as_parquet=True) == 4
     return path
 
 

@@ -135,12 +135,6 @@ def test_attributes_and_settings_of_the_tree_or_user_change_no_byte(
     assert apply_patch(old, make_patch(old, new)) == new
 
 
-def test_nothing_is_changed_in_what_is_given() -> None:
-    old = {"a": b"1\n"}
-    apply_patch(old, make_patch(old, {"a": b"2\n"}))
-    assert old == {"a": b"1\n"}
-
-
 NEW_FILE = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x\n"
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks import secrecy
+from composer_replication.tasks import gates
+from composer_replication.tasks.gates import check_secrecy
 from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.leak_targets import targets_of
-from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed
 
@@ -24,7 +24,7 @@ def clamp(tiny_store: TaskStore) -> Task:
 
 def test_a_clean_task_passes(tiny_store: TaskStore) -> None:
     tasks = tiny_store.tasks()
-    assert [secrecy.leaks_in_tree(tiny_store, task) for task in tasks] == [[]] * len(tasks)
+    assert [gates.leaks_in_tree(tiny_store, task) for task in tasks] == [[]] * len(tasks)
     for task in tasks:
         check_secrecy(tiny_store, task)  # raises nothing
 
@@ -54,9 +54,9 @@ def test_an_instruction_that_tells_is_refused(
     def write(code: str) -> None:
         raise InputError(code, "it would.", where="x", fix="y")
 
-    monkeypatch.setattr(secrecy, "write_instruction", lambda *_: write("CR0429"))
+    monkeypatch.setattr(gates, "write_instruction", lambda *_: write("CR0429"))
     with pytest.raises(GateFailed, match="instruction-leaks"):
         check_secrecy(tiny_store, clamp)
-    monkeypatch.setattr(secrecy, "write_instruction", lambda *_: write("CR0411"))
+    monkeypatch.setattr(gates, "write_instruction", lambda *_: write("CR0411"))
     with pytest.raises(InputError, match="CR0411"):
         check_secrecy(tiny_store, clamp)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.instructions.instruction_parts import MAX_LINE_CHARS, clipped
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
+    MAX_LINE_CHARS,
+    clipped,
     instruction_text,
     read_material,
     write_instruction,

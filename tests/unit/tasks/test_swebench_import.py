@@ -17,24 +17,19 @@ from composer_replication.tasks.build import Settings
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.journal import read_journal
-from composer_replication.tasks.parquet import (
-    PUBLIC_COLUMNS,
-    SECRET_COLUMNS,
-    parquet_bytes,
-    read_parquet,
-    write_instances_parquet,
-)
+from composer_replication.tasks.parquet import parquet_bytes, read_parquet
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench import swebench_import
-from composer_replication.tasks.swebench.swebench_bases import base_source
 from composer_replication.tasks.swebench.swebench_files import KEYS, Instance, read_instances, write_instances
 from composer_replication.tasks.swebench.swebench_import import (
     Refused,
+    base_source,
     import_swebench,
     make_deletion,
     propose,
 )
+from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS
 from composer_replication.tasks.validate import validate_store
 
 Row = dict[str, Any]
@@ -452,7 +447,7 @@ def test_an_export_without_golden_has_no_patch_and_cannot_be_imported(
     assert all(list(one) == list(PUBLIC_COLUMNS) for one in rows)
     with pytest.raises(InputError, match=r"line 1 .*: it has no patch"):
         read_instances(tmp_path / "public.jsonl")
-    write_instances_parquet(tiny_store, tmp_path / "secret.parquet", with_golden=True)
+    write_instances(tiny_store, tmp_path / "secret.parquet", with_golden=True, as_parquet=True)
     secrets = read_parquet((tmp_path / "secret.parquet").read_bytes())
     write_instances(tiny_store, tmp_path / "secret.jsonl", with_golden=True)
     assert [json.loads(line) for line in (tmp_path / "secret.jsonl").read_text().splitlines()] == secrets

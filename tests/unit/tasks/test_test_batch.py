@@ -530,10 +530,6 @@ def test_large_trees_are_parted(environment: Environment, monkeypatch: pytest.Mo
     assert sizes == [2, 1]
 
 
-def test_no_runs_no_reports(environment: Environment) -> None:
-    assert run_batch([], environment) == []
-
-
 def test_only_what_a_file_imports_at_its_top_counts() -> None:
     source = (
         b"'''\nimport this\n'''\nimport a.b, c\nfrom d.e import f, g\nfrom . import h\nfrom i import *\n"

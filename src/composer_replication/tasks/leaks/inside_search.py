@@ -164,27 +164,6 @@ def listed(folder):
         return []
 
 
-def ask_environment(engine, search):
-    """Variables and command lines of this process and of others."""
-    found = set()
-    texts = {"/proc/self/environ": "\n".join(os.environ.values())}
-    own_program = sys.orig_argv[-1]  # stands in the command line of whoever started it, and is no task's
-    for who in listed("/proc"):
-        for name in ("environ", "cmdline") if who.isdigit() and int(who) != os.getpid() else ():
-            try:
-                with open(f"/proc/{who}/{name}", "rb") as handle:
-                    texts[f"/proc/{who}/{name}"] = (
-                        handle.read().replace(b"\0", b"\n").decode("utf-8", "replace")
-                    ).replace(own_program, "")
-            except OSError:
-                continue
-    for path, text in texts.items():
-        values = "\n".join([text, *(line.partition("=")[2] for line in text.splitlines())])
-        for target in search.search_text(values, in_tree=True):
-            found.add(engine.Leak(target.task_id, "environment-variable", path))
-    return found
-
-
 def main():
     """Do what the request asks for; the answer is one JSON line with the nonce."""
     descriptor = os.dup(1)
@@ -206,7 +185,6 @@ def main():
         for found, problems in (ask_git(engine, search, tree), *answers):
             leaks |= found
             failed |= problems
-        leaks |= ask_environment(engine, search)
         for task_id in sorted({target.task_id for target in targets}):
             leaks |= ask_network(engine, task_id, request)
     answer = {

@@ -32,13 +32,6 @@ _MARK_STARTS = frozenset("+-<>#|*%\"',.0123456789")
 _ENDS = re.compile(r"[\"',|]+$")
 # All that the two take off, and white space: a line has the same core with and without its marks.
 EDGES = "".join(_MARK_STARTS) + ":" + "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
-_CACHES = {
-    ".mypy_cache": "type-checker-cache",
-    ".pytype": "type-checker-cache",
-    ".pyre": "type-checker-cache",
-    ".pytest_cache": "test-cache",
-    ".hypothesis": "test-cache",
-}
 
 
 @dataclass(frozen=True)
@@ -46,15 +39,13 @@ class Target:
     """One golden body.
 
     ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without
-    indentation; ``codes`` digests of its code objects; ``names`` how these, the symbol and what else
-    is deleted here are called; ``tests`` the hidden tests as ``file name::test``; ``module`` the path
-    that it is imported from; ``symbols`` the qualified names to ask this module for.
+    indentation; ``codes`` digests of its code objects; ``tests`` the hidden tests as ``file name::test``;
+    ``module`` the path that it is imported from; ``symbols`` the qualified names to ask this module for.
     """
 
     task_id: str
     window: tuple[tuple[str, bool], ...]
     codes: frozenset[str]
-    names: frozenset[str]
     tests: frozenset[str]
     module: str
     symbols: tuple[str, ...] = ()
@@ -102,9 +93,9 @@ def target_to_json(target: Target) -> dict[str, object]:
 def target_from_json(value: Mapping[str, object]) -> Target:
     """The inverse of ``target_to_json``."""
     window = tuple((str(line), bool(flag)) for line, flag in value["window"])  # type: ignore[attr-defined]
-    codes, names, tests = (frozenset(value[key]) for key in ("codes", "names", "tests"))  # type: ignore[call-overload]
+    codes, tests = (frozenset(value[key]) for key in ("codes", "tests"))  # type: ignore[call-overload]
     symbols: tuple[str, ...] = tuple(value["symbols"])  # type: ignore[arg-type]
-    return Target(str(value["task_id"]), window, codes, names, tests, str(value["module"]), symbols)
+    return Target(str(value["task_id"]), window, codes, tests, str(value["module"]), symbols)
 
 
 class Search:
@@ -134,14 +125,14 @@ class Search:
         self.not_searched: list[str] = []
 
     def search_bytes(self, path: str, data: bytes, *, in_tree: bool) -> set[Leak]:
-        """The leaks of one file; ``path`` is reported and tells caches and repositories."""
+        """The leaks of one file; ``path`` is reported and tells repositories and packages."""
         self.num_files += 1
         found: set[Leak] = set()
         for form in forms_of(path, data):
             if form.problem:
                 self.not_searched.append(f"{form.path} ({form.problem})")
             channel = _channel(form, in_tree=in_tree)
-            targets = [*self._lines_found(form.data, in_tree=in_tree), *self._named_in_cache(form)]
+            targets = self._lines_found(form.data, in_tree=in_tree)
             found |= {Leak(target.task_id, channel, form.path) for target in targets}
             if self.unmarshal and form.path.endswith((".pyc", ".pyo")):
                 channel = form.kind or "pyc"
@@ -168,17 +159,6 @@ class Search:
                 if id(target) not in found and (in_tree or _is_run(target, where, known, place)):
                     found[id(target)] = target
         return list(found.values())
-
-    def _named_in_cache(self, form: Form) -> list[Target]:
-        """The targets that a tool's cache names, or one of whose hidden tests it names."""
-        if not _cache_channel(form.path):
-            return []
-        words = set(re.findall(r"\w+", form.data.decode("utf-8", "replace")))
-        return [
-            target
-            for target in self.targets
-            if not words.isdisjoint(target.names | {test.rpartition("::")[2] for test in target.tests})
-        ]
 
     def _codes_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
         top = _load(data[16:])
@@ -250,17 +230,10 @@ def _is_run(target: Target, where: int, known: Mapping[int, str], place: int) ->
     return characters >= MIN_RUN_CHARACTERS
 
 
-def _cache_channel(path: str) -> str:
-    parts = path.replace("!", "").split("/")
-    return next((channel for part, channel in _CACHES.items() if part in parts), "")
-
-
 def _channel(form: Form, *, in_tree: bool) -> str:
     parts = form.path.partition("!")[0].split("/")
     if ".git" in parts:
         return "git"
-    if cache := _cache_channel(form.path):
-        return cache
     if form.kind:
         return form.kind
     if {"site-packages", "dist-packages"} & set(parts):

@@ -1,4 +1,4 @@
-"""What the search for golden code is told: the lines, code objects and names of what was deleted."""
+"""What the search for golden code is told: lines and code objects of what was deleted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
     original = store.repository_files(store.record(task.task_id).repository_record)
     counts = _LineCounts(files, original, {hole.path for hole in task.holes} | set(task.removed_files))
     tests = _hidden_tests(task, files)
-    name = task.symbol.partition("#")[0].rpartition(".")[2]
     found = []
     for place in _places(store, task, original):
         distinctive = {
@@ -50,7 +49,6 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
             task_id=task.task_id,
             window=tuple((line, line in distinctive) for line in window),
             codes=_codes_of(original[place.path], files.get(place.path, b""), place.path, task),
-            names=frozenset({name, *(symbol.rpartition(".")[2] for symbol in place.symbols)}),
             tests=tests,
             module=_module_path(place.path, {**files, place.path: b""}),
             symbols=place.symbols,

@@ -15,9 +15,9 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import write_atomic
-from composer_replication.tasks.parquet import read_parquet
+from composer_replication.tasks.parquet import parquet_bytes, read_parquet
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench_rows import Progress, iter_rows
+from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Progress, iter_rows
 
 KEYS = (
     "instance_id",
@@ -204,21 +204,31 @@ def _printed_list(text: str) -> list[str] | None:
 
 
 def write_instances(
-    store: TaskStore, path: Path, *, with_golden: bool, progress: Progress | None = None
+    store: TaskStore,
+    path: Path,
+    *,
+    with_golden: bool,
+    as_parquet: bool = False,
+    progress: Progress | None = None,
 ) -> int:
-    """Write the tasks of a store as JSON lines; how many.
+    """Write the tasks of a store into one file; how many.
 
     Args:
         store: the tasks.
         path: the file; it is written whole or not at all.
         with_golden: also patch, test patch and hidden tests, which no policy may see.
+        as_parquet: Parquet in place of JSON lines.
         progress: told after each task with (done, total, task id).
 
     Raises:
         InputError: the store is damaged (CR0411).
+        MissingError: Parquet without pyarrow (CR0101).
     """
     rows = [secret if with_golden else public for public, secret in iter_rows(store, progress)]
-    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    if as_parquet:
+        write_atomic(path, parquet_bytes(rows, SECRET_COLUMNS if with_golden else PUBLIC_COLUMNS))
+    else:
+        write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return len(rows)
 
 

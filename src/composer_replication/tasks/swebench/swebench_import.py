@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -25,7 +25,10 @@ from composer_replication.tasks.build import (
     run_build,
 )
 from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.fresh_git import has_fresh_git
+from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.git_source import is_bare
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import (
     is_metadata_path,
@@ -42,10 +45,13 @@ from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store_records import SUITE_SECONDS
-from composer_replication.tasks.swebench.swebench_bases import base_source
 from composer_replication.tasks.swebench.swebench_files import Instance, UnreadableRow, read_instances
 from composer_replication.tasks.swebench_rows import tree_sha256
 
+REMOTE = "git+https://github.com/{repo}@{commit}"
+"""Where the published sets come from; a row names its repository as OWNER/NAME there."""
+_SHORT_IDS = (12, 10, 8, 7)
+_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _NAMES = re.compile(
     r"^(?:--- |\+\+\+ |rename from |rename to |copy from |copy to )(.+?)\t?\r?$", re.MULTILINE
@@ -237,6 +243,58 @@ def _open_base(
     except InputError as error:
         raise Refused("no-repository", f"{error.message} ({error.where})") from error
     return bases[source]
+
+
+def base_source(instance: Instance, folder: Path | None) -> str:
+    """A SOURCE for the base tree of a row.
+
+    In ``folder`` the row ``OWNER/NAME`` at ``COMMIT`` may be ``OWNER__NAME``, ``OWNER-NAME`` or
+    ``NAME``, with or without ``-COMMIT`` (short ids too): a folder, an archive, or a clone with
+    that commit in it. A name with the commit wins. A plain folder is taken at its word: what
+    shows that it is the base is that the patches apply and the tests behave as stated.
+
+    Args:
+        instance: the row.
+        folder: where repositories lie; None for none.
+
+    Raises:
+        InputError: it is not there, and the row names no repository and commit for git (CR0460).
+    """
+    for path in _candidates(instance, folder):
+        if _is_clone(path):
+            if _FULL_ID.fullmatch(instance.base_commit):
+                return f"git+file://{path.resolve()}@{instance.base_commit}"
+        elif path.is_dir() or path.is_file():
+            return str(path)
+    if instance.repo.count("/") == 1 and re.fullmatch(r"[0-9a-f]{40}", instance.base_commit):
+        return REMOTE.format(repo=instance.repo, commit=instance.base_commit)
+    raise InputError(
+        "CR0460",
+        f"there is no repository for {instance.repo} at {instance.base_commit[:12]}.",
+        where=str(folder or ""),
+        fix=f"--repositories FOLDER with {_stems(instance)[0]}-{instance.base_commit[:12]}, a folder, an archive or a clone.",
+    )
+
+
+def _stems(instance: Instance) -> list[str]:
+    owner, _, name = instance.repo.rpartition("/")
+    return [f"{owner}__{name}", f"{owner}-{name}", name] if owner else [name]
+
+
+def _candidates(instance: Instance, folder: Path | None) -> Iterator[Path]:
+    if folder is None:
+        return
+    commit = instance.base_commit
+    shorter = [commit[:length] for length in _SHORT_IDS if len(commit) > length]
+    for ending in (*(f"-{part}" for part in (commit, *shorter)), ""):
+        for stem in _stems(instance):
+            yield from (folder / f"{stem}{ending}{suffix}" for suffix in ("", ".git", *ARCHIVE_SUFFIXES))
+
+
+def _is_clone(path: Path) -> bool:
+    """Whether git may find the commit there; a tree that was exported has a ``.git`` without history."""
+    has_history = (path / ".git").exists() and not has_fresh_git(path)
+    return path.is_dir() and (is_bare(path) or has_history)
 
 
 def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySource, Proposal]:

@@ -1,0 +1,135 @@
+"""Tasks as folders of Harbor (https://harborframework.com), one each.
+
+    instruction.md   what is to be done
+    task.toml        limits, no network; what was deleted
+    environment/     the tree that a rollout sees; a Dockerfile with the locked wheels, by their hashes
+    tests/           all tests and what configures them, and who judges; Harbor uploads it when the agent is done
+    solution/        the deleted code; Harbor uploads it for its oracle alone
+
+Hidden tests and golden code stand in the last two alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path, PurePosixPath
+
+from composer_replication.records import Task
+from composer_replication.tasks.intake.sources import PYTEST_FILES
+from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
+from composer_replication.tasks.swebench_rows import OWN_COLUMNS, Progress, Row, iter_rows
+from composer_replication.tasks.test_run import VARIABLES, make_request, runner_program, runner_text
+from composer_replication.tasks.views import Changes, write_files
+
+WORKDIR = "/app"
+_LOADED = (*PYTEST_FILES, "conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth")
+"""What a test runner or interpreter loads by itself where it stands: never an agent's."""
+_MADE = ("test_*.py", "*_test.py", "*.py[co]", "*.so")
+_DOCKERFILE = """\
+FROM python:{python}-slim
+ENV PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+COPY requirements.txt /opt/requirements.txt
+RUN python -m pip install --no-cache-dir --no-deps --only-binary=:all: --require-hashes -r /opt/requirements.txt
+COPY tree {workdir}
+WORKDIR {workdir}
+"""
+_TASK = """\
+schema_version = "1.4"
+
+[metadata]
+{metadata}
+[environment]
+workdir = "{workdir}"
+network_mode = "no-network"
+
+[verifier]
+timeout_sec = {seconds:.1f}
+"""
+_TEST = "#!/bin/sh\nexec python -I -B /tests/verify.py\n"
+_WHERE = f"The repository is in `{WORKDIR}`. `python -m pytest` runs its tests."
+
+
+def write_harbor_tasks(store: TaskStore, folder: Path, *, progress: Progress | None = None) -> int:
+    """Write every task of a store as a folder named by its id; how many.
+
+    Args:
+        store: the tasks.
+        folder: absent or empty.
+        progress: told after each task with (done, total, task id).
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for public, _ in iter_rows(store, progress):
+        task = store.get(str(public["instance_id"]))
+        _write_task(store, task, public, folder / task.task_id)
+    return len(store.task_ids())
+
+
+def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None:
+    record = store.record(task.task_id)
+    repository = store.repository(record.repository_record)
+    touched = Changes(record.edits, record.removed_files).source_files
+    original = store.repository_files(record.repository_record)
+    seconds = repository.suite_seconds * RUN_FACTOR
+    write_files(folder / "environment" / "tree", store.files(task, "rollout"))
+    kept = {
+        path: data
+        for path, data in store.files(task, "hidden").items()
+        if path not in touched and _is_kept(repository, path)
+    }
+    write_files(folder / "tests" / "tree", kept)
+    write_files(folder / "solution" / "tree", {path: original[path] for path in touched})
+    withheld = store.secret(task.task_id).withheld
+    node_ids = [*task.fail_to_pass, *sorted({*task.tests.pass_to_pass, *withheld})]
+    request = make_request(folder / "environment" / "tree", node_ids, "", stop_at_first_failure=False)
+    plan = {
+        "workdir": WORKDIR,
+        "logs": "/logs/verifier",
+        "touched": touched,
+        "left_out_names": [*_LOADED, *_MADE],
+        "variables": VARIABLES,
+        "seconds": seconds,
+        "request": {**request, "left_out": list(repository.left_out)},
+    }
+    lock = store.environment_lock(task.environment)
+    requirements = [f"{one.name}=={one.version} --hash=sha256:{one.sha256}\n" for one in lock.wheels]
+    metadata = {"repository": task.repository, **{name: public[name] for name in OWN_COLUMNS}}
+    texts = {
+        "instruction.md": f"{str(public['problem_statement'] or _bare(task)).rstrip()}\n\n{_WHERE}\n",
+        "task.toml": _TASK.format(
+            metadata="".join(f"{name} = {_toml(value)}\n" for name, value in metadata.items()),
+            workdir=WORKDIR,
+            seconds=seconds + 60,  # it makes the tree, too
+        ),
+        "environment/Dockerfile": _DOCKERFILE.format(python=lock.python, workdir=WORKDIR),
+        "environment/requirements.txt": "".join(requirements),
+        "tests/test.sh": _TEST,
+        "tests/plan.json": json.dumps(plan, indent=1),
+        "tests/verify.py": runner_text("harbor_verifier.py"),
+        "tests/pytest_runner.py": runner_program(),
+        "solution/solve.sh": f"#!/bin/sh\nexec cp -R /solution/tree/. {shlex.quote(WORKDIR)}\n",
+    }
+    write_files(folder, {path: text.encode() for path, text in texts.items()})
+    for script in ("tests/test.sh", "solution/solve.sh"):
+        (folder / script).chmod(0o755)
+
+
+def _is_kept(repository: RepositoryRecord, path: str) -> bool:
+    """Whether a file is the store's whatever an agent did: tests, their data, what is loaded where it stands."""
+    pure = PurePosixPath(path)
+    is_loaded = any(pure.match(pattern) for pattern in _LOADED)
+    return is_loaded or is_test_path(path) or in_test_folder(pure) or repository.helps_tests(path)
+
+
+def _bare(task: Task) -> str:
+    """For a task whose every instruction would show code."""
+    return f"`{task.symbol}` was taken out of `{task.path}`. Write it anew; the tests say what it has to do."
+
+
+def _toml(value: str | int | None) -> str:
+    return json.dumps("" if value is None else value, ensure_ascii=False)

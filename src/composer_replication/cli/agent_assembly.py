@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.channel_tables import AgentSection, HintsSection
 from composer_replication.cli.launched_process import (
     file_part,
-    offloads_weights,
-    shards_by_fsdp2,
     shards_weights,
 )
 from composer_replication.config import RunConfig
@@ -71,7 +69,7 @@ def check_agent(config: RunConfig) -> None:
 
     Raises:
         UsageError: no such dialect of calls (CR0818), hints of other
-            tasks (CR0877), weights that are spread over processes by something else than FSDP2, or offloaded (CR0873).
+            tasks (CR0877), weights that are spread over processes without vLLM to sample (CR0873).
     """
     if config.agent is None:
         return
@@ -79,13 +77,10 @@ def check_agent(config: RunConfig) -> None:
         require_dialect(config.agent.dialect, where="agent.dialect")
     if config.hints is not None and config.hints.writing.from_other_tasks:
         raise no_other_tasks("they are for single answers", "take the [agent] table out")
-    if shards_weights():
-        from composer_replication.trainer.joint_sampler import offloaded, other_than_fsdp2
+    if shards_weights() and not config.trl.get("use_vllm"):
+        from composer_replication.trainer.setting_errors import spread_weights
 
-        if not shards_by_fsdp2():
-            raise other_than_fsdp2("agent")
-        if offloads_weights():
-            raise offloaded("agent")
+        raise spread_weights("agent")
 
 
 def refuse_unfit_engines(config: RunConfig) -> None:
@@ -277,7 +272,7 @@ def open_agent(
     """The parts of a recipe with an ``[agent]`` table; None without one.
 
     Raises:
-        UsageError: as ``open_player``, or spread weights of a model that cannot be sampled behind a cache (CR0873).
+        UsageError: as ``open_player``.
     """
     if config.agent is None:
         return None
@@ -285,10 +280,6 @@ def open_agent(
 
     if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
         require_server(config, find_trl_server(config), model, tokenizer)
-    if shards_weights():
-        from composer_replication.trainer.joint_sampler import refuse_uncached
-
-        refuse_uncached(model)
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
     kept = KeptEpisodes(
         folder.rollouts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -57,30 +57,18 @@ class ModelSampler:
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
         """One completion for each prompt."""
-        return self.sampled(prompts, options, num_steps=max(each.max_new_tokens for each in options))
-
-    def sampled(
-        self,
-        prompts: list[tuple[int, ...]],
-        options: list[SampleOptions],
-        *,
-        num_steps: int,
-        goes_on: Callable[[bool], bool] = bool,
-    ) -> list[Completion]:
-        """As a call, in at most ``num_steps`` tokens; ``goes_on`` as ``sample_shared``."""
         (temperature,) = {each.temperature for each in options}
         rows = sample_shared(
             self.model,
             prompts,
             1,
-            max_new_tokens=num_steps,
+            max_new_tokens=max(each.max_new_tokens for each in options),
             temperature=temperature,
             **filters_of(self.sampling),
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.tokenizer.pad_token_id,
             generator=[torch.Generator().manual_seed(each.seed) for each in options],
             row_limits=[each.max_new_tokens for each in options],
-            goes_on=goes_on,
         )
         return [self.completion(row.ids, row.logps) for (row,) in rows]
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
-from composer_replication.trainer.argument_kinds import has_fields
 from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.collator import (
     OTHER_CONTEXT,
@@ -243,7 +242,7 @@ def _refuse_other_answers(answer: Any, num_rows: int) -> None:
     if len(answer) != num_rows:
         raise misaligned(f"the hint source answered for {len(answer)} rows of {num_rows}", "hint_source")
     for row, turns in enumerate(answer):
-        if not isinstance(turns, Sequence) or not all(has_fields(turn, HintedTurn) for turn in turns):
+        if not isinstance(turns, Sequence) or not all(isinstance(turn, HintedTurn) for turn in turns):
             raise misaligned(
                 "the hint source's answer for a row is no list of hinted turns", f"row {row}", fix=fix
             )

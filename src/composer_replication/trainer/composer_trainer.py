@@ -20,7 +20,6 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.argument_kinds import refuse_other_kinds
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.chained_rows import ChainedRows
 from composer_replication.trainer.checkpoints import (
@@ -97,7 +96,7 @@ class ComposerReplicationTrainer(
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
             A channel's weight is no number of at least 0 (CR0711), or it has nothing to learn from (CR0755).
-            An argument is of another kind (CR0722), or a table has no such key (CR0204).
+            A channel's table is none (CR0722), or has no such key (CR0204).
             A term in the reward while rewards are scaled (CR0760).
         InputError: a hinted turn or a pair cannot be learned from (CR0711, CR0751).
     """
@@ -139,7 +138,6 @@ class ComposerReplicationTrainer(
                 where="ComposerReplicationTrainer(heldout_eval_fn=)",
                 fix="pass a function that returns the held-out score.",
             )
-        refuse_other_kinds(policy_options, run_folder)
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         self.policy_options = policy_options
         self.prompt_source = prompt_source

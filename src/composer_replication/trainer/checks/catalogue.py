@@ -57,9 +57,4 @@ CATALOGUE: Final[dict[str, CheckText]] = {
         "warning",
         "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
     ),
-    "pad_is_end": CheckText(
-        "CR0776",
-        "note",
-        "nothing: masks come from lengths. A loss of your own must not mask by token id.",
-    ),
 }

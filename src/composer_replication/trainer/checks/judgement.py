@@ -82,7 +82,7 @@ class Judgement:
         findings = [
             _finding(step, said[0], *said[2:]) for said in spoken if said and said[1] not in self._said
         ]
-        self._said = {said[1] for said in spoken if said} | (self._said & _NEVER_AGAIN)
+        self._said = {said[1] for said in spoken if said}
         self.num_bad_in_a_row = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
         if facts.get("bad"):
             sentence = (
@@ -218,17 +218,9 @@ class Judgement:
         self._truncated = [(pair[0], pair[1]) for pair in state["truncated"]]
         self._zero_steps = {name: int(num) for name, num in state["zero_steps"].items()}
 
-    def say_once(self, step: int, name: str, sentence: str) -> list[Finding]:
-        """A note that is true of the whole run."""
-        if name in self._said:
-            return []
-        self._said.add(name)
-        return [_finding(step, name, sentence, {})]
-
 
 _Said = tuple[str, str, str, dict[str, float]]
 """Check, key under which it is remembered, sentence, figures."""
-_NEVER_AGAIN = frozenset({"pad_is_end"})
 
 
 def _finding(step: int, name: str, sentence: str, figures: Mapping[str, float]) -> Finding:

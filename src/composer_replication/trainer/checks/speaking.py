@@ -192,12 +192,6 @@ class ChecksThatSpeak:
             self._checks_callback = ChecksCallback(self)
             self.add_callback(self._checks_callback)
 
-    def note_pad_is_end(self) -> None:
-        tokenizer = self._tokenizer
-        if self._judgement is not None and tokenizer.pad_token_id in self.eos_token_ids:
-            sentence = f"the padding token {tokenizer.pad_token!r} is an end token of the model."
-            self._publish(self._judgement.say_once(0, "pad_is_end", sentence))
-
     def judge_step(self, optimizer: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
         if self._judgement is None:
@@ -294,9 +288,6 @@ class ChecksCallback(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.note_pad_is_end()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.judge_step(kwargs["optimizer"])

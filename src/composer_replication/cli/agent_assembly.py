@@ -367,7 +367,7 @@ def checks_of(config: RunConfig) -> Any:
     """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
     if config.agent is None or not config.trainer.checks:
         return config.trainer.checks
-    from composer_replication.trainer.checks.thresholds import CheckThresholds
+    from composer_replication.trainer.checks.judgement import CheckThresholds
 
     section = config.agent
     limit = math.inf if section.log_prob_check == "off" else section.log_prob_tolerance

@@ -14,15 +14,12 @@ from torch.nn import functional
 from composer_replication.errors import UsageError
 from composer_replication.losses.argument_checks import (
     require,
-    require_number,
-    require_positive,
     require_same_shape,
     require_something,
     require_weights,
 )
 
 PreferenceKind = Literal["dpo", "ipo", "simpo"]
-_KINDS = ("dpo", "ipo", "simpo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +79,10 @@ def preference_loss(
     SimPO (2024, arXiv 2405.14734), equation 6; ODPO (2024, arXiv 2402.10571), equation 8.
 
     Raises:
-        UsageError: CR0722, an unknown kind, a number out of range, an argument that the kind does not have,
-            or no reference where the kind needs one.
+        UsageError: CR0722, no reference where the kind needs one.
         InputError: CR0782, shapes that differ; CR0711, a weight below 0 or not finite.
         EmptyMaskError: CR0780, no pair with a weight above 0.
     """
-    _check_arguments(kind, beta=beta, margin=margin)
     weights_P = _checked_weights(policy_chosen_logp_P, policy_rejected_logp_P, weight_P)
     kept_P = weights_P > 0
     require_something(kept_P, "pair with a weight above 0", where="preference_loss")
@@ -142,19 +137,6 @@ def _metrics(
         reward_margin=beta * mean(chosen_P - rejected_P),
         total_weight=weights_P.sum(),
         num_pairs=torch.tensor(weights_P.numel(), device=weights_P.device),
-    )
-
-
-def _check_arguments(kind: str, *, beta: float, margin: float) -> None:
-    where = "preference_loss"
-    require(kind in _KINDS, f"kind is {kind!r} and must be one of {', '.join(_KINDS)}.", where=where)
-    require_positive(beta, "beta", where=where)
-    require_number(margin, "margin", low=0, where=where)
-    require(
-        kind != "ipo" or margin == 0,
-        "ipo takes no margin: its own is 1 / (2 beta).",
-        where=where,
-        fix="leave it out, or take dpo.",
     )
 
 

@@ -27,18 +27,17 @@ from composer_replication.trainer.checkpoints import (
     choose_checkpoint,
     write_manifest,
 )
+from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
-from composer_replication.trainer.checks.thresholds import CheckThresholds
-from composer_replication.trainer.finite_sampling import sampling_for_step
 from composer_replication.trainer.fresh_groups import without_lone_punishments
 from composer_replication.trainer.guard_fold import HeldoutEval
 from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
+from composer_replication.trainer.prefix_generation import sampling_for_step
 from composer_replication.trainer.prefix_wiring import PrefixWiring
-from composer_replication.trainer.process_exit import wait_for_gloo_at_exit
-from composer_replication.trainer.processes import once, process_rank, wait_for_all
-from composer_replication.trainer.router_load import RouterLoad
+from composer_replication.trainer.processes import once, process_rank, wait_for_all, wait_for_gloo_at_exit
+from composer_replication.trainer.routed_experts import RouterLoad
 from composer_replication.trainer.router_replay import RouterReplay
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce

@@ -19,8 +19,7 @@ from composer_replication.rollouts.episodes.batching_policy import BatchingPolic
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.model_sampler import ModelSampler
-from composer_replication.trainer.policy import end_token_ids
+from composer_replication.trainer.policy import ModelSampler, end_token_ids
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.served_rollouts import samples_by_vllm, served_policy, vllm_policy

@@ -24,7 +24,7 @@ from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.own_state import OwnState
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.record_limits import refuse_unfit_pairs, refuse_unfit_turns
+from composer_replication.trainer.prompt_fit import refuse_unfit_pairs, refuse_unfit_turns
 from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy

@@ -14,13 +14,11 @@ from trl.models.utils import disable_gradient_checkpointing
 from composer_replication.losses.policy_terms import effort_cost, fold_kl_into_advantages, k1_per_rollout
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.checked_rollouts import CheckedRollouts
-from composer_replication.trainer.chosen_prompts import ChosenPrompts
+from composer_replication.trainer.chosen_prompts import ChosenPrompts, ShuffledPrompts
 from composer_replication.trainer.early_refusals import refuse_split_groups
-from composer_replication.trainer.effort_counts import COLUMN, effort_units
 from composer_replication.trainer.fresh_groups import FreshGroups, Generate, loss_mask
-from composer_replication.trainer.fresh_prompts import ShuffledPrompts
 from composer_replication.trainer.importance import importance_figures, truncated_ratio
-from composer_replication.trainer.policy_options import EffortPrice
+from composer_replication.trainer.policy_options import EFFORT_COLUMN, EffortPrice, effort_units
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -183,7 +181,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         units = []
         for row, ids, mask in zip(inputs, completion_ids, tool_masks or completion_ids, strict=True):
             num_own = len(ids) if tool_masks is None else sum(mask)
-            counts = row.get(COLUMN) or {
+            counts = row.get(EFFORT_COLUMN) or {
                 "tool_output_token": len(ids) - num_own,
                 "final_token": num_own,
                 "turn": 1,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.distinct_prompts import Prompt
+from composer_replication.trainer.packed_rows import Prompt
 from composer_replication.trainer.prefix_sharing import (
     copy_cache_to_rows,
     forward_with_cache,

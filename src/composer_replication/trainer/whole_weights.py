@@ -1,15 +1,15 @@
-"""Weights as whole tensors, one at a time, where FSDP2 or ZeRO-3 has spread them over processes."""
+"""Weights as whole tensors, one at a time, where FSDP2 or ZeRO-3 has spread them over processes; and their hash."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from composer_replication.losses.gathered_weight import is_spread
-
-if TYPE_CHECKING:
-    import torch
 
 
 def lies_in_parts(tensor: Any) -> bool:
@@ -34,3 +34,17 @@ def _gathered_by_deepspeed(part: Any) -> AbstractContextManager[Any]:
 
     context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([part])
     return context
+
+
+def parameter_sha256(model: Any) -> str:
+    """Hex sha256 over the state dict: sorted names, dtypes, shapes and bytes.
+
+    Tied weights count under each of their names. A sharded tensor is gathered first, so
+    every process must call it.
+    """
+    digest = hashlib.sha256()
+    for name, value in whole_tensors(model):
+        tensor = value.cpu().contiguous()
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()

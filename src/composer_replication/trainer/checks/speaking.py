@@ -20,8 +20,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.checks.batch_figures import micro_step_figures
-from composer_replication.trainer.checks.judgement import Judgement
-from composer_replication.trainer.checks.thresholds import CheckThresholds
+from composer_replication.trainer.checks.judgement import CheckThresholds, Judgement
 from composer_replication.trainer.importance import ImportanceFigures
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 

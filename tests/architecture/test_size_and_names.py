@@ -14,22 +14,22 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 87970,
-    "src/composer_replication/cli": 7383,
+    "src": 87128,
+    "src/composer_replication/cli": 7374,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1300,
-    "src/composer_replication/losses": 1390,
+    "src/composer_replication/losses": 1265,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2760,
-    "src/composer_replication/rollouts": 20042,
+    "src/composer_replication/rollouts": 20029,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 24065,
     "src/composer_replication/traces": 3214,
-    "src/composer_replication/trainer": 11747,
-    "src/composer_replication/cli/explanations": 971,
+    "src/composer_replication/trainer": 11052,
+    "src/composer_replication/cli/explanations": 966,
     "benchmarks": 7763,
-    "tests": 75253,
+    "tests": 74793,
 }
 BANNED = {
     "utils",

@@ -22,8 +22,8 @@ from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.rewards import shuffled_rewards
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.policy_options import PolicyOptions
-from composer_replication.trainer.whole_weights import parameter_sha256
 
 
 class KillAt(TrainerCallback):

@@ -457,7 +457,7 @@ def open_curriculum(
         return None
     recorded = None
     if has_recorded_evidence(store.root, options):
-        from composer_replication.trainer.whole_weights import parameter_sha256
+        from composer_replication.trainer.model_modes import parameter_sha256
 
         recorded = recorded_evidence(store.root, options, parameter_sha256=parameter_sha256(model))
     return Curriculum(

@@ -189,7 +189,7 @@ def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) ->
     import hashlib
 
     from composer_replication.tasks.difficulty import MeasuredPolicy
-    from composer_replication.trainer.whole_weights import parameter_sha256
+    from composer_replication.trainer.model_modes import parameter_sha256
 
     path = Path(args.model)
     name = path.resolve().name if path.is_dir() else args.model

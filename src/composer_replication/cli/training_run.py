@@ -222,6 +222,7 @@ def _open_parts(
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.early_refusals import check_num_prompts
     from composer_replication.trainer.model_loading import load_model
+    from composer_replication.trainer.model_modes import parameter_sha256
     from composer_replication.trainer.model_trial import loading_note
     from composer_replication.trainer.preset_settings import overlong_punishment
     from composer_replication.trainer.run_setup import (
@@ -230,7 +231,6 @@ def _open_parts(
         training_dataset,
     )
     from composer_replication.trainer.trl_values import refusals
-    from composer_replication.trainer.whole_weights import parameter_sha256
 
     limit_cpu_threads(config)
     arguments, method = prepared.arguments, prepared.method
@@ -383,7 +383,7 @@ def _summary(
     halted: bool,
     seconds: float,
 ) -> dict[str, Any]:
-    from composer_replication.trainer.whole_weights import parameter_sha256
+    from composer_replication.trainer.model_modes import parameter_sha256
 
     metrics = read_jsonl(parts.folder.metrics)
     rewards = [row["reward"] for row in metrics if row.get("reward") is not None]

@@ -225,8 +225,8 @@ class HeadTiles(torch.autograd.Function):
     def backward(
         ctx: Any, grad_NK: torch.Tensor | None, _index: None, _entropy: None
     ) -> tuple[torch.Tensor | None, ...]:
-        *inputs, index_NK, log_norm_N = ctx.saved_tensors
-        tiles = _Tiles(*inputs, ctx.settings, dtype=ctx.dtype)
+        hidden_NH, weight_VH, bias_V, index_NK, log_norm_N = ctx.saved_tensors
+        tiles = _Tiles(hidden_NH, weight_VH, bias_V, ctx.settings, dtype=ctx.dtype)
         gradients = _Gradients(tiles, ctx.needs_input_grad)
         if grad_NK is None:
             grad_NK = tiles.zeros(*index_NK.shape)

@@ -17,6 +17,7 @@ from composer_replication.losses.argument_checks import (
     require_same_shape,
     require_something,
     require_weights,
+    wide,
 )
 
 PreferenceKind = Literal["dpo", "ipo", "simpo"]
@@ -113,7 +114,7 @@ def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normal
     if not bool(has_token_B.all()):
         row = int((~has_token_B).nonzero()[0])
         require_something(kept_BT[row], f"token of answer {row}", where="sequence_logp")
-    wide_BT = logp_BT.to(torch.promote_types(logp_BT.dtype, torch.float32))
+    wide_BT = wide(logp_BT)
     sums_B = wide_BT.where(kept_BT, 0.0).sum(-1)
     return sums_B / kept_BT.sum(-1) if length_normalised else sums_B
 

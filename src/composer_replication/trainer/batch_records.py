@@ -281,15 +281,12 @@ def _sampled_logps(batch: Batch) -> list[list[float]] | None:
     The latter are forwarded under TRL's masks, so they are NaN, unknown, where these are 0.
     """
     if batch.get("sampling_per_token_logps") is not None:
-        return _columns(batch["sampling_per_token_logps"])
-    if batch.get("old_per_token_logps") is not None:
-        is_hidden_BT = batch["completion_mask"] == 0
-        return _columns(batch["old_per_token_logps"].masked_fill(is_hidden_BT, math.nan))
-    return None
-
-
-def _columns(logp_BT: torch.Tensor) -> list[list[float]]:
-    rows: list[list[float]] = logp_BT.float().tolist()
+        logps_BT = batch["sampling_per_token_logps"]
+    elif batch.get("old_per_token_logps") is not None:
+        logps_BT = batch["old_per_token_logps"].masked_fill(batch["completion_mask"] == 0, math.nan)
+    else:
+        return None
+    rows: list[list[float]] = logps_BT.float().tolist()
     return rows
 
 

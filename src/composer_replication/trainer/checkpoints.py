@@ -6,7 +6,9 @@
         buffered_inputs_0.pt   rollouts still to be trained on (one file a process), if any
         MANIFEST.json          size of every other file, sha256 of all but large shards
 
-A folder without a manifest is half-written and is never chosen.
+A folder without a manifest is half-written and is never chosen. Under ``run`` the state says which run it is of, so that
+one of another run in this run's folder is never gone on from: ``recipe`` is a digest that the caller gives, ``model`` the
+architecture in words. The same recipe gives the same weights wherever it runs, so a folder may be copied or moved.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 Generate = Callable[[Any], dict[str, Any]]
+NOT_BY_ROW = "num_items_in_batch"
 
 
 def loss_mask(output: Mapping[str, Any]) -> torch.Tensor:
@@ -142,9 +143,6 @@ def _alike(
     highest_K = values_N.masked_fill(is_left_out_N, -torch.inf).view(-1, group_size).amax(-1)
     lowest_K = values_N.masked_fill(is_left_out_N, torch.inf).view(-1, group_size).amin(-1)
     return highest_K, (highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)
-
-
-NOT_BY_ROW = "num_items_in_batch"
 
 
 def merge_rows(

@@ -3,6 +3,8 @@
 For a turn that went wrong the teacher scores the very ids that the student sampled, after a prompt that
 differs by the hint; the student's distribution at those positions is moved towards the teacher's.
 Hinted turns come from a ``hint_source``, which sees each generation, and from recorded ones. A mixin of the trainer.
+
+Letters: M positions that carry loss, N turns, T completion columns, K tokens of the student's support.
 """
 
 from __future__ import annotations

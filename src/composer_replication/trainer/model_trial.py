@@ -27,6 +27,9 @@ from composer_replication.trainer.prefix_support import inner_model, unsupported
 from composer_replication.trainer.run_setup import lora_config
 
 _FEW_CORES = 4
+_MOST_TRIED_TOKENS = 64
+_ADAM = 2 * 4  # two moments in float32 for each number that is trained
+_RESET_PEAK = "5"  # what Linux takes in /proc/self/clear_refs for the peak of resident memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +110,6 @@ def within_memory(name: str) -> Iterator[None]:
             where=f"model.name = {name}",
             fix="take a smaller model or a larger GPU, or stop what else uses this one.",
         ) from error
-
-
-_MOST_TRIED_TOKENS = 64
-_ADAM = 2 * 4  # two moments in float32 for each number that is trained
-_RESET_PEAK = "5"  # what Linux takes in /proc/self/clear_refs for the peak of resident memory
 
 
 @dataclass(frozen=True, slots=True)

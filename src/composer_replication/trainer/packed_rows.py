@@ -8,7 +8,8 @@ and by a mask each token sees the prompt and what stands before it in its own co
 forwarded once a pack. Attention is computed between all tokens of a pack, though, so long completions are packed few
 at a time (``rows_of_a_pack``).
 
-Letters: B rows, T completion columns, K packs, S columns of a pack, C those from the last of the prompt on, N scored tokens.
+Letters: B rows, T completion columns, K packs, S columns of a pack, C those from the last of the prompt on, N scored tokens;
+of whole rows: N rows, P prompt columns, M positions that carry loss, H hidden size.
 """
 
 from __future__ import annotations

@@ -6,12 +6,6 @@ the batch and the cache at once, so the cost of a step follows the rows still ru
 A model that cannot share prompts exactly is sampled by whole forwards (``sampling_batches``).
 
 Letters: B samples (all prompts), A samples still running, P prompt columns, V vocabulary.
-
-Calling it from an override of TRL's ``GRPOTrainer._generate_single_turn``, whose prompts
-already stand once per generation (equal prompts are found and forwarded once)::
-
-    rows = sample_shared(model, prompt_ids, 1, ..., generator=generator)
-    return [row.ids for (row,) in rows], [row.logps for (row,) in rows]
 """
 
 from __future__ import annotations

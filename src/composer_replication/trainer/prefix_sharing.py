@@ -10,23 +10,8 @@ the positions that are scored and on no other.
 Letters: B rows, K distinct prompts, P prompt columns, T completion columns, V vocabulary,
 N positions in a flat list.
 
-Calling it from an override of TRL's ``GRPOTrainer._get_per_token_logps_and_entropies``,
-which must return ``(logps, entropies or None, aux_loss or None)``::
-
-    split = input_ids.size(1) - logits_to_keep
-    with self.accelerator.autocast():
-        logps, entropies = shared_prefix_logps(
-            model,
-            input_ids[:, :split], attention_mask[:, :split],
-            input_ids[:, split:], attention_mask[:, split:],
-            temperature=self.temperature, compute_entropy=compute_entropy,
-        )
-    return logps, entropies, None
-
-Call ``super()`` instead when ``unsupported_reason(model)`` says something, when
-``compute_aux_loss`` is set, when an image argument is given, or when the configuration
-has ``cast_lm_head_to_fp32``. ``batch_size`` can be ignored: it bounds memory by splitting
-rows, and splitting a group would lose the sharing.
+``prefix_wiring`` calls it in the place of TRL's ``_get_per_token_logps_and_entropies``, where ``unsupported_reason`` says
+nothing.
 """
 
 from __future__ import annotations

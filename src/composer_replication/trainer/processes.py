@@ -18,6 +18,9 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 
 T = TypeVar("T")
+_THREADS = Path("/proc/self/task")
+_GLOO = "pt_gloo"
+_POLL_SECONDS, _NUM_CALM_POLLS, _NUM_POLLS = 0.005, 3, 1000
 
 
 def num_processes() -> int:
@@ -105,14 +108,16 @@ def portable(error: BaseException | None) -> BaseException | None:
     return restored
 
 
-_THREADS = Path("/proc/self/task")
-_GLOO = "pt_gloo"
-_POLL_SECONDS, _NUM_CALM_POLLS, _NUM_POLLS = 0.005, 3, 1000
-
-
 @cache
 def wait_for_gloo_at_exit() -> None:
-    """Have gloo's threads waited for before the interpreter ends."""
+    """Have gloo's threads waited for before the interpreter ends.
+
+    They let go of the tensors of a collective on their own time. The last reference to one that Python has known needs
+    Python's lock, and a thread that asks for it while the interpreter ends is ended amid C++: the process aborts with
+    "terminate called without an active exception", and the launcher reports a finished run as failed (exit code -6).
+    Destroying the group would join these threads only where nothing else holds it, as FSDP2 and DistributedDataParallel
+    do, and might wait for a process that has failed. So they are given the time that they need.
+    """
     atexit.register(wait_for_idle_threads, _GLOO)
 
 

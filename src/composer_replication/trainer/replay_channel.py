@@ -1,6 +1,8 @@
 """Channel 3, replayed preferences: pairs of answers to one prompt, mixed into the same step.
 
 Pairs are given (``replay_pairs``), or made of passing and failing siblings of one group. A mixin of the trainer.
+
+Letters: P pairs, N answers, M positions that carry loss, T completion columns.
 """
 
 from __future__ import annotations
@@ -22,13 +24,12 @@ from composer_replication.run_folder import RunFolder, read_json, write_json
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
 from composer_replication.trainer.channel_step import ChannelStep, RecordDraws
 from composer_replication.trainer.collator import PairRows, collate_pairs
-from composer_replication.trainer.model_modes import evaluation_mode
+from composer_replication.trainer.model_modes import evaluation_mode, parameter_sha256
 from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.packed_rows import completion_states, scored_ids
 from composer_replication.trainer.processes import from_first, num_processes, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
-from composer_replication.trainer.whole_weights import parameter_sha256
 
 Scope = Callable[[], AbstractContextManager[Any]]
 _PAIRS_AT_ONCE = 8

@@ -10,6 +10,7 @@ from transformers import MambaConfig, MambaForCausalLM
 from composer_replication.config import LoraSection
 from composer_replication.errors import MissingError
 from composer_replication.trainer import model_trial
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.model_trial import (
     StepCost,
     StepSize,
@@ -20,7 +21,6 @@ from composer_replication.trainer.model_trial import (
 )
 from composer_replication.trainer.run_setup import lora_config
 from composer_replication.trainer.tiny_models import make_tiny_model
-from composer_replication.trainer.whole_weights import parameter_sha256
 
 COST = StepCost(
     tried=StepSize(1, 4, 10, 5),  # 10 + 4 x 5 = 30 tokens, 4 rows

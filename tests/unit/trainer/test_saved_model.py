@@ -13,8 +13,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from composer_replication.config import ModelSection
 from composer_replication.errors import InputError
 from composer_replication.trainer.model_loading import load_model
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.saved_model import save_model
-from composer_replication.trainer.whole_weights import parameter_sha256
 
 IDS = torch.arange(1, 9).unsqueeze(0)
 

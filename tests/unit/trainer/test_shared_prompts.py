@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from composer_replication.trainer import prefix_wiring
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.whole_weights import parameter_sha256
 
 MakeTrainer = Callable[..., Any]
 

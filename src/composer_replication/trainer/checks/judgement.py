@@ -45,7 +45,7 @@ class CheckThresholds:
     num_bad_steps: int = 3
 
 
-Level = Literal["note", "warning", "error"]
+Level = Literal["warning", "error"]
 
 
 class CheckText(NamedTuple):

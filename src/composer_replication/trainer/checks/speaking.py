@@ -21,7 +21,7 @@ from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.checks.batch_figures import micro_step_figures
 from composer_replication.trainer.checks.judgement import CheckThresholds, Judgement
-from composer_replication.trainer.importance import ImportanceFigures
+from composer_replication.trainer.policy_terms_wiring import ImportanceFigures
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 
 logger = logging.getLogger(__name__)
@@ -228,8 +228,7 @@ class ChecksThatSpeak:
         if process_rank() != 0:
             return
         for finding in findings:
-            if finding.level != "note":
-                logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
+            logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
             if self.run_folder is not None:
                 append_jsonl(self.run_folder.checks, finding_row(finding))
 

@@ -18,7 +18,7 @@ CEILINGS = {
     "src/composer_replication/cli": 7356,
     "src/composer_replication/engines": 564,
     "src/composer_replication/launch": 1300,
-    "src/composer_replication/losses": 1390,
+    "src/composer_replication/losses": 1265,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2760,
     "src/composer_replication/rollouts": 18936,

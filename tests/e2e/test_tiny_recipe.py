@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from composer_replication.cli.main import main
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
 STEPS = 3

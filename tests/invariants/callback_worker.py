@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.guard_callback import HeldOutGuardCallback
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 
 class KillAt(TrainerCallback):

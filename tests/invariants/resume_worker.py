@@ -22,7 +22,7 @@ from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.rewards import shuffled_rewards
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.policy_options import PolicyOptions
 
 

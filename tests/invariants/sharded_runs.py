@@ -22,9 +22,8 @@ from worker_runs import under_a_falling_truth, whole_and_resumed
 from composer_replication.errors import ComposerError
 from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.episode_rollouts import model_sampler
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256, whole_tensors
 from composer_replication.trainer.saved_model import gathered_weights, save_model
-from composer_replication.trainer.whole_weights import whole_tensors
 
 SETTINGS: dict[str, Any] = {"rollout_func": roll_out, "reward": every_second_passes}
 

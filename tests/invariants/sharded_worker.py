@@ -27,7 +27,7 @@ from worker_runs import whole_and_resumed
 
 from composer_replication.channel_tables import HintsSection
 from composer_replication.trainer import token_scores
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 LAUNCH = {
     "ACCELERATE_USE_FSDP": "true",

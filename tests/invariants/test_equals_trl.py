@@ -16,7 +16,7 @@ from tiny_trainer import build_trainer
 
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 
 def hash_after(folder: Path, **settings: Any) -> str:

@@ -18,8 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_architectures import MODELS, SIZES
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.routed_experts import UNKNOWN, Routers
-from composer_replication.trainer.router_load import routers_of
+from composer_replication.trainer.routed_experts import UNKNOWN, Routers, routers_of
 from composer_replication.trainer.router_replay import Replay
 
 LATENT: dict[str, Any] = {

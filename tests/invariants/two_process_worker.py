@@ -29,8 +29,8 @@ from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import head_of
-from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
 from composer_replication.trainer.processes import once
 

@@ -13,7 +13,7 @@ from tiny_trainer import build_trainer
 from composer_replication.errors import CollapseStopError
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.policy import InProcessPolicy
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.channel_tables import AgentSection, HintsSection
 from composer_replication.cli.launched_process import (
     file_part,
-    offloads_weights,
-    shards_by_fsdp2,
     shards_weights,
 )
 from composer_replication.config import RunConfig
@@ -70,7 +68,7 @@ def check_agent(config: RunConfig) -> None:
 
     Raises:
         UsageError: no such dialect of calls (CR0818), hints of other
-            tasks (CR0877), weights that are spread over processes by something else than FSDP2, or offloaded (CR0873).
+            tasks (CR0877), weights that are spread over processes without vLLM to sample (CR0873).
     """
     if config.agent is None:
         return
@@ -78,13 +76,10 @@ def check_agent(config: RunConfig) -> None:
         require_dialect(config.agent.dialect, where="agent.dialect")
     if config.hints is not None and config.hints.writing.from_other_tasks:
         raise no_other_tasks("they are for single answers", "take the [agent] table out")
-    if shards_weights():
-        from composer_replication.trainer.joint_sampler import offloaded, other_than_fsdp2
+    if shards_weights() and not config.trl.get("use_vllm"):
+        from composer_replication.trainer.setting_errors import spread_weights
 
-        if not shards_by_fsdp2():
-            raise other_than_fsdp2("agent")
-        if offloads_weights():
-            raise offloaded("agent")
+        raise spread_weights("agent")
 
 
 def refuse_unfit_engines(config: RunConfig) -> None:
@@ -254,7 +249,7 @@ def open_agent(
     """The parts of a recipe with an ``[agent]`` table; None without one.
 
     Raises:
-        UsageError: spread weights of a model that cannot be sampled behind a cache (CR0873).
+        ComposerError: as ``require_server``.
     """
     if config.agent is None:
         return None
@@ -262,10 +257,6 @@ def open_agent(
 
     if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
         require_server(config, find_trl_server(config), model, tokenizer)
-    if shards_weights():
-        from composer_replication.trainer.joint_sampler import refuse_uncached
-
-        refuse_uncached(model)
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
     kept = KeptEpisodes(
         folder.rollouts,
@@ -354,7 +345,7 @@ def checks_of(config: RunConfig) -> Any:
     """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
     if config.agent is None or not config.trainer.checks:
         return config.trainer.checks
-    from composer_replication.trainer.checks.thresholds import CheckThresholds
+    from composer_replication.trainer.checks.judgement import CheckThresholds
 
     section = config.agent
     limit = math.inf if section.log_prob_check == "off" else section.log_prob_tolerance

@@ -433,7 +433,7 @@ def open_pairs(
     """
     if not rows:
         return None
-    from composer_replication.trainer.record_limits import refuse_unfit_pairs
+    from composer_replication.trainer.prompt_fit import refuse_unfit_pairs
 
     pairs = tokenised_pairs(rows, tokenizer)
     refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)
@@ -455,7 +455,7 @@ def open_curriculum(
         return None
     recorded = None
     if has_recorded_evidence(store.root, options):
-        from composer_replication.trainer.parameter_hash import parameter_sha256
+        from composer_replication.trainer.model_modes import parameter_sha256
 
         recorded = recorded_evidence(store.root, options, parameter_sha256=parameter_sha256(model))
     return Curriculum(

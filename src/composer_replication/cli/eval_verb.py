@@ -189,7 +189,7 @@ def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) ->
     import hashlib
 
     from composer_replication.tasks.difficulty import MeasuredPolicy
-    from composer_replication.trainer.parameter_hash import parameter_sha256
+    from composer_replication.trainer.model_modes import parameter_sha256
 
     path = Path(args.model)
     name = path.resolve().name if path.is_dir() else args.model
@@ -286,8 +286,8 @@ def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
     from composer_replication.cli.assembly import recipe_sha256
     from composer_replication.run_folder import RunFolder
+    from composer_replication.trainer.checkpoints import refuse_foreign_checkpoints
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
-    from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
 
     folder = RunFolder(Path(args.model))
     has_weights = args.endpoint is None

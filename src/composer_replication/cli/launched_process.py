@@ -38,8 +38,3 @@ def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
 def shards_by_fsdp2(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether it is FSDP2 that is to spread them."""
     return environment.get("ACCELERATE_USE_FSDP") == "true" and environment.get("FSDP_VERSION") == "2"
-
-
-def offloads_weights(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether FSDP is to keep them in the processor's memory."""
-    return environment.get("FSDP_OFFLOAD_PARAMS") == "true"

@@ -124,8 +124,13 @@ def _try_model(
     Raises:
         InputError: a prompt leaves no room for an answer, as ``train`` says (CR0705).
     """
-    from composer_replication.trainer.cost_probe import StepSize, measure_step
-    from composer_replication.trainer.model_trial import load_for_trial, training_device, within_memory
+    from composer_replication.trainer.model_trial import (
+        StepSize,
+        load_for_trial,
+        measure_step,
+        training_device,
+        within_memory,
+    )
     from composer_replication.trainer.policy import InProcessPolicy
     from composer_replication.trainer.run_setup import refuse_long_prompts
 

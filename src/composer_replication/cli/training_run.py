@@ -116,7 +116,7 @@ def run_recipe(
         if prepared is None or folder.summary.is_file():
             progress("this run is finished; here is its summary.")
             return _stored_summary(folder)
-        from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
+        from composer_replication.trainer.checkpoints import refuse_foreign_checkpoints
 
         refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
         return _run(config, prepared, folder, joined, quiet=quiet, progress=progress)
@@ -222,8 +222,8 @@ def _open_parts(
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.early_refusals import check_num_prompts
     from composer_replication.trainer.model_loading import load_model
+    from composer_replication.trainer.model_modes import parameter_sha256
     from composer_replication.trainer.model_trial import loading_note
-    from composer_replication.trainer.parameter_hash import parameter_sha256
     from composer_replication.trainer.preset_settings import overlong_punishment
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
@@ -383,7 +383,7 @@ def _summary(
     halted: bool,
     seconds: float,
 ) -> dict[str, Any]:
-    from composer_replication.trainer.parameter_hash import parameter_sha256
+    from composer_replication.trainer.model_modes import parameter_sha256
 
     metrics = read_jsonl(parts.folder.metrics)
     rewards = [row["reward"] for row in metrics if row.get("reward") is not None]

@@ -1,4 +1,4 @@
-"""One sentence for each wrong argument of a loss."""
+"""One sentence for each wrong argument of a loss, and the precision of its sums."""
 
 from __future__ import annotations
 
@@ -66,3 +66,8 @@ def require_something(mask: torch.Tensor, what: str, *, where: str) -> None:
             where=where,
             fix="leave this batch out, or look at how its mask was made.",
         )
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """At least float32: sums lose too much in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -20,6 +20,7 @@ from composer_replication.losses.argument_checks import (
     require,
     require_number,
     require_same_shape,
+    wide,
 )
 
 
@@ -70,7 +71,7 @@ def divergence(
     """
     require_number(jsd_alpha, "jsd_alpha", low=0, high=1, where="divergence")
     _require_pair(student_logp_NS, teacher_logp_NS, where="divergence")
-    student, teacher = _wide(student_logp_NS), _wide(teacher_logp_NS).detach()
+    student, teacher = wide(student_logp_NS), wide(teacher_logp_NS).detach()
     if jsd_alpha == 0:
         return _kl(teacher, student)
     if jsd_alpha == 1:
@@ -85,7 +86,7 @@ def with_tail_class(logp_NK: torch.Tensor) -> torch.Tensor:
     The tail is at least one unit of rounding (1.2e-7 in float32), so that its logarithm is finite when
     the support holds everything, or a little more than everything by rounding; there it has no gradient.
     """
-    logp = _wide(logp_NK)
+    logp = wide(logp_NK)
     log_mass = logp.logsumexp(-1, keepdim=True).clamp(max=-torch.finfo(logp.dtype).eps)
     return torch.cat([logp, torch.log(-torch.expm1(log_mass))], dim=-1)
 
@@ -107,11 +108,6 @@ def _log_mixture(student: torch.Tensor, teacher: torch.Tensor, jsd_alpha: float)
         teacher.where(~is_empty, 0.0) + math.log(jsd_alpha),
     )
     return mixed.masked_fill(is_empty, -torch.inf)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """At least float32: sums over a support lose too much in half precision."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _require_pair(student: torch.Tensor, teacher: torch.Tensor, *, where: str) -> None:

@@ -21,6 +21,7 @@ from composer_replication.losses.argument_checks import (
     require_same_shape,
     require_something,
     require_weights,
+    wide,
 )
 
 _MOST_LOG_RATIO = 20.0  # exp of it is far above any clip, and finite in float32
@@ -32,8 +33,6 @@ class HintDistillationMetrics:
 
     divergence: torch.Tensor
     """Mean over unmasked tokens, before weights and gate, nats."""
-    divergence_B: torch.Tensor
-    """The same for each turn; not a number where the turn has no token."""
     num_tokens: torch.Tensor
     num_turns: torch.Tensor
     """Turns with an unmasked token."""
@@ -78,8 +77,8 @@ def hint_distillation_loss(
     """
     where = "hint_distillation_loss"
     kept_BT = _checked_mask(divergence_BT, mask_BT, where=where)
-    divergence_BT = _wide(divergence_BT).where(kept_BT, 0.0)
-    divergence_B, open_B = information_gate(divergence_BT, kept_BT, gate_threshold=gate_threshold)
+    divergence_BT = wide(divergence_BT).where(kept_BT, 0.0)
+    _, open_B = information_gate(divergence_BT, kept_BT, gate_threshold=gate_threshold)
     weights_BT = _checked_weights(divergence_BT, kept_BT, weight_BT, turn_weight_B, where=where)
     open_BT = kept_BT & open_B[:, None]
     count = kept_BT.sum()
@@ -91,7 +90,6 @@ def hint_distillation_loss(
     with torch.no_grad():
         metrics = HintDistillationMetrics(
             divergence=divergence_BT.detach().sum() / count,
-            divergence_B=divergence_B,
             num_tokens=count,
             num_turns=kept_BT.any(-1).sum(),
             num_open_turns=open_BT.any(-1).sum(),
@@ -123,7 +121,7 @@ def importance_weights(
     tensors = {"logp_BT": logp_BT, "sampled_logp_BT": sampled_logp_BT, "mask_BT": mask_BT}
     require_same_shape(tensors, where=where)
     kept_BT = mask_BT.bool()
-    log_ratio_BT = (_wide(logp_BT) - _wide(sampled_logp_BT)).detach().where(kept_BT, 0.0)
+    log_ratio_BT = (wide(logp_BT) - wide(sampled_logp_BT)).detach().where(kept_BT, 0.0)
     weights_BT = log_ratio_BT.clamp(max=_MOST_LOG_RATIO).exp().clamp(max=clip)
     return weights_BT.where(kept_BT, 1.0)
 
@@ -143,7 +141,7 @@ def certainty_weights(teacher_entropy_BT: torch.Tensor, *, strength: float) -> t
         UsageError: CR0722, a strength below 0.
     """
     require_number(strength, "strength", low=0, where="certainty_weights")
-    return torch.exp(-strength * _wide(teacher_entropy_BT).detach())
+    return torch.exp(-strength * wide(teacher_entropy_BT).detach())
 
 
 def information_gate(
@@ -167,7 +165,7 @@ def information_gate(
     require_same_shape({"divergence_BT": divergence_BT, "mask_BT": mask_BT}, where=where)
     kept_BT = mask_BT.bool()
     count_B = kept_BT.sum(-1)
-    mean_B = _wide(divergence_BT).detach().where(kept_BT, 0.0).sum(-1) / count_B
+    mean_B = wide(divergence_BT).detach().where(kept_BT, 0.0).sum(-1) / count_B
     # Rounding may leave a divergence of 0 slightly below it: threshold 0 means that there is no gate.
     is_open_B = (
         ~(mean_B < gate_threshold) if gate_threshold > 0 else torch.ones_like(count_B, dtype=torch.bool)
@@ -216,7 +214,3 @@ def _checked_weights(
         require_weights(turn_weight_B, "turn_weight_B", where=where)
         weights_BT = weights_BT * turn_weight_B.detach().to(weights_BT.dtype)[:, None]
     return weights_BT
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

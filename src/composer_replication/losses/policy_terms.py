@@ -12,9 +12,9 @@ import torch
 from composer_replication.losses.argument_checks import (
     require,
     require_number,
-    require_positive,
     require_same_shape,
     require_something,
+    wide,
 )
 
 _MOST_LOG_RATIO = 20.0  # exp of it is far above any clip, and finite in float32
@@ -33,7 +33,7 @@ def k1_per_rollout(
     """
     tensors = {"sampled_logp_BT": sampled_logp_BT, "reference_logp_BT": reference_logp_BT, "mask_BT": mask_BT}
     require_same_shape(tensors, where="k1_per_rollout")
-    difference_BT = (_wide(sampled_logp_BT) - _wide(reference_logp_BT)).detach()
+    difference_BT = (wide(sampled_logp_BT) - wide(reference_logp_BT)).detach()
     return difference_BT.where(mask_BT.bool(), 0.0).sum(-1)
 
 
@@ -78,7 +78,7 @@ def fold_kl_into_advantages(
     if beta == 0 or num_rollouts == 0:
         return advantage_B
     valid_PG = valid.view(-1, group_size)
-    kl_PG = _wide(kl_B).detach().view(-1, group_size).where(valid_PG, 0.0)
+    kl_PG = wide(kl_B).detach().view(-1, group_size).where(valid_PG, 0.0)
     mean_P1 = kl_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     centred_B = (kl_PG - mean_P1).where(valid_PG, 0.0).view(-1)
     return advantage_B - beta * centred_B.to(advantage_B.dtype)
@@ -105,7 +105,7 @@ def effort_cost(effort: torch.Tensor, *, scale: float, curvature: float) -> torc
     where = "effort_cost"
     require_number(scale, "scale", low=0, where=where)
     require_number(curvature, "curvature", low=0, where=where)
-    effort = _wide(effort)
+    effort = wide(effort)
     require(not bool((effort < 0).any()), "an effort is below 0.", where=where)
     grown = torch.log1p(scale * effort)
     power = (1 - curvature) * grown
@@ -148,45 +148,34 @@ def truncated_importance_weights(
         UsageError: CR0722, a clip that is not above 0.
     """
     where = "truncated_importance_weights"
-    require_positive(clip, "clip", where=where)
+    require(clip > 0, f"clip is {clip!r} and must be above 0.", where=where)  # inf cuts nothing
     tensors = {"train_logp_BT": train_logp_BT, "sampler_logp_BT": sampler_logp_BT, "mask_BT": mask_BT}
     require_same_shape(tensors, where=where)
     kept_BT = mask_BT.bool()
     require_something(kept_BT, "unmasked token", where=where)
-    log_ratio_BT = (_wide(train_logp_BT) - _wide(sampler_logp_BT)).detach().where(kept_BT, 0.0)
+    log_ratio_BT = (wide(train_logp_BT) - wide(sampler_logp_BT)).detach().where(kept_BT, 0.0)
     ratio_BT = log_ratio_BT.clamp(max=_MOST_LOG_RATIO).exp()
     is_above_BT = (ratio_BT > clip) & kept_BT
     weights_BT = ratio_BT.masked_fill(is_above_BT, clip).where(kept_BT, 0.0)
     metrics = ImportanceMetrics(
         masked_share=is_above_BT.sum() / kept_BT.sum(),
-        effective_sample_share=effective_sample_share(weights_BT, kept_BT),
+        effective_sample_share=effective_share(weights_BT[kept_BT]),
     )
     return weights_BT, metrics
 
 
-def effective_sample_share(weights_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """(sum w)^2 / (n sum w^2) over the n unmasked weights: 1 where all are equal, 1 / n where one is all.
+def effective_share(weights_N: torch.Tensor) -> torch.Tensor:
+    """(sum w)^2 / (N sum w^2), in float64: 1 where all are equal, 1 / N where one is all.
 
-    0 where every weight is 0. Reference: Kish, Survey Sampling (1965).
-
-    Raises:
-        EmptyMaskError: CR0780, no unmasked weight.
-        InputError: CR0782, shapes that differ.
+    1 for no weight; 0 where every weight is 0. It never waits for the device. Reference: Kish, Survey Sampling (1965).
     """
-    where = "effective_sample_share"
-    require_same_shape({"weights_BT": weights_BT, "mask_BT": mask_BT}, where=where)
-    kept_BT = mask_BT.bool()
-    require_something(kept_BT, "unmasked token", where=where)
-    weights_N = _wide(weights_BT.detach())[kept_BT]
-    squares = weights_N.square().sum()
-    return (weights_N.sum().square() / (weights_N.numel() * squares)).where(squares > 0, 0.0)
+    weights_N = weights_N.detach().double()
+    if weights_N.numel() == 0:
+        return weights_N.new_ones(())
+    return weights_N.sum() ** 2 / (weights_N.numel() * (weights_N**2).sum()).clamp(min=1e-300)
 
 
 def _ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
     """Quotient of two quantities that vanish together with slope 1; subnormal numbers count as vanished."""
     is_zero = denominator.abs() < torch.finfo(denominator.dtype).tiny
     return (numerator / denominator.masked_fill(is_zero, 1.0)).masked_fill(is_zero, 1.0)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -14,15 +14,13 @@ from torch.nn import functional
 from composer_replication.errors import UsageError
 from composer_replication.losses.argument_checks import (
     require,
-    require_number,
-    require_positive,
     require_same_shape,
     require_something,
     require_weights,
+    wide,
 )
 
 PreferenceKind = Literal["dpo", "ipo", "simpo"]
-_KINDS = ("dpo", "ipo", "simpo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,10 @@ def preference_loss(
     SimPO (2024, arXiv 2405.14734), equation 6; ODPO (2024, arXiv 2402.10571), equation 8.
 
     Raises:
-        UsageError: CR0722, an unknown kind, a number out of range, an argument that the kind does not have,
-            or no reference where the kind needs one.
+        UsageError: CR0722, no reference where the kind needs one.
         InputError: CR0782, shapes that differ; CR0711, a weight below 0 or not finite.
         EmptyMaskError: CR0780, no pair with a weight above 0.
     """
-    _check_arguments(kind, beta=beta, margin=margin)
     weights_P = _checked_weights(policy_chosen_logp_P, policy_rejected_logp_P, weight_P)
     kept_P = weights_P > 0
     require_something(kept_P, "pair with a weight above 0", where="preference_loss")
@@ -118,7 +114,7 @@ def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normal
     if not bool(has_token_B.all()):
         row = int((~has_token_B).nonzero()[0])
         require_something(kept_BT[row], f"token of answer {row}", where="sequence_logp")
-    wide_BT = logp_BT.to(torch.promote_types(logp_BT.dtype, torch.float32))
+    wide_BT = wide(logp_BT)
     sums_B = wide_BT.where(kept_BT, 0.0).sum(-1)
     return sums_B / kept_BT.sum(-1) if length_normalised else sums_B
 
@@ -142,19 +138,6 @@ def _metrics(
         reward_margin=beta * mean(chosen_P - rejected_P),
         total_weight=weights_P.sum(),
         num_pairs=torch.tensor(weights_P.numel(), device=weights_P.device),
-    )
-
-
-def _check_arguments(kind: str, *, beta: float, margin: float) -> None:
-    where = "preference_loss"
-    require(kind in _KINDS, f"kind is {kind!r} and must be one of {', '.join(_KINDS)}.", where=where)
-    require_positive(beta, "beta", where=where)
-    require_number(margin, "margin", low=0, where=where)
-    require(
-        kind != "ipo" or margin == 0,
-        "ipo takes no margin: its own is 1 / (2 beta).",
-        where=where,
-        fix="leave it out, or take dpo.",
     )
 
 

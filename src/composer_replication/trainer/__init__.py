@@ -8,7 +8,7 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     composer_trainer   ComposerReplicationTrainer; import it from there
     guard_hook         when the guard is asked, with which numbers, and what follows
     guard_callback     the guard for any other trainer of transformers or TRL
-    checkpoints        whole, half-written or damaged; own_state is what we put into them, run_identity whose they are
+    checkpoints        whole, half-written or damaged, and whose they are; own_state is what we put into them
     metrics_log        metrics.jsonl and verdicts.jsonl
     prefix_sharing, prefix_generation, prefix_wiring
     preset_settings    a recipe's method of the GRPO family; policy_terms_wiring and fresh_groups carry it out
@@ -17,7 +17,7 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     policy, model_loading, run_setup
     collator           hinted turns and pairs to tensors, and which ids carry loss
     loss_channels      both channels: refusals, begin, checkpoints
-    hint_channel, hint_loss, replay_channel, pair_logps
+    hint_channel, replay_channel
     batch_records      what a row needs travels with it through TRL's shuffle and split
     weight_copy        the teacher's weights, or the first ones
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
-from composer_replication.trainer.argument_kinds import has_fields
 from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.collator import (
     OTHER_CONTEXT,
@@ -243,7 +242,7 @@ def _refuse_other_answers(answer: Any, num_rows: int) -> None:
     if len(answer) != num_rows:
         raise misaligned(f"the hint source answered for {len(answer)} rows of {num_rows}", "hint_source")
     for row, turns in enumerate(answer):
-        if not isinstance(turns, Sequence) or not all(has_fields(turn, HintedTurn) for turn in turns):
+        if not isinstance(turns, Sequence) or not all(isinstance(turn, HintedTurn) for turn in turns):
             raise misaligned(
                 "the hint source's answer for a row is no list of hinted turns", f"row {row}", fix=fix
             )
@@ -282,15 +281,12 @@ def _sampled_logps(batch: Batch) -> list[list[float]] | None:
     The latter are forwarded under TRL's masks, so they are NaN, unknown, where these are 0.
     """
     if batch.get("sampling_per_token_logps") is not None:
-        return _columns(batch["sampling_per_token_logps"])
-    if batch.get("old_per_token_logps") is not None:
-        is_hidden_BT = batch["completion_mask"] == 0
-        return _columns(batch["old_per_token_logps"].masked_fill(is_hidden_BT, math.nan))
-    return None
-
-
-def _columns(logp_BT: torch.Tensor) -> list[list[float]]:
-    rows: list[list[float]] = logp_BT.float().tolist()
+        logps_BT = batch["sampling_per_token_logps"]
+    elif batch.get("old_per_token_logps") is not None:
+        logps_BT = batch["old_per_token_logps"].masked_fill(batch["completion_mask"] == 0, math.nan)
+    else:
+        return None
+    rows: list[list[float]] = logps_BT.float().tolist()
     return rows
 
 

@@ -20,7 +20,6 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.argument_kinds import refuse_other_kinds
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.chained_rows import ChainedRows
 from composer_replication.trainer.checkpoints import (
@@ -28,18 +27,17 @@ from composer_replication.trainer.checkpoints import (
     choose_checkpoint,
     write_manifest,
 )
+from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
-from composer_replication.trainer.checks.thresholds import CheckThresholds
-from composer_replication.trainer.finite_sampling import sampling_for_step
 from composer_replication.trainer.fresh_groups import without_lone_punishments
 from composer_replication.trainer.guard_fold import HeldoutEval
 from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
+from composer_replication.trainer.prefix_generation import sampling_for_step
 from composer_replication.trainer.prefix_wiring import PrefixWiring
-from composer_replication.trainer.process_exit import wait_for_gloo_at_exit
-from composer_replication.trainer.processes import once, process_rank, wait_for_all
-from composer_replication.trainer.router_load import RouterLoad
+from composer_replication.trainer.processes import once, process_rank, wait_for_all, wait_for_gloo_at_exit
+from composer_replication.trainer.routed_experts import RouterLoad
 from composer_replication.trainer.router_replay import RouterReplay
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
@@ -97,7 +95,7 @@ class ComposerReplicationTrainer(
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
             A channel's weight is no number of at least 0 (CR0711), or it has nothing to learn from (CR0755).
-            An argument is of another kind (CR0722), or a table has no such key (CR0204).
+            A channel's table is none (CR0722), or has no such key (CR0204).
             A term in the reward while rewards are scaled (CR0760).
         InputError: a hinted turn or a pair cannot be learned from (CR0711, CR0751).
     """
@@ -139,7 +137,6 @@ class ComposerReplicationTrainer(
                 where="ComposerReplicationTrainer(heldout_eval_fn=)",
                 fix="pass a function that returns the held-out score.",
             )
-        refuse_other_kinds(policy_options, run_folder)
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         self.policy_options = policy_options
         self.prompt_source = prompt_source

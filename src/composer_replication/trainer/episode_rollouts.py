@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,53 +18,36 @@ from composer_replication.model_endpoint import Endpoint
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
-from composer_replication.trainer.joint_sampler import (
-    JointSampler,
-    forwards_need_others,
-    lone_forwards,
-)
-from composer_replication.trainer.model_sampler import ModelSampler
-from composer_replication.trainer.policy import end_token_ids
+from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.policy import ModelSampler, end_token_ids
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.served_rollouts import samples_by_vllm, served_policy, vllm_policy
+from composer_replication.trainer.setting_errors import spread_weights
 
 MakeSampler = Callable[[Any, Any], SampleBatch]
 """Makes the blocking sampler of a generation from (model, trainer)."""
 
 
 def model_sampler(model: Any, trainer: Any) -> SampleBatch:
-    """The model itself, as TRL's arguments say; together with the other processes where its weights are spread.
+    """The model itself, as TRL's arguments say.
 
     Raises:
-        UsageError: weights that cannot be sampled so (CR0873).
+        UsageError: its weights are spread over processes (CR0873).
     """
-    kind = JointSampler if forwards_need_others(trainer.model) else ModelSampler
-    return kind(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
+    if weights_are_sharded(trainer.model):
+        raise spread_weights("ComposerReplicationTrainer(rollout_func=EpisodeRollouts)")
+    return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
 
 
 @contextmanager
 def batching_policy(
     sampler: SampleBatch, num_running: Callable[[], int], *, max_batch: int, in_rounds: bool
 ) -> Iterator[BatchingPolicy]:
-    """Inside, ``sampler`` as a policy that many episodes may ask at once; outside, no process waits for this one."""
-    joint = sampler if isinstance(sampler, JointSampler) else None
-    if joint is None and isinstance(sampler, ModelSampler) and forwards_need_others(sampler.model):
-        raise lone_forwards()
-    policy = BatchingPolicy(
-        sampler,
-        max_batch=max_batch,
-        num_expected=num_running if in_rounds else None,
-        before_batch=None if joint is None else joint.meet,
-    )
+    """Inside, ``sampler`` as a policy that many episodes may ask at once."""
+    policy = BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running if in_rounds else None)
     try:
         yield policy
-        if joint is not None:
-            policy.in_thread(joint.leave)
-    except BaseException as error:
-        if joint is not None:
-            policy.in_thread(partial(joint.fail, error))
-        raise
     finally:
         policy.close()
 
@@ -124,12 +106,10 @@ class EpisodeRollouts:
         player: plays and grades.
         max_batch: answers that are sampled together.
         in_rounds: sample when every running episode waits; see ``BatchingPolicy``.
-        make_sampler: of the policy. One that forwards the trainer's model has to be a ``JointSampler`` where its weights are
-            spread over processes.
+        make_sampler: of the policy, in the place of the trainer's model or vLLM.
 
     Raises (when called):
-        UsageError: a row names no task (CR0867), or weights are spread over processes, not by FSDP2 or so that they
-            cannot be sampled (CR0873).
+        UsageError: a row names no task (CR0867), or weights are spread over processes and vLLM does not sample (CR0873).
         SandboxFailure: every episode of the generation was lost (CR0390).
     """
 

@@ -29,11 +29,9 @@ from composer_replication.trainer.guard_fold import (
     updated,
     verdict_row,
 )
-from composer_replication.trainer.in_loop_signals import finite
-from composer_replication.trainer.metrics_log import json_row
+from composer_replication.trainer.metrics_log import finite, json_row
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
-from composer_replication.trainer.process_exit import wait_for_gloo_at_exit
-from composer_replication.trainer.processes import from_first, once, process_rank
+from composer_replication.trainer.processes import from_first, once, process_rank, wait_for_gloo_at_exit
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)

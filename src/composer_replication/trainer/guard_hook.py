@@ -26,10 +26,9 @@ from composer_replication.trainer.guard_fold import (
     updated,
     verdict_row,
 )
-from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.initial_kl import KlPath
+from composer_replication.trainer.metrics_log import InLoopSignals, RunLines
 from composer_replication.trainer.processes import from_first, gathered, once
-from composer_replication.trainer.run_lines import RunLines
 
 logger = logging.getLogger(__name__)
 

@@ -8,34 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import ValidationError
 from transformers import TrainerCallback
 
 from composer_replication.channel_tables import HintsSection, ReplaySection, Section
 from composer_replication.errors import InputError
-from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer.argument_kinds import (
-    refuse_bad_weight,
-    refuse_other_records,
-    refuse_silent_source,
-    table_of,
-)
 from composer_replication.trainer.collator import check_pairs, collate_hinted_turns, refuse_other_contexts
 from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.own_state import OwnState
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.record_limits import refuse_unfit_pairs, refuse_unfit_turns
+from composer_replication.trainer.prompt_fit import refuse_unfit_pairs, refuse_unfit_turns
 from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
 STATE_FILE = "loss_channels.pt"
+Table = TypeVar("Table", bound=Section)
 
 
 class LossChannels(HintChannel, ReplayChannel, OwnState):
@@ -54,21 +49,18 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
 
         Raises:
             TrainerSettingError: a weight that is no number, below zero or not finite (CR0711), a channel with nothing to
-                learn from (CR0755), an argument of another kind (CR0722), a key that the table does not have (CR0204).
+                learn from (CR0755), a table that is none (CR0722), a key that the table does not have (CR0204).
             InputError: a record that cannot be learned from (CR0711, CR0751).
         """
         for name in ("alpha_sdpo", "beta_replay"):
-            refuse_bad_weight(name, getattr(self, name))
+            _refuse_bad_weight(name, getattr(self, name))
         if self.alpha_sdpo != 0.0:
-            self.hints = table_of(HintsSection, self.hints, "hints")
-            refuse_silent_source(self.hint_source)
-            refuse_other_records("hinted_turns", self.hinted_turns, HintedTurn)
+            self.hints = _table_of(HintsSection, self.hints, "hints")
             settings = self._hint_settings()
             if self.hinted_turns:
                 collate_hinted_turns(self.hinted_turns, pad_id=0, strict=settings.strict)
         if self.beta_replay != 0.0:
-            self.replay = table_of(ReplaySection, self.replay, "replay")
-            refuse_other_records("replay_pairs", self.replay_pairs, PreferencePair)
+            self.replay = _table_of(ReplaySection, self.replay, "replay")
             self._replay_settings()
             check_pairs(self.replay_pairs or ())
 
@@ -216,6 +208,61 @@ class _AfterStep(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._channels._move_teacher()  # noqa: SLF001 - the two are one part
+
+
+def _refuse_bad_weight(name: str, weight: Any) -> None:
+    """A channel's weight is a number; True would silently be 1.
+
+    Raises:
+        TrainerSettingError: CR0711.
+    """
+    try:
+        is_good = not isinstance(weight, bool) and math.isfinite(weight) and weight >= 0.0
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # no number, or a tensor of several
+        is_good = False
+    if not is_good:
+        raise TrainerSettingError(
+            "CR0711",
+            f"{name} is {weight!r} and must be a finite number of at least 0.",
+            where=f"trainer.{name}",
+            fix=f"set trainer.{name} to 0 or above.",
+        )
+
+
+def _table_of(kind: type[Table], given: Any, name: str) -> Table:
+    """The table of a recipe that an argument is: as it is, made of a mapping, or its defaults for None.
+
+    Raises:
+        TrainerSettingError: neither (CR0722), or a key or value that the table does not take (CR0204).
+    """
+    if isinstance(given, kind):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise TrainerSettingError(
+            "CR0722",
+            f"{name} cannot be a {type(given).__name__}.",
+            where=f"ComposerReplicationTrainer({name}=)",
+            fix=f"pass {kind.__name__}(...), or a dict of its keys.",
+        )
+    try:
+        return kind.model_validate(dict(given or {}))
+    except ValidationError as error:
+        raise TrainerSettingError(
+            "CR0204",
+            _first_problem(error, name),
+            where=f"ComposerReplicationTrainer({name}=)",
+            fix="see docs/recipe-keys.md for every key.",
+        ) from error
+
+
+def _first_problem(error: ValidationError, name: str) -> str:
+    """The sentence about the first unknown key, or else the first bad value."""
+    problems = error.errors(include_url=False)
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
+    key = ".".join([name, *(str(part) for part in problem["loc"])])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key}."
+    return f"{key}: {problem['msg'].removeprefix('Value error, ').rstrip('.')}."
 
 
 def _as_bytes(name: str, settings: Section, records: Sequence[Any] | None) -> bytes:

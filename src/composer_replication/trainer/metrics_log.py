@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
+from composer_replication.trainer.processes import gathered
 
 _FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
@@ -156,3 +158,122 @@ def _json_scalar(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@dataclass(slots=True)
+class InLoopSignals:
+    """What training measured last.
+
+    TRL collects ``reward`` (one value a generation) and ``kl`` (one a micro-step) in
+    lists that ``log()`` empties. ``read`` is called before each emptying and at each
+    fold; a value that is not a finite number counts as none.
+
+    Attributes:
+        reward: newest finite reward, None before the first.
+        kl: newest finite KL that TRL logged, nats; None before the first.
+        is_reward_new: a reward arrived since the last fold.
+        num_rewards_read: entries of the present list that were read already.
+    """
+
+    reward: float | None = None
+    kl: float | None = None
+    is_reward_new: bool = False
+    num_rewards_read: int = 0
+
+    def read(self, metrics: Mapping[str, Sequence[float]]) -> None:
+        """Take over what is new in TRL's lists."""
+        rewards = metrics.get("reward", ())
+        unread = rewards[self.num_rewards_read :] if len(rewards) >= self.num_rewards_read else rewards
+        newest = _newest_finite(rewards)
+        if newest is not None:
+            self.is_reward_new = (
+                self.is_reward_new or newest != self.reward or _newest_finite(unread) is not None
+            )
+            self.reward = newest
+        self.num_rewards_read = len(rewards)
+        newest_kl = _newest_finite(metrics.get("kl", ()))
+        if newest_kl is not None:
+            self.kl = newest_kl
+
+    def after_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
+        """Note that TRL may have emptied its lists."""
+        self.num_rewards_read = min(self.num_rewards_read, len(metrics.get("reward", ())))
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self.__slots__:
+            setattr(self, name, state[name])
+
+
+def _newest_finite(values: Sequence[Any]) -> float | None:
+    """The last one that is a finite number, also as a scalar of torch or numpy."""
+    numbers = (finite(value) for value in reversed(values))
+    return next((number for number in numbers if number is not None), None)
+
+
+def finite(value: Any) -> float | None:
+    """A finite number, or an array of one, as a float; None for anything else."""
+    if hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError):  # more than one element
+            return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+class RunLines:
+    """Collects what TRL measured in the step and hands it to the run's log."""
+
+    state: Any
+    args: Any
+    _metrics: Any
+    _tr_loss: Any
+    _run_log: RunLog | None = None
+    _step_window: StepWindow | None = None
+    _in_loop_signals: InLoopSignals | None = None
+    _loss_seen: float = 0.0
+
+    def _signals(self) -> InLoopSignals:
+        if self._in_loop_signals is None:
+            self._in_loop_signals = InLoopSignals()
+        return self._in_loop_signals
+
+    def _window(self) -> StepWindow:
+        if self._step_window is None:
+            self._step_window = StepWindow()
+        return self._step_window
+
+    def finish_step_line(self, seconds: float) -> None:
+        """The optimizer step is over: put its numbers into its line.
+
+        A collective call: the loss is the mean over the processes.
+        """
+        totals = gathered(float(self._tr_loss))
+        if self._run_log is None:
+            return
+        metrics = self._metrics["train"]
+        fields: dict[str, Any] = dict(self._window().take(metrics))
+        self._signals().read(metrics)
+        fields["reward_is_new"] = "reward" in fields
+        fields.setdefault("reward", self._signals().reward)  # trained on, but sampled in an earlier step
+        total = sum(totals) / len(totals)
+        fields["loss"], self._loss_seen = total - self._loss_seen, total
+        self._run_log.finish_step(self.state.global_step, {**fields, "step_seconds": seconds})
+
+    def add_trl_row(self, logs: Mapping[str, Any]) -> None:
+        """Take what only TRL's own row knows over into the step's line."""
+        if self._run_log is not None:
+            self._run_log.add_trl_row(self.state.global_step, logs)
+
+    def flush_run_log(self) -> None:
+        if self._run_log is not None:
+            self._run_log.flush()
+
+    def _finish_broken_line(self) -> None:
+        """Write the line of a step that ended before its optimizer step."""
+        if self._run_log is not None and self._run_log.has_open_step:
+            self._run_log.finish_step(self.state.global_step + 1, self._window().take(self._metrics["train"]))
+            self._run_log.flush()

@@ -18,8 +18,7 @@ from composer_replication.records import Completion, StopReason, ToolCall, ToolS
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
 from composer_replication.rollouts.episodes.ledger_talk import SHELL_FENCES, SHELL_RULES
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
-from composer_replication.trainer.model_sampler import ModelSampler
-from composer_replication.trainer.policy import chat_prompt_ids, end_token_ids
+from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
 
 MAX_REQUEST_BYTES = 64 * 1024**2
 

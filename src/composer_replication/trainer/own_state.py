@@ -19,12 +19,11 @@ import torch
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Guard, PromptChooser, PromptSource, Stateful
 from composer_replication.run_folder import write_json
-from composer_replication.trainer.checkpoints import STATE_NAME, read_state
+from composer_replication.trainer.checkpoints import STATE_NAME, identity_of, read_state, refuse_foreign_run
 from composer_replication.trainer.checks.judgement import Judgement
 from composer_replication.trainer.guard_fold import foreign_split
-from composer_replication.trainer.in_loop_signals import InLoopSignals
+from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.run_identity import identity_of, refuse_foreign_run
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)

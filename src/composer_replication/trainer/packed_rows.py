@@ -8,7 +8,8 @@ and by a mask each token sees the prompt and what stands before it in its own co
 forwarded once a pack. Attention is computed between all tokens of a pack, though, so long completions are packed few
 at a time (``rows_of_a_pack``).
 
-Letters: B rows, T completion columns, K packs, S columns of a pack, C those from the last of the prompt on, N scored tokens.
+Letters: B rows, T completion columns, K packs, S columns of a pack, C those from the last of the prompt on, N scored tokens;
+of whole rows: N rows, P prompt columns, M positions that carry loss, H hidden size.
 """
 
 from __future__ import annotations
@@ -20,12 +21,43 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.trainer.distinct_prompts import Prompt
+from composer_replication.errors import InputError
+from composer_replication.trainer.collator import TokenRows
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.output_head import states_before_head
-from composer_replication.trainer.prefix_support import attention_windows, inner_model
+from composer_replication.trainer.output_head import (
+    last_states,
+    logit_scale,
+    states_before_head,
+    what_is_called,
+)
+from composer_replication.trainer.prefix_support import attention_windows, inner_model, packing_reason
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.token_scores import TokenScorer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One distinct prompt without its left padding; ``mask`` is all ones but for holes."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+
+
+def distinct_prompts(ids_BP: torch.Tensor, mask_BP: torch.Tensor) -> tuple[list[Prompt], list[int]]:
+    """Distinct prompts in order of first appearance, and the index of each row's prompt."""
+    index: dict[Prompt, int] = {}
+    prompt_of_row: list[int] = []
+    for row, (ids, mask) in enumerate(zip(ids_BP.tolist(), mask_BP.long().tolist(), strict=True)):
+        if not any(mask):
+            raise InputError(
+                "CR0722", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
+            )
+        start = mask.index(1)
+        kept = tuple(token if keep else 0 for token, keep in zip(ids[start:], mask[start:], strict=True))
+        prompt = Prompt(ids=kept, mask=tuple(mask[start:]))
+        prompt_of_row.append(index.setdefault(prompt, len(index)))
+    return list(index), prompt_of_row
+
 
 MAX_COLUMNS = 16_384
 """Of a pack of several rows: its mask has the square of that many entries."""
@@ -267,3 +299,31 @@ def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
         return arguments  # one row behind each prompt and no padding: causality is all
     masks = {kind: mask(window) for kind, window in attention_windows(model).items()}
     return {**arguments, "attention_mask": masks if len(masks) > 1 else next(iter(masks.values()))}
+
+
+def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
+    """Scaled last hidden state before each completion token that carries loss: (M, H), row by row.
+
+    Positions count from the first token of the prompt, as in generation. Prompts that rows have in common, as the two
+    answers of a pair have, are forwarded once where that is exact (``prefix_support.packing_reason``). One forward. The
+    wrapper of DDP is passed by: its gradient hooks sit on the parameters.
+    """
+    called = what_is_called(model)
+    prompts, prompt_of_row = distinct_prompts(rows.prompt_ids_NP, rows.prompt_mask_NP)
+    if len(prompts) < len(rows) and packing_reason(model) is None:
+        states_MH = packed_states(
+            called, prompts, prompt_of_row,
+            rows.completion_ids_NT, rows.completion_mask_NT.bool(), rows.loss_mask_NT,
+        )  # fmt: skip
+    else:
+        ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
+        mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
+        states_NTH = last_states(called, ids, mask)[0][:, rows.prompt_ids_NP.size(1) - 1 : -1]
+        states_MH = states_NTH[rows.loss_mask_NT.bool()]
+    scale = logit_scale(inner_model(model).config.get_text_config())
+    return states_MH if scale == 1.0 else states_MH * scale
+
+
+def scored_ids(rows: TokenRows) -> torch.Tensor:
+    """The completion ids that carry loss, (M,), in the order of ``completion_states``."""
+    return rows.completion_ids_NT[rows.loss_mask_NT.bool()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from composer_replication.errors import UsageError
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 EFFORT_UNITS: Final[Mapping[str, float]] = {
@@ -100,3 +101,24 @@ def _refuse_weightless_kl(options: PolicyOptions, args: Any) -> None:
             where="trainer.kl_in_reward, trl.beta",
             fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
         )
+
+
+EFFORT_COLUMN = "effort_counts"
+"""Under this name a rollout function returns one mapping of kind to number for each row."""
+
+
+def effort_units(counts: Mapping[str, Any]) -> float:
+    """``x``, the counts times ``EFFORT_UNITS``; kinds that are not given count 0.
+
+    Raises:
+        UsageError: an unknown kind, or a number below 0 or not finite (CR0777).
+    """
+    for kind, number in counts.items():
+        if kind not in EFFORT_UNITS or not 0 <= float(number) < float("inf"):
+            raise UsageError(
+                "CR0777",
+                f"effort_counts has {kind} = {number!r}; it needs numbers from 0 of {', '.join(EFFORT_UNITS)}.",
+                where="the rollout function's effort_counts",
+                fix="return one mapping of these kinds to numbers for each rollout.",
+            )
+    return sum(EFFORT_UNITS[kind] * float(number) for kind, number in counts.items())

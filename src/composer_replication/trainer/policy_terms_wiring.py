@@ -1,28 +1,78 @@
 """The policy-gradient channel around TRL's generation: terms in the reward, importance weights, fresh prompts.
 
 A mixin of the trainer. With ``PolicyOptions()`` as it stands nothing here touches what TRL made.
+
+Letters: B rollouts, T completion tokens, R rollouts with a token, N rollouts of all processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from trl.models.utils import disable_gradient_checkpointing
 
-from composer_replication.losses.policy_terms import effort_cost, fold_kl_into_advantages, k1_per_rollout
+from composer_replication.losses.policy_terms import (
+    effective_share,
+    effort_cost,
+    fold_kl_into_advantages,
+    k1_per_rollout,
+    truncated_importance_weights,
+)
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.checked_rollouts import CheckedRollouts
-from composer_replication.trainer.chosen_prompts import ChosenPrompts
+from composer_replication.trainer.chosen_prompts import ChosenPrompts, ShuffledPrompts
 from composer_replication.trainer.early_refusals import refuse_split_groups
-from composer_replication.trainer.effort_counts import COLUMN, effort_units
 from composer_replication.trainer.fresh_groups import FreshGroups, Generate, loss_mask
-from composer_replication.trainer.fresh_prompts import ShuffledPrompts
-from composer_replication.trainer.importance import importance_figures, truncated_ratio
-from composer_replication.trainer.policy_options import EffortPrice
+from composer_replication.trainer.policy_options import EFFORT_COLUMN, EffortPrice, effort_units
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceFigures:
+    """What the correction did to one batch.
+
+    Attributes:
+        truncated_share: share of tokens whose ratio was above the clip.
+        effective_sample_size: of the tokens, after truncation, as a share of their number: (sum w)^2 / (n sum w^2).
+        sequence_effective_sample_size: the same over rows with the plain product of a row's ratios: what a
+            correction of whole sequences would leave.
+        num_tokens: tokens that carry loss.
+    """
+
+    truncated_share: float
+    effective_sample_size: float
+    sequence_effective_sample_size: float
+    num_tokens: int
+
+
+def truncated_ratio(
+    policy_logp_BT: torch.Tensor, sampled_logp_BT: torch.Tensor, mask_BT: torch.Tensor, clip: float
+) -> tuple[torch.Tensor, ImportanceFigures]:
+    """``min(exp(policy_logp - sampled_logp), clip)`` for each token, (B, T), without gradient; and what it did.
+
+    1 outside the mask, and where the sampler gave no number: the figures are of the other tokens. Truncation from above
+    bounds the variance; the bias is towards tokens that the sampler liked better. Cutting single tokens keeps long
+    rollouts: the product over a long row is near 0 or far above any bound.
+    """
+    known_BT = mask_BT.bool() & ~torch.isnan(sampled_logp_BT)
+    num_tokens = int(known_BT.sum())
+    if not num_tokens:
+        return torch.ones_like(policy_logp_BT), ImportanceFigures(0.0, 1.0, 1.0, 0)
+    weights_BT, metrics = truncated_importance_weights(policy_logp_BT, sampled_logp_BT, known_BT, clip=clip)
+    log_ratio_BT = (policy_logp_BT.detach() - sampled_logp_BT).double().where(known_BT, 0.0)
+    per_row_R = log_ratio_BT.sum(-1)[known_BT.any(-1)]
+    figures = ImportanceFigures(
+        float(metrics.masked_share),
+        float(metrics.effective_sample_share),
+        float(effective_share((per_row_R - per_row_R.max()).exp())),  # of shifted ones, lest exp overflow
+        num_tokens,
+    )
+    return weights_BT.where(known_BT, 1.0), figures
+
 
 _FORWARD_PARTS = (
     "pixel_values",
@@ -183,7 +233,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         units = []
         for row, ids, mask in zip(inputs, completion_ids, tool_masks or completion_ids, strict=True):
             num_own = len(ids) if tool_masks is None else sum(mask)
-            counts = row.get(COLUMN) or {
+            counts = row.get(EFFORT_COLUMN) or {
                 "tool_output_token": len(ids) - num_own,
                 "final_token": num_own,
                 "turn": 1,
@@ -200,7 +250,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         """
         mask_BT = loss_mask(output)
         clip = self.policy_options.importance_clip if corrects else self._vllm_clip()
-        figures = importance_figures(old_BT, sampled_BT, mask_BT, clip)
+        ratio_BT, figures = truncated_ratio(old_BT, sampled_BT, mask_BT, clip)
         metrics = self._metrics["train"]
         metrics["sampling/truncated_share"].append(figures.truncated_share)
         metrics["sampling/effective_sample_size"].append(figures.effective_sample_size)
@@ -208,7 +258,6 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         self._check_importance(figures)
         if not corrects:
             return
-        ratio_BT = truncated_ratio(old_BT, sampled_BT, mask_BT, clip)
         if self.loss_type == "vespo":  # it reads the ratio itself
             output["importance_sampling_ratio"] = ratio_BT
         else:

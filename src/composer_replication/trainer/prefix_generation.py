@@ -6,18 +6,13 @@ the batch and the cache at once, so the cost of a step follows the rows still ru
 A model that cannot share prompts exactly is sampled by whole forwards (``sampling_batches``).
 
 Letters: B samples (all prompts), A samples still running, P prompt columns, V vocabulary.
-
-Calling it from an override of TRL's ``GRPOTrainer._generate_single_turn``, whose prompts
-already stand once per generation (equal prompts are found and forwarded once)::
-
-    rows = sample_shared(model, prompt_ids, 1, ..., generator=generator)
-    return [row.ids for (row,) in rows], [row.logps for (row,) in rows]
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -32,15 +27,65 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError
 from composer_replication.records import StopReason
-from composer_replication.trainer.distinct_prompts import Prompt
-from composer_replication.trainer.finite_sampling import refuse_non_finite
+from composer_replication.trainer.model_modes import evaluation_mode
+from composer_replication.trainer.packed_rows import Prompt
 from composer_replication.trainer.sampling_batches import SamplingBatch, start_batch
+
+_TORCH_SAYS = "probability tensor contains"  # multinomial on a processor; on a GPU it ends the process's CUDA
+
+
+class NonFiniteSamplingError(InputError, ArithmeticError):
+    """The weights give logits that are not finite numbers.
+
+    Args:
+        step: in which they were sampled, from 1; None outside of training steps.
+    """
+
+    def __init__(self, step: int | None = None) -> None:
+        where = "sampling" if step is None else f"step {step}"
+        super().__init__(
+            "CR0771",
+            f"the weights of the model gave numbers that are not finite while sampling"
+            f"{'' if step is None else f' for step {step}'}.",
+            where=where,
+            fix="lower trl.learning_rate or trl.weight_decay and begin a new run; to go on from the newest checkpoint "
+            "whose weights are finite, name its folder in model.name.",
+        )
+
+
+def refuse_non_finite(logps: Iterable[float]) -> None:
+    """A drawn token may have probability 0 by rounding, but its log-probability is never no number.
+
+    Raises:
+        NonFiniteSamplingError: one of them is NaN (CR0771).
+    """
+    if any(map(math.isnan, logps)):
+        raise NonFiniteSamplingError
+
+
+@contextmanager
+def sampling_for_step(step: int) -> Iterator[None]:
+    """Inside, what our sampler or torch says of such numbers is an error that names the step.
+
+    Raises:
+        NonFiniteSamplingError: CR0771.
+    """
+    try:
+        yield
+    except NonFiniteSamplingError as error:
+        raise NonFiniteSamplingError(step) from error
+    except RuntimeError as error:
+        if _TORCH_SAYS not in str(error):
+            raise
+        raise NonFiniteSamplingError(step) from error
+
 
 __all__ = ["SampledRow", "sample_shared", "text_rule"]
 
-StopRule = Callable[[list[int]], int | None]
+StopRule = Callable[[list[int]], bool]
+"""Whether a row of these ids, all of which are kept, ends here."""
 
 
 def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> StopRule | None:
@@ -58,7 +103,7 @@ def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> Stop
     shorter: dict[tuple[int, ...], tuple[str, int, int]] = {}
     of_length: dict[tuple[int, ...], tuple[str, int, int]] = {}
 
-    def rule(ids: list[int]) -> int | None:
+    def rule(ids: list[int]) -> bool:
         nonlocal shorter, of_length
         if tuple(ids[:-1]) in of_length:  # the first row that is one longer
             shorter, of_length = of_length, {}
@@ -67,7 +112,7 @@ def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> Stop
         whole = text + longer[len(known) :] if longer.startswith(known) else decode(ids)
         is_open = longer.endswith("\ufffd")
         of_length[tuple(ids)] = (text, start, end) if is_open else (whole, end, len(ids))
-        return len(ids) if is_finished(whole) else None
+        return is_finished(whole)
 
     return rule
 
@@ -130,8 +175,8 @@ def sample_shared(
         top_k: keep this many tokens; 0 is off.
         min_p: drop tokens below this share of the most likely one; None is off.
         repetition_penalty: divides the logits of tokens already in prompt or completion; 1 is off.
-        stop: asked after each token with the row's ids so far (a copy); the number of ids to keep
-            ends the row, None goes on. Not asked after an end of sequence.
+        stop: asked after each token with the row's ids so far (a copy) whether the row ends. Not asked after an end of
+            sequence.
         generator: source of randomness, on any device; None is torch's global one. With one for each row, what that
             row says does not depend on the rows beside it.
         row_limits: most tokens of each row, where some may have fewer than ``max_new_tokens``.
@@ -139,11 +184,8 @@ def sample_shared(
             where weights are spread over processes, whose forwards are collective calls.
 
     Raises:
-        UsageError: CR0722, an argument out of range.
-        InputError: CR0722, no prompt or an empty one; CR0722, ``stop`` kept more ids than there are; CR0771, logits that
-            are not finite numbers.
+        NonFiniteSamplingError: logits that are not finite numbers (CR0771).
     """
-    _check_arguments(num_samples, max_new_tokens, temperature, prompt_token_lists)
     index: dict[tuple[int, ...], int] = {}
     given = [tuple(ids) for ids in prompt_token_lists for _ in range(num_samples)]
     prompt_of_row = [index.setdefault(ids, len(index)) for ids in given]
@@ -157,7 +199,7 @@ def sample_shared(
         generator=generator,
         row_limits=row_limits or [max_new_tokens] * len(prompt_of_row),
     )
-    with torch.no_grad(), _evaluation_mode(model):
+    with torch.no_grad(), evaluation_mode(model):
         prompts = [Prompt(ids=ids, mask=(1,) * len(ids)) for ids in index]
         is_joint = goes_on is not bool
         batch, logits_AV = start_batch(model, prompts, prompt_of_row, pad_token_id, needs_cache=is_joint)
@@ -181,8 +223,7 @@ def _draw_tokens(
         if step == num_steps - 1 or not goes_on(bool(running)):
             return
         batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
-        # A stop rule may have emptied a row that is forwarded for other processes' sake.
-        logits_AV = batch.next_logits([(rows[number].ids or [0])[-1] for number in batch.row_numbers])
+        logits_AV = batch.next_logits([rows[number].ids[-1] for number in batch.row_numbers])
 
 
 @dataclass(frozen=True)
@@ -222,17 +263,8 @@ class _Rule:
         if row.ids[-1] in self.eos_token_ids:
             row.stop_reason = StopReason.FINISHED
             return True
-        kept = None if self.stop is None else self.stop(list(row.ids))
-        if kept is None:
+        if self.stop is None or not self.stop(list(row.ids)):
             return False
-        if not 0 <= kept <= len(row.ids):
-            raise InputError(
-                "CR0722",
-                f"the stop rule kept {kept} of {len(row.ids)} ids.",
-                where="sample_shared(stop=)",
-                fix="return None, or a number from 0 to len(ids).",
-            )
-        del row.ids[kept:], row.logps[kept:]
         row.stop_reason = StopReason.STOP_RULE
         return True
 
@@ -264,48 +296,14 @@ def _processors(
 ) -> LogitsProcessorList:
     """Build transformers' own processors, in the order of ``generate``."""
     processors = LogitsProcessorList()
-    try:
-        if repetition_penalty != 1.0:
-            processors.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
-        if temperature not in (0.0, 1.0):
-            processors.append(TemperatureLogitsWarper(float(temperature)))
-        if temperature != 0 and top_k:
-            processors.append(TopKLogitsWarper(top_k))
-        if temperature != 0 and top_p < 1.0:
-            processors.append(TopPLogitsWarper(top_p))
-        if temperature != 0 and min_p is not None:
-            processors.append(MinPLogitsWarper(min_p))
-    except ValueError as error:
-        raise UsageError(
-            "CR0722", f"{error}.", where="sample_shared", fix="correct the sampling argument."
-        ) from error
+    if repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
+    if temperature not in (0.0, 1.0):
+        processors.append(TemperatureLogitsWarper(float(temperature)))
+    if temperature != 0 and top_k:
+        processors.append(TopKLogitsWarper(top_k))
+    if temperature != 0 and top_p < 1.0:
+        processors.append(TopPLogitsWarper(top_p))
+    if temperature != 0 and min_p is not None:
+        processors.append(MinPLogitsWarper(min_p))
     return processors
-
-
-@contextlib.contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode; put each module back on its own mode afterwards."""
-    trained = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in trained:
-            module.training = True
-
-
-def _check_arguments(
-    num_samples: int, max_new_tokens: int, temperature: float, prompt_token_lists: Sequence[Sequence[int]]
-) -> None:
-    if num_samples < 1 or max_new_tokens < 1 or temperature < 0:
-        raise UsageError(
-            "CR0722",
-            f"num_samples ({num_samples}) and max_new_tokens ({max_new_tokens}) must be at least 1, "
-            f"temperature ({temperature}) at least 0.",
-            where="sample_shared",
-            fix="correct the argument.",
-        )
-    if not prompt_token_lists or not all(len(ids) for ids in prompt_token_lists):
-        raise InputError(
-            "CR0722", "there is no prompt, or an empty one.", where="sample_shared", fix="drop it."
-        )

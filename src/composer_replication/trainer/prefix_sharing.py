@@ -10,23 +10,8 @@ the positions that are scored and on no other.
 Letters: B rows, K distinct prompts, P prompt columns, T completion columns, V vocabulary,
 N positions in a flat list.
 
-Calling it from an override of TRL's ``GRPOTrainer._get_per_token_logps_and_entropies``,
-which must return ``(logps, entropies or None, aux_loss or None)``::
-
-    split = input_ids.size(1) - logits_to_keep
-    with self.accelerator.autocast():
-        logps, entropies = shared_prefix_logps(
-            model,
-            input_ids[:, :split], attention_mask[:, :split],
-            input_ids[:, split:], attention_mask[:, split:],
-            temperature=self.temperature, compute_entropy=compute_entropy,
-        )
-    return logps, entropies, None
-
-Call ``super()`` instead when ``unsupported_reason(model)`` says something, when
-``compute_aux_loss`` is set, when an image argument is given, or when the configuration
-has ``cast_lm_head_to_fp32``. ``batch_size`` can be ignored: it bounds memory by splitting
-rows, and splitting a group would lose the sharing.
+``prefix_wiring`` calls it in the place of TRL's ``_get_per_token_logps_and_entropies``, where ``unsupported_reason`` says
+nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +23,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from composer_replication.errors import InputError, UsageError
-from composer_replication.trainer.distinct_prompts import Prompt, distinct_prompts
-from composer_replication.trainer.packed_rows import score_packed
+from composer_replication.errors import InputError
+from composer_replication.trainer.packed_rows import Prompt, distinct_prompts, score_packed
 from composer_replication.trainer.prefix_support import accepts, inner_model, keeps_cache, unsupported_reason
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.token_scores import TokenScorer, head_apart
@@ -89,19 +73,8 @@ def shared_prefix_logps(
     Reference: DeepSeekMath (2024), equation 3, for the groups.
 
     Raises:
-        InputError: CR0722, shapes that do not fit, no completion column, or a prompt without a token;
-            CR0757, the model did not fill the cache it was given.
-        UsageError: CR0722, temperature or ``prompts_per_forward`` out of range.
+        InputError: CR0722, a prompt without a token; CR0757, the model did not fill the cache it was given.
     """
-    if temperature <= 0 or (prompts_per_forward is not None and prompts_per_forward < 1):
-        raise UsageError(
-            "CR0722",
-            f"temperature ({temperature}) must be above 0 and "
-            f"prompts_per_forward ({prompts_per_forward}) at least 1.",
-            where="shared_prefix_logps",
-            fix="correct the argument.",
-        )
-    _check_shapes(prompt_ids_BP, prompt_mask_BP, completion_ids_BT, completion_mask_BT)
     prompts, prompt_of_row = distinct_prompts(prompt_ids_BP, prompt_mask_BP)
     at_once = prompts_per_forward or (len(prompts) if num_processes() > 1 else 1)
     score = _score_behind_cache if keeps_cache(model) else score_packed
@@ -253,23 +226,3 @@ def _completion_mask(prompt_mask_BP: torch.Tensor, kept_BS: torch.Tensor) -> tor
     if bool(prompt_mask_BP.all()) and is_right_padded:
         return None
     return torch.cat([prompt_mask_BP, kept_BS.to(prompt_mask_BP.dtype)], dim=1)
-
-
-def _check_shapes(
-    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, completion_ids: torch.Tensor, mask: torch.Tensor
-) -> None:
-    fits = (
-        prompt_ids.dim() == completion_ids.dim() == 2
-        and prompt_ids.shape == prompt_mask.shape
-        and completion_ids.shape == mask.shape
-        and prompt_ids.size(0) == completion_ids.size(0) > 0
-        and completion_ids.size(1) > 0
-    )
-    if not fits:
-        shapes = [tuple(tensor.shape) for tensor in (prompt_ids, prompt_mask, completion_ids, mask)]
-        raise InputError(
-            "CR0722",
-            f"prompt and completion tensors do not fit together: {shapes}.",
-            where="shared_prefix_logps",
-            fix="pass (B, P), (B, P), (B, T), (B, T) with B and T at least 1.",
-        )

@@ -20,7 +20,7 @@ import torch
 from trl.models.utils import unwrap_model_for_generation
 
 from composer_replication.trainer.early_refusals import refuse_masked_stops
-from composer_replication.trainer.model_sampler import filters_of, reshapes
+from composer_replication.trainer.policy import filters_of, reshapes
 from composer_replication.trainer.prefix_generation import sample_shared, text_rule
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps
 from composer_replication.trainer.prefix_support import unsupported_reason

@@ -63,7 +63,7 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     Raises:
         UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
             scaled rewards (CR0760), a KL in the reward of weight 0 (CR0760), ``loss_type = "cispo"`` whose ratios would be
-            cut below 1, a clip range that is asymmetric the wrong way, or a loss at the other level of ratios (CR0760).
+            cut below 1, or a clip range that is asymmetric the wrong way (CR0760).
     """
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
@@ -85,7 +85,6 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     _check_reward_terms(options, trl)
     _refuse_small_cispo(trl)
     _refuse_small_upper_clip(trl)
-    _refuse_other_level(trl)
     return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
 
 
@@ -217,20 +216,3 @@ def _refuse_small_upper_clip(trl: Mapping[str, Any]) -> None:
         where="trl.epsilon_high",
         fix="set trl.epsilon_high to at least trl.epsilon, or take it out: both sides are then the same.",
     )
-
-
-_LEVELS = {"luspo": "sequence", "vespo": "token"}
-"""What these losses are defined at; TRL only warns."""
-
-
-def _refuse_other_level(trl: Mapping[str, Any]) -> None:
-    loss = trl.get("loss_type", "")
-    found = trl.get("importance_sampling_level", "token")
-    wanted = _LEVELS.get(loss, found)
-    if found != wanted:
-        raise UsageError(
-            "CR0760",
-            f"the loss {loss} is defined for ratios of each {wanted}, and trl.importance_sampling_level is {found!r}.",
-            where="trl.importance_sampling_level",
-            fix=f'set trl.importance_sampling_level = "{wanted}", or another trl.loss_type.',
-        )

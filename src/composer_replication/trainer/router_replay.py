@@ -24,8 +24,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN, Routers, laid_out, unknown_router
-from composer_replication.trainer.router_load import routers_of
+from composer_replication.trainer.routed_experts import (
+    COLUMN,
+    UNKNOWN,
+    Routers,
+    laid_out,
+    routers_of,
+    unknown_router,
+)
 
 PROMPT_PART, COMPLETION_PART = f"prompt_{COLUMN}", f"completion_{COLUMN}"
 """Two columns of the batch, so that prompts stay padded on the left where rows of two generations are merged."""

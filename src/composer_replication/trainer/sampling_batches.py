@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.distinct_prompts import Prompt
+from composer_replication.trainer.packed_rows import Prompt
 from composer_replication.trainer.prefix_sharing import (
     copy_cache_to_rows,
     forward_with_cache,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 8  # of a forward without a cache; bounds the logits of models that cannot leave positions out
-_NEEDS_CACHE = "take another model, or launch with whole weights on each process."
 _TOLD: WeakSet[nn.Module] = WeakSet()
 
 
@@ -60,8 +59,8 @@ def start_batch(
 ) -> tuple[SamplingBatch, torch.Tensor]:
     """A row for each entry of ``prompt_of_row``, and the first logits (B, V).
 
-    A model that cannot share prompts exactly gets whole forwards, and the log says so once. With ``needs_cache`` it is
-    refused: how many whole forwards there are goes by the rows, and other processes would wait for them.
+    A model that cannot share prompts exactly gets whole forwards, and the log says so once. With ``needs_cache`` one that
+    leaves the cache alone is refused: how many whole forwards there are goes by the rows, and other processes would wait.
 
     Raises:
         InputError: CR0757, as ``prefill``.
@@ -69,8 +68,6 @@ def start_batch(
     device = next(inner_model(model).parameters()).device
     context_BC = _context(prompts, device)[torch.tensor(prompt_of_row, device=device)]
     reason = unsupported_reason(model, training=False)
-    if reason is not None and needs_cache:
-        raise InputError("CR0757", f"{reason}.", where=type(inner_model(model)).__name__, fix=_NEEDS_CACHE)
     if reason is None:
         try:
             return _start_cached(model, prompts, prompt_of_row, pad_token_id, context_BC)

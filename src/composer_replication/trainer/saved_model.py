@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.model_modes import evaluation_mode
+from composer_replication.trainer.model_modes import evaluation_mode, lies_in_parts, whole_tensors
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.whole_weights import lies_in_parts, whole_tensors
 
 MOST_APART, MOST_KL = 2e-2, 1e-6
 """Log-probabilities and mean KL in nats in float32: SmolLM2's unlikely tokens differ by 0.002, its KL by 1e-8."""

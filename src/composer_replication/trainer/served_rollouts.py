@@ -17,7 +17,7 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
 from composer_replication.rollouts.episodes.served_model import find_server, open_server
 from composer_replication.rollouts.episodes.served_policy import ANSWER_SECONDS, ServedPolicy, server_gone
-from composer_replication.trainer.model_sampler import filters_of
+from composer_replication.trainer.policy import filters_of
 
 
 def samples_by_vllm(trainer: Any) -> bool:

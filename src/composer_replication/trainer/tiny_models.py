@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 TINY = "tiny-random"
 TINY_TOOLS = "tiny-tools"

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from zero_launch import launched
 
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 
 def test_the_model_and_its_pass_rates_are_those_of_the_trained_weights(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.checks.speaking import NonFiniteRunError
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 SIZES = {
     "stage3_param_persistence_threshold": 0,

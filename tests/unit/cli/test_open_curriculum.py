@@ -13,7 +13,7 @@ from composer_replication.config import RunConfig, parse_config
 from composer_replication.rollouts.curriculum import Evidence
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 
 ROWS = [{"prompt": "p", "task_id": name} for name in ("t-function-body", "t-class-body")]
 

@@ -15,7 +15,7 @@ from composer_replication.config import ModelSection
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer.model_loading import load_model
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.tiny_models import make_tiny_model, make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)

@@ -16,11 +16,11 @@ from transformers import TrainerCallback
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import NonFiniteRunError
-from composer_replication.trainer.checks.thresholds import CheckThresholds
-from composer_replication.trainer.finite_sampling import NonFiniteSamplingError
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.prefix_generation import NonFiniteSamplingError
 
 MakeTrainer = Callable[..., Any]
 ENDS_EARLY = {"prefix_sharing": True, "is_finished": lambda text: len(text) >= 3, "max_completion_length": 12}
@@ -378,7 +378,7 @@ def test_findings_of_steps_that_are_trained_again_are_cut_back(make: MakeTrainer
     assert parameter_sha256(again.model) == parameter_sha256(whole.model)
 
 
-def test_a_padding_token_that_ends_is_noted_and_its_first_one_carries_loss(make: MakeTrainer) -> None:
+def test_of_a_padding_token_that_ends_the_first_one_carries_loss(make: MakeTrainer) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = "<eos>"
     seen: list[torch.Tensor] = []
@@ -388,8 +388,7 @@ def test_a_padding_token_that_ends_is_noted_and_its_first_one_carries_loss(make:
         seen.append(inputs["completion_mask"]) or compute(model, inputs)
     )
     trainer.train()
-    assert spoken(trainer) == ["pad_is_end"]
-    assert trainer.findings[0].level == "note"
+    assert spoken(trainer) == []
     assert seen[0].tolist() == [[1, 1, 1]] * 4
 
 

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from composer_replication.cli.explain_verb import load_explanations
 from composer_replication.trainer.checks.batch_figures import micro_step_figures
-from composer_replication.trainer.checks.catalogue import CATALOGUE
-from composer_replication.trainer.checks.judgement import Judgement
-from composer_replication.trainer.checks.thresholds import CheckThresholds
+from composer_replication.trainer.checks.judgement import CATALOGUE, CheckThresholds, Judgement
 
 RECORDED = Path(__file__).parents[2] / "golden" / "recorded_runs"
 PAD = 0

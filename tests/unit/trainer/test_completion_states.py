@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 from tiny_architectures import tiny_model
 
 from composer_replication.records import PreferencePair
-from composer_replication.trainer import completion_states as module
+from composer_replication.trainer import packed_rows as module
 from composer_replication.trainer.collator import TokenRows, collate_pairs
-from composer_replication.trainer.completion_states import completion_states
+from composer_replication.trainer.packed_rows import completion_states
 
 PAIRS = (
     PreferencePair((5, 6, 7, 8, 9), (40, 41, 42), (43,)),

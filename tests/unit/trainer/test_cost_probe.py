@@ -9,10 +9,16 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from composer_replication.config import LoraSection
 from composer_replication.errors import MissingError
-from composer_replication.trainer import cost_probe
-from composer_replication.trainer.cost_probe import StepCost, StepSize, measure_step, resident_bytes
-from composer_replication.trainer.model_trial import training_device, within_memory
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer import model_trial
+from composer_replication.trainer.model_modes import parameter_sha256
+from composer_replication.trainer.model_trial import (
+    StepCost,
+    StepSize,
+    measure_step,
+    resident_bytes,
+    training_device,
+    within_memory,
+)
 from composer_replication.trainer.run_setup import lora_config
 from composer_replication.trainer.tiny_models import make_tiny_model
 
@@ -43,7 +49,7 @@ def test_the_try_changes_no_weight_and_sees_the_memory_of_a_step(
     is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_shared:
-        monkeypatch.setattr(cost_probe, "unsupported_reason", lambda model: "for this test")
+        monkeypatch.setattr(model_trial, "unsupported_reason", lambda model: "for this test")
     plain, tokenizer = make_tiny_model(0)
     model = get_peft_model(plain, lora_config(LoraSection(rank=2))).eval()
     before = parameter_sha256(model)

@@ -28,7 +28,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
-from composer_replication.trainer.checks.thresholds import CheckThresholds
+from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.hint_channel import schedule_share
 from composer_replication.trainer.policy_options import PolicyOptions
 

@@ -25,8 +25,8 @@ from composer_replication.trainer import output_head
 from composer_replication.trainer.checkpoints import write_manifest
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.loss_channels import STATE_FILE
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import states_problem
-from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 TURNS = (HintedTurn((5, 6, 7), (5, 90, 6, 7), (40, 41, 42)), HintedTurn((8,), (91, 8), (50, 51)))

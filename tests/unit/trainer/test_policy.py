@@ -10,9 +10,8 @@ import torch
 
 from composer_replication.config import load_config
 from composer_replication.records import StopReason
-from composer_replication.trainer.finite_sampling import NonFiniteSamplingError
 from composer_replication.trainer.policy import InProcessPolicy, end_token_ids, take_end_of_template
-from composer_replication.trainer.prefix_generation import text_rule
+from composer_replication.trainer.prefix_generation import NonFiniteSamplingError, text_rule
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
@@ -74,7 +73,7 @@ def test_a_stop_rule_reads_the_whole_text_and_decodes_only_what_is_new() -> None
             decoded.append(len(ids))
             return str(tokenizer.decode(ids, **options))
 
-    rule = text_rule(Counting(), lambda text: texts.append(text) is not None)
+    rule = text_rule(Counting(), lambda text: bool(texts.append(text)))
     assert rule is not None
     rows = [
         tokenizer("def f():\n    return '\u00e9\u4e2d\U0001f600' # " + "x y " * n)["input_ids"]
@@ -84,7 +83,7 @@ def test_a_stop_rule_reads_the_whole_text_and_decodes_only_what_is_new() -> None
     for end in range(1, len(rows[0]) + 1):
         for row in rows:
             if end <= len(row):
-                assert rule(row[:end]) is None
+                assert not rule(row[:end])
                 expected.append(tokenizer.decode(row[:end], skip_special_tokens=True))
     assert texts == expected
     assert max(decoded) <= 12

@@ -15,10 +15,9 @@ from composer_replication.channel_tables import ReplaySection
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.effort_counts import COLUMN
 from composer_replication.trainer.fresh_groups import PUNISHMENT, without_lone_punishments
 from composer_replication.trainer.initial_kl import KlPath
-from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
+from composer_replication.trainer.policy_options import COLUMN, EffortPrice, PolicyOptions
 
 MakeTrainer = Callable[..., Any]
 UNSCALED = {"loss_type": "dr_grpo", "scale_rewards": "none"}

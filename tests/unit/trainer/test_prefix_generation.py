@@ -10,7 +10,6 @@ import torch
 import transformers as tf
 from peft import LoraConfig, get_peft_model
 
-from composer_replication.errors import InputError, UsageError
 from composer_replication.records import StopReason
 from composer_replication.trainer.prefix_generation import SampledRow, sample_shared
 
@@ -181,15 +180,15 @@ def test_a_row_does_not_depend_on_when_its_neighbours_stop(llama: Any) -> None:
     free = sample(llama, PROMPTS, 3, eos_token_ids=[])
     first_row = free[0][0].ids
 
-    def stop(ids: list[int]) -> int | None:
-        return 2 if len(ids) == 3 and ids == first_row[:3] else None
+    def stop(ids: list[int]) -> bool:
+        return ids == first_row[:2]
 
     stopped = sample(llama, PROMPTS, 3, eos_token_ids=[], stop=stop)
     assert stopped[0][0].ids == first_row[:2]
     assert stopped[0][0].stop_reason is StopReason.STOP_RULE
     others = [(a, b) for one, two in zip(free, stopped, strict=True) for a, b in zip(one, two, strict=True)]
     for before, after in others[1:]:
-        if before.ids[:3] != first_row[:3]:
+        if before.ids[:2] != first_row[:2]:
             assert after.ids == before.ids
             assert after.logps == pytest.approx(before.logps, abs=1e-5)
 
@@ -227,9 +226,9 @@ def test_one_prefill_for_each_distinct_prompt_and_finished_rows_leave_the_batch(
     try:
         calls: list[int] = []
 
-        def stop(ids: list[int]) -> int | None:
+        def stop(ids: list[int]) -> bool:
             calls.append(len(ids))
-            return len(ids) if calls.count(len(ids)) > 6 - 2 * len(ids) else None
+            return calls.count(len(ids)) > 6 - 2 * len(ids)
 
         rows = sample(llama, PROMPTS[:3], 2, eos_token_ids=[], stop=stop)
     finally:
@@ -244,8 +243,9 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
     end = free[1][0].ids[2]
     asked: list[list[int]] = []
 
-    def watch(ids: list[int]) -> None:
+    def watch(ids: list[int]) -> bool:
         asked.append(ids)
+        return False
 
     for before, row in zip(
         [row for group in free for row in group],
@@ -263,21 +263,15 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
 def test_the_stop_rule_sees_each_prefix_and_cannot_change_the_row(llama: Any) -> None:
     seen: list[list[int]] = []
 
-    def meddle(ids: list[int]) -> int | None:
+    def meddle(ids: list[int]) -> bool:
         seen.append(list(ids))
         ids.clear()
-        return 0 if len(seen) == 4 else None
+        return len(seen) == 4
 
     ((row,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[], stop=meddle)
     ((free,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[])
     assert seen == [free.ids[:count] for count in range(1, 5)]
-    assert (row.ids, row.logps, row.stop_reason) == ([], [], StopReason.STOP_RULE)
-
-
-@pytest.mark.parametrize("kept", [-1, 2])
-def test_a_stop_rule_that_keeps_what_is_not_there_is_refused(llama: Any, kept: int) -> None:
-    with pytest.raises(InputError, match="CR0722"):
-        sample(llama, PROMPTS[:1], 1, stop=lambda _ids: kept)
+    assert (row.ids, row.logps, row.stop_reason) == (free.ids[:4], free.logps[:4], StopReason.STOP_RULE)
 
 
 def test_every_module_gets_its_mode_back_even_after_an_error() -> None:
@@ -287,7 +281,7 @@ def test_every_module_gets_its_mode_back_even_after_an_error() -> None:
     sample(model, PROMPTS[:1], 1)
     assert {name: module.training for name, module in model.named_modules()} == before
 
-    def explode(_ids: list[int]) -> int | None:
+    def explode(_ids: list[int]) -> bool:
         raise KeyError("stop")
 
     with pytest.raises(KeyError):
@@ -322,21 +316,3 @@ def test_lora_counts_until_the_caller_switches_it_off() -> None:
         assert [[row.ids for row in group] for group in sample(model, PROMPTS, 2)] == base
     ((row,),) = sample(model, PROMPTS[:1], 1, temperature=0)
     assert row.ids == greedy_by_transformers(model, PROMPTS[0])
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"num_samples": 0}, "CR0722"),
-        ({"max_new_tokens": 0}, "CR0722"),
-        ({"temperature": -1.0}, "CR0722"),
-        ({"top_p": -0.5}, "CR0722"),
-        ({"repetition_penalty": -1.0}, "CR0722"),
-        ({"prompts": []}, "CR0722"),
-        ({"prompts": [[1], []]}, "CR0722"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(llama: Any, changes: dict[str, Any], code: str) -> None:
-    arguments = {"prompts": PROMPTS, "num_samples": 1} | changes
-    with pytest.raises((UsageError, InputError), match=code):
-        sample(llama, **arguments)

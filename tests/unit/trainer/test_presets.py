@@ -138,13 +138,6 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
         ({"preset": "dapo"}, {"beta": 0.04}, "CR0760", "trl.beta = 0.0 by definition"),
         ({"preset": "dapo"}, {"epsilon_high": 0.1}, "CR0760", "epsilon_high is 0.1, below trl.epsilon, 0.2"),
         ({}, {"epsilon_high": 0.1}, "CR0760", "below trl.epsilon, 0.2"),
-        ({}, {"loss_type": "luspo"}, "CR0760", "ratios of each sequence"),
-        (
-            {},
-            {"loss_type": "vespo", "importance_sampling_level": "sequence"},
-            "CR0760",
-            "ratios of each token",
-        ),
         ({"preset": "composer"}, {"num_train_epochs": 3.0}, "CR0760", "each prompt once by definition"),
         ({"kl_in_reward": True}, {}, "CR0760", "trl.scale_rewards is 'group'"),
         ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "CR0760", "'batch'"),
@@ -186,8 +179,6 @@ def test_a_contradiction_is_refused_in_one_sentence(
             {},
             {"loss_type": "dr_grpo", "scale_rewards": "group"},
         ),  # legal; the preset is who switches the scaling off
-        ({}, {"loss_type": "luspo", "importance_sampling_level": "sequence"}),
-        ({}, {"loss_type": "vespo"}),
         ({}, {"loss_type": "sapo", "epsilon_high": 0.1}),  # it does not clip
         ({}, {"epsilon": 0.3, "epsilon_high": 0.3}),
         ({"effort": {"weight": 0.0}}, {"scale_rewards": "group"}),

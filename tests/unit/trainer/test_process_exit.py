@@ -13,8 +13,8 @@ import pytest
 from tiny_trainer import build_trainer
 
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer import composer_trainer, guard_callback, process_exit
-from composer_replication.trainer.process_exit import wait_for_idle_threads
+from composer_replication.trainer import composer_trainer, guard_callback, processes
+from composer_replication.trainer.processes import wait_for_idle_threads
 
 NAME = "pt_gloo_test"
 
@@ -45,7 +45,7 @@ def test_whoever_trains_in_several_processes_has_them_waited_for(
 ) -> None:
     registered: list[Any] = []
     monkeypatch.setattr(atexit, "register", lambda *call: registered.append(call))
-    monkeypatch.setattr(module, "wait_for_gloo_at_exit", process_exit.wait_for_gloo_at_exit.__wrapped__)
+    monkeypatch.setattr(module, "wait_for_gloo_at_exit", processes.wait_for_gloo_at_exit.__wrapped__)
     if module is composer_trainer:
         build_trainer(output_dir=tmp_path)
     else:

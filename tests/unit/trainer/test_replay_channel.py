@@ -26,7 +26,7 @@ from composer_replication.channel_tables import ReplaySection
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.record_draws import RecordDraws
+from composer_replication.trainer.channel_step import RecordDraws
 
 PAIRS = (
     PreferencePair((5, 6, 7), (40, 41, 42), (43,)),
@@ -156,12 +156,12 @@ def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss(
 def test_the_reference_is_computed_once_and_kept_by_model_and_pairs(
     make_trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from composer_replication.trainer import pair_logps
+    from composer_replication.trainer import replay_channel
 
     calls: list[int] = []
-    compute = pair_logps.reference_logps
+    compute = replay_channel.reference_logps
     monkeypatch.setattr(
-        pair_logps, "reference_logps", lambda *args, **kwargs: calls.append(1) or compute(*args, **kwargs)
+        replay_channel, "reference_logps", lambda *args, **kwargs: calls.append(1) or compute(*args, **kwargs)
     )
     run = RunFolder(tmp_path / "run")
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from tiny_architectures import tiny_model
 
-from composer_replication.trainer.router_load import chosen_of, max_load, routers_of
+from composer_replication.trainer.routed_experts import chosen_of, max_load, routers_of
 
 MakeTrainer = Callable[..., Any]
 WITH_EXPERTS = ["mixtral", "gpt-oss-sinks", "deepseek-v3-latent"]

@@ -23,11 +23,10 @@ from tiny_architectures import tiny_model
 from composer_replication.errors import InputError
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.checked_rollouts import CheckedRollouts
+from composer_replication.trainer.fresh_groups import merge_rows
 from composer_replication.trainer.policy_options import PolicyOptions
-from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN, Routers, laid_out
-from composer_replication.trainer.router_load import routers_of
+from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN, Routers, laid_out, routers_of
 from composer_replication.trainer.router_replay import COMPLETION_PART, PROMPT_PART, RouterReplay
-from composer_replication.trainer.row_merging import merge_rows
 
 MakeTrainer = Callable[..., Any]
 SIZES = Routers(num_experts=(6, 6), top_k=2, layers=(1, 2), num_layers=3)

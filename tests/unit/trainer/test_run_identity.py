@@ -20,8 +20,7 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_json
 from composer_replication.sandbox.process_folder import PREFIX
 from composer_replication.trainer import model_loading
-from composer_replication.trainer.checkpoints import STATE_NAME, write_manifest
-from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
+from composer_replication.trainer.checkpoints import STATE_NAME, refuse_foreign_checkpoints, write_manifest
 
 MakeTrainer = Callable[..., Any]
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"

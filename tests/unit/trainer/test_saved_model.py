@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from composer_replication.config import ModelSection
 from composer_replication.errors import InputError
 from composer_replication.trainer.model_loading import load_model
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.saved_model import save_model
 
 IDS = torch.arange(1, 9).unsqueeze(0)

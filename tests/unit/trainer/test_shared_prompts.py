@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from composer_replication.trainer import prefix_wiring
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]

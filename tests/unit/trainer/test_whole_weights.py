@@ -18,10 +18,8 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.trainer import model_modes
 from composer_replication.trainer.checkpoints import write_manifest
 from composer_replication.trainer.model_loading import load_checkpoint
-from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.model_modes import parameter_sha256, weights_are_sharded, whole_tensors
 from composer_replication.trainer.saved_model import gathered_weights
-from composer_replication.trainer.whole_weights import whole_tensors
 
 
 class StandInGathering:

@@ -8,12 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,6 @@ class BatchingPolicy:
         num_expected: says how many may ask; sampling then waits until that many do, and the requests of such a round
             are batched in the order of their seeds. So the batches, and with them the last bits of the answers, do not
             depend on who is slow. None: whoever waits is sampled.
-        before_batch: called in the sampler's thread before each batch, with its options; it may wait, on other processes
-            say, and the requests wait with it as for a place.
 
     ``counts`` has ``batches`` and ``prompts``.
 
@@ -66,11 +61,10 @@ class BatchingPolicy:
         max_batch: int = 32,
         window_seconds: float = 0.005,
         num_expected: Callable[[], int] | None = None,
-        before_batch: Callable[[list[SampleOptions]], None] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._sample_batch, self._max_batch, self._window_seconds = sample_batch, max_batch, window_seconds
-        self._num_expected, self._before_batch = num_expected, before_batch
+        self._num_expected = num_expected
         self._waiting: list[_Request] = []
         self._is_full = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -109,10 +103,6 @@ class BatchingPolicy:
             self._is_full.set()
         return await request.answer
 
-    def in_thread(self, work: Callable[[], T]) -> T:
-        """The result of ``work``, done in the sampler's thread after the batch that is being sampled."""
-        return self._thread.submit(work).result()
-
     def close(self) -> None:
         """Let the thread go; a batch that is being sampled ends first."""
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -150,9 +140,6 @@ class BatchingPolicy:
                     request.on_begun()
 
         def sampled() -> Sequence[Completion]:
-            # In one go: whoever else takes part in a batch that has begun relies on it, although nobody here may wait any more.
-            if self._before_batch is not None:
-                self._before_batch(options)
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(begun)
             return self._sample_batch(prompts, options)

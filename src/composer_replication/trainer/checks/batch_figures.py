@@ -10,16 +10,7 @@ from typing import Any
 
 import torch
 
-
-def effective_share(weights_N: torch.Tensor) -> torch.Tensor:
-    """``(sum w)^2 / (N sum w^2)``, a scalar from 1/N to 1; 1 for no weight.
-
-    Unlike that of ``losses`` it never waits for the device. Reference: Kish (1965).
-    """
-    weights_N = weights_N.double()
-    if weights_N.numel() == 0:
-        return weights_N.new_ones(())
-    return weights_N.sum() ** 2 / (weights_N.numel() * (weights_N**2).sum()).clamp(min=1e-300)
+from composer_replication.losses.policy_terms import effective_share
 
 
 def micro_step_figures(

@@ -5,11 +5,100 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal, NamedTuple
 
 from composer_replication.records import Finding
-from composer_replication.trainer.checks.catalogue import CATALOGUE
-from composer_replication.trainer.checks.thresholds import CheckThresholds
+
+
+@dataclass(frozen=True, slots=True)
+class CheckThresholds:
+    """Limits of the checks.
+
+    Attributes:
+        max_token_drift: mean distance of sampling and training log-probability, nats. Engines in bf16 differ by
+            0.01 to 0.02; a wrong temperature, template or off-by-one gives tenths or more.
+        stops_at_drift: more than that stops the run before the step is taken, in the place of a warning.
+        max_dull_share: share of groups without signal over the last ``window`` generations.
+        min_effective_share: effective sample size of the tokens as a share of their number.
+        max_truncated_share: share of tokens whose importance weight was cut.
+        min_entropy_share: entropy of the last ``trend_steps`` steps over that of the first; recorded honest runs
+            of the quick start came down to 0.11.
+        min_length_share: the same for the number of loss-carrying tokens a row; recorded runs came to 0.56.
+        max_truncated_groups: share of groups in which every completion met the length limit, over the window.
+        window: generations.
+        trend_steps: steps averaged at either end of a trend.
+        num_zero_steps: steps in a row in which a channel is exactly 0.
+        num_bad_steps: steps in a row that are not finite, after which the run stops.
+    """
+
+    max_token_drift: float = 0.05
+    stops_at_drift: bool = False
+    max_dull_share: float = 0.9
+    min_effective_share: float = 0.5
+    max_truncated_share: float = 0.1
+    min_entropy_share: float = 0.05
+    min_length_share: float = 0.25
+    max_truncated_groups: float = 0.9
+    window: int = 8
+    trend_steps: int = 5
+    num_zero_steps: int = 5
+    num_bad_steps: int = 3
+
+
+Level = Literal["warning", "error"]
+
+
+class CheckText(NamedTuple):
+    """Code, level and remedy of one check; the sentence is made of the numbers."""
+
+    code: str
+    level: Level
+    fix: str
+
+
+CATALOGUE: Final[dict[str, CheckText]] = {
+    "token_drift": CheckText(
+        "CR0765",
+        "warning",
+        "compare temperature, chat template and weights of the sampler with the trainer's.",
+    ),
+    "groups_without_signal": CheckText(
+        "CR0766",
+        "warning",
+        "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
+    ),
+    "effective_sample_size": CheckText(
+        "CR0767",
+        "warning",
+        "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
+    ),
+    "entropy_collapse": CheckText(
+        "CR0768",
+        "warning",
+        "lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.",
+    ),
+    "length_collapse": CheckText(
+        "CR0769", "warning", "read the rollouts: the reward may pay for short answers; see trainer.effort."
+    ),
+    "non_finite": CheckText(
+        "CR0770",
+        "error",
+        "look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.",
+    ),
+    "zero_channel": CheckText(
+        "CR0773",
+        "warning",
+        "see whether the channel gets data at all; take its weight out if it is not meant to be on.",
+    ),
+    "reward_and_mask": CheckText(
+        "CR0774", "warning", "correct the rollout function's env_mask and completion ids, or the collator."
+    ),
+    "truncated_groups": CheckText(
+        "CR0775",
+        "warning",
+        "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
+    ),
+}
 
 
 @dataclass(slots=True)
@@ -82,7 +171,7 @@ class Judgement:
         findings = [
             _finding(step, said[0], *said[2:]) for said in spoken if said and said[1] not in self._said
         ]
-        self._said = {said[1] for said in spoken if said} | (self._said & _NEVER_AGAIN)
+        self._said = {said[1] for said in spoken if said}
         self.num_bad_in_a_row = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
         if facts.get("bad"):
             sentence = (
@@ -218,17 +307,9 @@ class Judgement:
         self._truncated = [(pair[0], pair[1]) for pair in state["truncated"]]
         self._zero_steps = {name: int(num) for name, num in state["zero_steps"].items()}
 
-    def say_once(self, step: int, name: str, sentence: str) -> list[Finding]:
-        """A note that is true of the whole run."""
-        if name in self._said:
-            return []
-        self._said.add(name)
-        return [_finding(step, name, sentence, {})]
-
 
 _Said = tuple[str, str, str, dict[str, float]]
 """Check, key under which it is remembered, sentence, figures."""
-_NEVER_AGAIN = frozenset({"pad_is_end"})
 
 
 def _finding(step: int, name: str, sentence: str, figures: Mapping[str, float]) -> Finding:

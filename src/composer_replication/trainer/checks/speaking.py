@@ -20,9 +20,8 @@ from composer_replication.errors import InputError
 from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.checks.batch_figures import micro_step_figures
-from composer_replication.trainer.checks.judgement import Judgement
-from composer_replication.trainer.checks.thresholds import CheckThresholds
-from composer_replication.trainer.importance import ImportanceFigures
+from composer_replication.trainer.checks.judgement import CheckThresholds, Judgement
+from composer_replication.trainer.policy_terms_wiring import ImportanceFigures
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 
 logger = logging.getLogger(__name__)
@@ -192,12 +191,6 @@ class ChecksThatSpeak:
             self._checks_callback = ChecksCallback(self)
             self.add_callback(self._checks_callback)
 
-    def note_pad_is_end(self) -> None:
-        tokenizer = self._tokenizer
-        if self._judgement is not None and tokenizer.pad_token_id in self.eos_token_ids:
-            sentence = f"the padding token {tokenizer.pad_token!r} is an end token of the model."
-            self._publish(self._judgement.say_once(0, "pad_is_end", sentence))
-
     def judge_step(self, optimizer: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
         if self._judgement is None:
@@ -235,8 +228,7 @@ class ChecksThatSpeak:
         if process_rank() != 0:
             return
         for finding in findings:
-            if finding.level != "note":
-                logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
+            logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
             if self.run_folder is not None:
                 append_jsonl(self.run_folder.checks, finding_row(finding))
 
@@ -294,9 +286,6 @@ class ChecksCallback(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.note_pad_is_end()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.judge_step(kwargs["optimizer"])

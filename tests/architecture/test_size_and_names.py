@@ -14,22 +14,22 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 86837,
-    "src/composer_replication/cli": 7356,
+    "src": 85935,
+    "src/composer_replication/cli": 7343,
     "src/composer_replication/engines": 564,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 1265,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2760,
-    "src/composer_replication/rollouts": 18936,
+    "src/composer_replication/rollouts": 18925,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
-    "src/composer_replication/tasks": 24065,
+    "src/composer_replication/tasks": 24050,
     "src/composer_replication/traces": 3171,
-    "src/composer_replication/trainer": 11747,
-    "src/composer_replication/cli/explanations": 951,
+    "src/composer_replication/trainer": 11052,
+    "src/composer_replication/cli/explanations": 946,
     "benchmarks": 7763,
-    "tests": 74820,
+    "tests": 74383,
 }
 BANNED = {
     "utils",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +17,6 @@ from composer_replication.sandbox.conformance.which_tests import HARMLESS_WITHOU
 __all__ = ["jail", "tree"]  # fixtures
 TESTS = ("bad_input", "commands", "ends", "files", "limits", "walls")
 pytest.register_assert_rewrite(*(f"composer_replication.sandbox.conformance.test_{name}" for name in TESTS))
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 DEEP_FOLDERS = "test_folders_too_deep_to_be_removed_do_not_stay"
 BEST = "bubblewrap" if Bubblewrap().is_available().ok else "sandlock"

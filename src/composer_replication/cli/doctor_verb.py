@@ -17,16 +17,22 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="what this machine has and what it lacks",
         description="Check this machine: Python, memory, disk, packages, and every sandbox backend by trying to "
-        "break out of it. Exit code 3 when something that the quick start needs is missing.",
+        "break out of it. Exit code 3 when something that the quick start needs is missing, or the server does not fit.",
     )
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="ask this sampling server, too: version, model, settings"
+    )
+    parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
     parser.set_defaults(run="composer_replication.cli.doctor_verb:run")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
-    from composer_replication.cli.machine_checks import all_checks
+    from composer_replication.cli.machine_checks import Finding, all_checks, check_server
 
     findings = all_checks(_silent if args.quiet else _note)
+    if args.endpoint:
+        findings.append(Finding(check_server(args.endpoint, args.endpoint_key_env)))
     is_ok = all(finding.check.ok for finding in findings if finding.is_required)
     checks = [
         {"name": f.check.name, "ok": f.check.ok, "detail": f.check.detail, "fix": f.check.fix}
@@ -44,9 +50,7 @@ def render(result: Mapping[str, Any]) -> str:
             lines.append(f"{'':<25} -> {check['fix']}")
     lines += [
         "",
-        "ready for composer-rl quickstart"
-        if result["ok"]
-        else "something that the quick start needs is missing",
+        "ready for composer-rl quickstart" if result["ok"] else "something that is needed is missing",
     ]
     return "\n".join(lines)
 

@@ -216,6 +216,38 @@ def _check_default(tried: Mapping[str, Check]) -> Check:
     return Check("sandbox", False, detail, fix)
 
 
+def check_server(url: str, key_variable: str = "") -> Check:
+    """What a sampling server says of itself; that it fits a recipe, ``train`` asks before its first step."""
+    from composer_replication.rollouts.episodes.served_model import (
+        find_server,
+        has_sampled_logps,
+        open_server,
+    )
+
+    try:
+        served = find_server(open_server(url, key_variable=key_variable))
+    except ComposerError as error:
+        return Check("server", False, error.message, error.fix)
+    context = (
+        "of an unknown length"
+        if served.max_context_tokens is None
+        else f"of {served.max_context_tokens} tokens"
+    )
+    detail = (
+        f"vLLM {served.version or 'of an unknown version'} serves {served.endpoint.model}, contexts {context}"
+    )
+    mode = served.setting("logprobs_mode")
+    if not has_sampled_logps(served):
+        return Check(
+            "server",
+            False,
+            f"{detail}, log-probabilities {mode}",
+            "serve with --logprobs-mode processed_logprobs",
+        )
+    untold = "; log-probabilities: not told without VLLM_SERVER_DEV_MODE=1"
+    return Check("server", True, detail + (untold if mode is None else f", log-probabilities {mode}"))
+
+
 def check_loopback() -> Check:
     """A free port on the loopback address, for servers that a later verb starts."""
     try:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from policy_server import PolicyServer
 
 from composer_replication.cli import machine_checks
 from composer_replication.cli.machine_checks import Finding
@@ -80,6 +81,31 @@ def test_on_this_machine_every_check_answers(
     assert len(names) == len(set(names))
     assert all(check["detail"] for check in result["checks"])
     assert all(check["fix"] for check in result["checks"] if not check["ok"])
+
+
+def test_a_server_is_asked_what_it_is(
+    findings: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings(Finding(GOOD))
+
+    def said(url: str, exit_code: int) -> str:
+        assert main(["doctor", "--json", "--endpoint", url]) == exit_code
+        (check,) = [
+            each for each in json.loads(capsys.readouterr().out)["checks"] if each["name"] == "server"
+        ]
+        assert bool(check["fix"]) is bool(exit_code)
+        return str(check["detail"])
+
+    with PolicyServer.running() as server:
+        server.told["/version"] = {"version": "0.32.0"}
+        assert "vLLM 0.32.0 serves" in said(server.url, 0)
+        config = {"model_config": {"logprobs_mode": "raw_logprobs"}}
+        server.told["/server_info"] = {"vllm_config": config}
+        assert "log-probabilities raw_logprobs" in said(server.url, 3)
+        config["model_config"]["logprobs_mode"] = "processed_logprobs"
+        assert "log-probabilities processed_logprobs" in said(server.url, 0)
+        url = server.url
+    assert "nobody answers" in said(url, 3)
 
 
 def test_elsewhere_than_linux_it_is_said_first() -> None:

@@ -144,10 +144,9 @@ def require_fit(
             f"serve with --max-model-len {max_context_tokens}, or set agent.max_context_tokens to at most {limit}",
         )
     _require_model(served, model_name, model_config)
-    mode = served.setting("logprobs_mode")
-    if mode is not None and _PROCESSED not in str(mode):
+    if not has_sampled_logps(served):
         raise _unfit(
-            f"it was started with --logprobs-mode {mode}: those are not the probabilities that it samples by",
+            f"it was started with --logprobs-mode {served.setting('logprobs_mode')}: those are not the probabilities that it samples by",
             f"serve with {SERVE_COMMAND}",
         )
     ids = _their_ids(served.endpoint, PROBE)
@@ -160,6 +159,12 @@ def require_fit(
             await policy.sample(ours_ids, max_new_tokens=1, temperature=1.0, seed=0)
 
     run_anywhere(try_out())
+
+
+def has_sampled_logps(served: ServedModel) -> bool:
+    """Whether its log-probabilities are those that it samples by; True where it does not tell."""
+    mode = served.setting("logprobs_mode")
+    return mode is None or _PROCESSED in str(mode)
 
 
 def _require_model(served: ServedModel, model_name: str, model_config: Mapping[str, Any]) -> None:

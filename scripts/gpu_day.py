@@ -105,10 +105,13 @@ def heldout_reading() -> dict[str, float]:
 
 def episodes(*settings: str) -> dict[str, float]:
     """Two steps of ``recipes/tiny-tools``: attempts of several turns in sandboxes, their tokens scored again by the trainer."""
-    program = [sys.executable, "-m", "composer_replication.cli.main", "train", "recipes/tiny-tools/run.toml"]
-    words = [word for setting in settings for word in ("--set", setting)]
+    from composer_replication.cli.main import main as composer_rl
+
     out = ROOT / "build" / f"gpu-day-{int(time.time())}"
-    subprocess.run([*program, "--out", str(out), *words], check=True, cwd=ROOT)
+    words = [word for setting in settings for word in ("--set", setting)]
+    recipe = str(ROOT / "recipes" / "tiny-tools" / "run.toml")
+    if exit_code := composer_rl(["train", recipe, "--out", str(out), "--quiet", *words]):
+        sys.exit(exit_code)  # its last line says why
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {"token_drift": max(row["checks/token_drift"] for row in rows)}
 
@@ -137,9 +140,8 @@ def run_one(name: str) -> None:
     started = time.monotonic()
     figures = CHECKS[name]()
     torch.cuda.synchronize()
-    if peak := torch.cuda.max_memory_allocated():  # none where the check is a program of its own
-        figures["peak_gb"] = round(peak / 1e9, 2)
-    print(json.dumps({"seconds": round(time.monotonic() - started, 1), **figures}))
+    peak = torch.cuda.max_memory_allocated() / 1e9
+    print(json.dumps({"seconds": round(time.monotonic() - started, 1), "peak_gb": round(peak, 2), **figures}))
 
 
 def main() -> int:

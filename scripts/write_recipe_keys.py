@@ -11,7 +11,7 @@ import sys
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from composer_replication.channel_tables import Section
 from composer_replication.config import RunConfig
@@ -79,6 +79,8 @@ def _type_text(annotation: Any) -> str:
         return " or ".join(f'`"{value}"`' for value in inner)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_type_text(option) for option in inner if option is not type(None))
+    if origin is Annotated:
+        return _type_text(inner[0])
     if origin is list:
         return f"list of {_type_text(inner[0])}"
     if origin is dict:

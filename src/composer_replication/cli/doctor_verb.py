@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from composer_replication.errors import UsageError
+
 MISSING_EXIT_CODE = 3
 
 
@@ -27,10 +29,18 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
+    """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error.
+
+    Raises:
+        UsageError: a key for no server (CR0206).
+    """
     from composer_replication.cli.machine_checks import Finding, all_checks, check_server
 
-    findings = all_checks(_silent if args.quiet else _note)
+    if args.endpoint_key_env and not args.endpoint:
+        raise UsageError(
+            "CR0206", "a key without a server.", where="--endpoint-key-env", fix="give --endpoint URL, too."
+        )
+    findings = all_checks((lambda _: None) if args.quiet else _note)
     if args.endpoint:
         findings.append(Finding(check_server(args.endpoint, args.endpoint_key_env)))
     is_ok = all(finding.check.ok for finding in findings if finding.is_required)
@@ -50,14 +60,12 @@ def render(result: Mapping[str, Any]) -> str:
             lines.append(f"{'':<25} -> {check['fix']}")
     lines += [
         "",
-        "ready for composer-rl quickstart" if result["ok"] else "something that is needed is missing",
+        "ready for composer-rl quickstart"
+        if result["ok"]
+        else "what is marked NO and has a next step is missing, or does not fit",
     ]
     return "\n".join(lines)
 
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _silent(text: str) -> None:
-    del text

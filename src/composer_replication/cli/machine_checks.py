@@ -228,24 +228,19 @@ def check_server(url: str, key_variable: str = "") -> Check:
         served = find_server(open_server(url, key_variable=key_variable))
     except ComposerError as error:
         return Check("server", False, error.message, error.fix)
-    context = (
-        "of an unknown length"
-        if served.max_context_tokens is None
-        else f"of {served.max_context_tokens} tokens"
-    )
-    detail = (
-        f"vLLM {served.version or 'of an unknown version'} serves {served.endpoint.model}, contexts {context}"
-    )
-    mode = served.setting("logprobs_mode")
-    if not has_sampled_logps(served):
+    if not served.version:
         return Check(
             "server",
             False,
-            f"{detail}, log-probabilities {mode}",
-            "serve with --logprobs-mode processed_logprobs",
+            f"what answers at {url} does not say that it is vLLM",
+            "give the address of vllm serve",
         )
-    untold = "; log-probabilities: not told without VLLM_SERVER_DEV_MODE=1"
-    return Check("server", True, detail + (untold if mode is None else f", log-probabilities {mode}"))
+    length = "unknown" if served.max_context_tokens is None else served.max_context_tokens
+    mode = served.setting("logprobs_mode") or "not told without VLLM_SERVER_DEV_MODE=1"
+    detail = (
+        f"vLLM {served.version}, model {served.endpoint.model}, context {length}, log-probabilities {mode}"
+    )
+    return Check("server", has_sampled_logps(served), detail, "serve with --logprobs-mode processed_logprobs")
 
 
 def check_loopback() -> Check:

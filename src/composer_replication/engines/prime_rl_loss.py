@@ -6,14 +6,12 @@
     kwargs = { clip_low = 0.2, clip_high = 0.28 }
 
 prime-rl calls it for each sample, adds up what it returns, and divides by the number of tokens in the whole step. Its own
-advantage, a reward less the mean of its group, is ours (``group_advantages``). Letter: T tokens of one sample.
+advantage, a reward less the mean of its group, is ours (``group_advantages``). Letters: T tokens of one sample, N of them that count.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -43,7 +41,7 @@ def composer(inputs: Sample, *, clip_low: float = 0.2, clip_high: float = 0.2) -
     loss_N = clipped_objective(
         logp_N, sampler_logp_N, advantage_N, weight_N, clip_low=clip_low, clip_high=clip_high
     )
-    return _outputs(loss_N, logp_N - sampler_logp_N)
+    return _outputs(loss_N, logp_N - sampler_logp_N, {})
 
 
 def composer_tis(inputs: Sample, *, clip: float = 2.0) -> Any:
@@ -53,7 +51,7 @@ def composer_tis(inputs: Sample, *, clip: float = 2.0) -> Any:
     """
     logp_N, sampler_logp_N, advantage_N, weight_N = _kept(inputs)
     if len(logp_N) == 0:
-        return _outputs(logp_N, logp_N - sampler_logp_N)
+        return _outputs(logp_N, logp_N, {})
     truncated_N, metrics = truncated_importance_weights(
         logp_N, sampler_logp_N, torch.ones_like(logp_N), clip=clip
     )
@@ -69,11 +67,7 @@ def _kept(inputs: Sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
     return logp_T[kept_T], inputs.inference_logprobs[kept_T], inputs.advantages[kept_T], weight_T[kept_T]
 
 
-def _outputs(
-    loss_N: torch.Tensor,
-    log_ratio_N: torch.Tensor,
-    metrics: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> Any:
+def _outputs(loss_N: torch.Tensor, log_ratio_N: torch.Tensor, metrics: dict[str, torch.Tensor]) -> Any:
     distance = (log_ratio_N.detach().exp() - 1.0).abs().sum() / max(len(log_ratio_N), 1)
     outputs = importlib.import_module("prime_rl.trainer.rl.loss").LossOutputs
     return outputs(loss=loss_N.sum(), metrics={"composer/ratio_distance": distance, **metrics})

@@ -4,7 +4,6 @@ A rollout is one attempt at one task: the prompt is cut from the broken file, th
 answer is spliced back into the tree, and the tests of the store say what it is worth.
 
     single_turn.py          prompt, stop rule, answer
-    file_answers.py         the same for tasks of any size: whole files in fenced blocks
     candidate_tree.py       what of a policy's whole tree is graded
     grading.py              answer or tree -> Score, in a fresh sandbox each
     regressions.py          what else a tree broke

@@ -15,6 +15,8 @@ import json
 import shlex
 from pathlib import Path, PurePosixPath
 
+import tomli_w
+
 from composer_replication.records import Task
 from composer_replication.tasks.intake.sources import PYTEST_FILES
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
@@ -35,6 +37,7 @@ COPY requirements.txt /opt/requirements.txt
 RUN python -m pip install --no-cache-dir --no-deps --only-binary=:all: --require-hashes -r /opt/requirements.txt
 COPY tree {workdir}
 WORKDIR {workdir}
+ENV PYTHONPATH={roots}
 """
 _TASK = """\
 schema_version = "1.4"
@@ -102,11 +105,17 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
     texts = {
         "instruction.md": f"{str(public['problem_statement'] or _bare(task)).rstrip()}\n\n{_WHERE}\n",
         "task.toml": _TASK.format(
-            metadata="".join(f"{name} = {_toml(value)}\n" for name, value in metadata.items()),
+            metadata=tomli_w.dumps(
+                {name: "" if value is None else value for name, value in metadata.items()}
+            ),
             workdir=WORKDIR,
             seconds=seconds + 60,  # it makes the tree, too
         ),
-        "environment/Dockerfile": _DOCKERFILE.format(python=lock.python, workdir=WORKDIR),
+        "environment/Dockerfile": _DOCKERFILE.format(
+            python=lock.python,
+            workdir=WORKDIR,
+            roots=":".join(str(PurePosixPath(WORKDIR, root)) for root in request["import_roots"]),
+        ),
         "environment/requirements.txt": "".join(requirements),
         "tests/test.sh": _TEST,
         "tests/plan.json": json.dumps(plan, indent=1),
@@ -129,7 +138,3 @@ def _is_kept(repository: RepositoryRecord, path: str) -> bool:
 def _bare(task: Task) -> str:
     """For a task whose every instruction would show code."""
     return f"`{task.symbol}` was taken out of `{task.path}`. Write it anew; the tests say what it has to do."
-
-
-def _toml(value: str | int | None) -> str:
-    return json.dumps("" if value is None else value, ensure_ascii=False)

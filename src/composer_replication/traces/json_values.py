@@ -77,9 +77,9 @@ def json_value(data: bytes) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON without spaces."""
+    """A value as JSON without spaces; a number that is none (``1e999`` was read as infinite) becomes null."""
     try:
-        return to_json(value)
+        return to_json(value, inf_nan_mode="null")
     except ValueError:  # half a pair of surrogates, or very deep
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace")

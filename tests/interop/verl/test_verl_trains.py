@@ -38,7 +38,7 @@ def run_verl(folder: Path, *more: str, **environment: str) -> subprocess.Complet
         "VERL_ENGINE_DEVICE": "cuda",
     }
     return subprocess.run(
-        ["/bin/sh", str(folder / "run.sh"), *arguments, *more],
+        ["/bin/sh", str(folder / "run.sh"), *arguments, f"hydra.run.dir={folder / 'hydra'}", *more],
         env=os.environ | for_processor | environment,
         capture_output=True,
         text=True,

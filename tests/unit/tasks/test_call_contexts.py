@@ -237,12 +237,12 @@ def test_after():
 def test_newer_pythons_say_the_same(version: str, tmp_path: Path) -> None:
     """The runner as it stands, under an interpreter with ``sys.monitoring`` and our own test runner."""
     python = newer_python(version)
-    from composer_replication.tasks.test_run import _program, make_request
+    from composer_replication.tasks.test_run import make_request, runner_program
 
     tree = write(tmp_path / "tree", TREE)
     request = make_request(tree, None, "n", stop_at_first_failure=False)
     done = subprocess.run(
-        [str(python), "-P", "-B", "-c", _program(with_contexts=True, is_watched=False)], input=json.dumps(request).encode(),
+        [str(python), "-P", "-B", "-c", runner_program(with_contexts=True)], input=json.dumps(request).encode(),
         env={"PYTHONPATH": str(Path(pytest.__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True, cwd=tree, check=True, timeout=300,
     )  # fmt: skip

@@ -59,6 +59,7 @@ def test_a_folder_says_what_it_is(tiny_store: TaskStore, folder: Path) -> None:
     assert value["metadata"]["symbol"] == task.symbol
     assert value["environment"] == {"workdir": "/app", "network_mode": "no-network"}
     assert f"FROM python:{lock.python}-slim\n" in (own / "environment" / "Dockerfile").read_text()
+    assert "ENV PYTHONPATH=/app\n" in (own / "environment" / "Dockerfile").read_text()
     pins = (own / "environment" / "requirements.txt").read_text().splitlines()
     assert pins == [f"{one.name}=={one.version} --hash=sha256:{one.sha256}" for one in lock.wheels]
     for script in ("tests/test.sh", "solution/solve.sh"):
@@ -87,5 +88,8 @@ def test_the_golden_code_is_paid_and_forgeries_are_not(
     hooks = b"def pytest_runtest_makereport(item, call):\n    raise SystemExit(0)\n"
     assert reward({**forged, "conftest.py": hooks, "tests/conftest.py": hooks}) == "0\n"
     assert reward({task.path: broken + b"\nimport os\nos._exit(0)\n"}) == "0\n"
+    own_reward = f"open({str(tmp_path / 'logs' / 'reward.json')!r}, 'w').write('{{\"reward\": 1}}')"
+    assert reward({task.path: broken + f"\n{own_reward}\n".encode()}) == "0\n"
+    assert not (tmp_path / "logs" / "reward.json").exists()  # Harbor would read it first
     golden = {task.path: tiny_store.files(task, "golden")[task.path]}
     assert reward({**golden, **forged, "conftest.py": hooks}) == "1\n"

@@ -17,7 +17,7 @@ from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.fresh_groups import PUNISHMENT, without_lone_punishments
 from composer_replication.trainer.initial_kl import KlPath
-from composer_replication.trainer.policy_options import COLUMN, EffortPrice, PolicyOptions
+from composer_replication.trainer.policy_options import EFFORT_COLUMN, EffortPrice, PolicyOptions
 
 MakeTrainer = Callable[..., Any]
 UNSCALED = {"loss_type": "dr_grpo", "scale_rewards": "none"}
@@ -33,7 +33,7 @@ def roll_out_with(column: list[dict[str, float]] | None, env_mask: list[list[int
             "logprobs": None,
         }
         if column is not None:
-            output[COLUMN] = column
+            output[EFFORT_COLUMN] = column
         if env_mask is not None:
             output["env_mask"] = [list(row) for row in env_mask]
         return output

@@ -4,8 +4,7 @@ A hint is one short text put before one turn. The same policy under the hint is 
 tokens which were sampled without it, so the two prompts differ by the hint and by nothing else.
 
     detector.py          a rollout -> the turns that went wrong, and why
-    call_faults.py       ... from a call as it was written: tool, JSON, arguments by schema
-    result_faults.py     ... from what came back: missing file, command, edit, syntax, time
+    known_tasks.py       what is read of a task of the store, once
     hint_context.py      what a hint may be made of; no golden code, no hidden test
     layers.py            templates, the environment's words, a sibling, a judge, yours: the first that speaks
     templates.py         one text by kind of fault

@@ -97,7 +97,9 @@ class _Session:
         flags = {flag for key, flag in _FLAGS.items() if record.get(key) is True}
         if message.get("model") == "<synthetic>":
             flags.add("synthetic")
-        if any(isinstance(part, str) and part.startswith(_INTERRUPTED) for part in parts):
+        if record["type"] == "user" and any(
+            isinstance(part, str) and part.startswith(_INTERRUPTED) for part in parts
+        ):
             flags.add("injected")
             builder.last_answer().flags.add("interrupted")
         place = builder.add(

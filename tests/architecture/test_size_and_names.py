@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 86068,
-    "src/composer_replication/cli": 7382,
+    "src": 86069,
+    "src/composer_replication/cli": 7383,
     "src/composer_replication/engines": 638,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 1265,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11052,
     "src/composer_replication/cli/explanations": 946,
     "benchmarks": 7763,
-    "tests": 74508,
+    "tests": 74525,
 }
 BANNED = {
     "utils",

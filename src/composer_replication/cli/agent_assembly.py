@@ -10,10 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import AgentSection, HintsSection
-from composer_replication.cli.launched_process import (
-    file_part,
-    shards_weights,
-)
+from composer_replication.cli.launched_process import file_part, shards_weights
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.interfaces import HintGenerator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from composer_replication.errors import UsageError
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         raise UsageError(
             "CR0206", "a key without a server.", where="--endpoint-key-env", fix="give --endpoint URL, too."
         )
-    findings = all_checks((lambda _: None) if args.quiet else _note)
+    findings = all_checks((lambda _: None) if args.quiet else partial(print, file=sys.stderr, flush=True))
     if args.endpoint:
         findings.append(Finding(check_server(args.endpoint, args.endpoint_key_env)))
     is_ok = all(finding.check.ok for finding in findings if finding.is_required)
@@ -65,7 +66,3 @@ def render(result: Mapping[str, Any]) -> str:
         else "what is marked NO and has a next step is missing, or does not fit",
     ]
     return "\n".join(lines)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from composer_replication.cli.argument_types import whole_number
 from composer_replication.cli.train_verb import figure
+from composer_replication.errors import MissingError
 
 KEYS = (
     "run",
@@ -41,7 +42,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
-    from composer_replication.cli.shipped_recipes import shipped_recipe
     from composer_replication.cli.training_run import run_recipe
     from composer_replication.errors import needs_extra
 
@@ -78,3 +78,19 @@ def _before_after(side: str, before: dict[str, Any], after: dict[str, Any]) -> s
 
     name = "hidden" if side == "heldout" else "visible"
     return f"{side:<10} {name} pass rate {rate(before, name)} -> {rate(after, name)}"
+
+
+def shipped_recipe(name: str) -> Path:
+    """Path of ``NAME/run.toml``: package data in a wheel, ``recipes/`` in a checkout.
+
+    Raises:
+        MissingError: the installation has no such recipe (CR0101).
+    """
+    package = Path(__file__).resolve().parent.parent
+    for root in (package / "recipes", package.parent.parent / "recipes"):
+        recipe = root / name / "run.toml"
+        if recipe.is_file():
+            return recipe
+    raise MissingError(
+        "CR0101", f"the recipe {name} is not in this installation.", fix="reinstall composer-replication."
+    )

@@ -1,4 +1,4 @@
-"""Joins our parts in the processes of verl: what its entry point loads, and the agent loop that its configuration names.
+"""Joins our parts in the processes of verl: the agent loop that its configuration names, and the guard.
 
 The folder of ``composer-rl export-verl`` stands in a variable of the environment.
 """
@@ -16,8 +16,8 @@ from composer_replication.cli.assembly import make_guard, open_grader
 from composer_replication.config import RunConfig, load_config
 from composer_replication.engines.verl_agent_loop import AgentLoopParts, VerlPolicy, attempt, verl_output
 from composer_replication.engines.verl_export import FOLDER_VARIABLE
-from composer_replication.engines.verl_guard import GuardHook, end_with_our_code
-from composer_replication.engines.verl_plugin import register, require_registered
+from composer_replication.engines.verl_guard import GuardHook
+from composer_replication.engines.verl_plugin import require_registered
 from composer_replication.errors import UsageError
 from composer_replication.tasks.store import TaskStore
 
@@ -97,9 +97,3 @@ def _end_token_ids(model: str, tokenizer: Any) -> list[int]:
     ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     more = ends if isinstance(ends, list) else [] if ends is None else [ends]
     return [int(each) for each in dict.fromkeys([tokenizer.eos_token_id, *more]) if each is not None]
-
-
-if os.environ.get(FOLDER_VARIABLE):
-    register(open_guard)
-    if "RAY_JOB_ID" not in os.environ and "RAY_RAYLET_PID" not in os.environ:  # the process that was started
-        end_with_our_code(_folder())

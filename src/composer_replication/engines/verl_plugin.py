@@ -55,7 +55,7 @@ def require_registered() -> None:
         f"verl has not loaded our plug-in: it knows no advantage and no policy loss {NAME!r}.",
         where="verl.plugins",
         fix="install composer-replication in verl's environment, and leave VERL_USE_EXTERNAL_PLUGINS at auto; "
-        "python -c 'import composer_replication.cli.verl_parts' says what is wrong with it.",
+        "python -c 'import composer_replication.cli.verl_entry' says what is wrong with it.",
     )
 
 

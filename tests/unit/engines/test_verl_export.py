@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +17,7 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.cli.verl_parts import open_agent_loop, open_guard
 from composer_replication.engines import verl_plugin
+from composer_replication.engines.verl_export import FOLDER_VARIABLE
 from composer_replication.errors import MissingError, UsageError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-tools" / "run.toml"
@@ -85,3 +88,17 @@ def test_a_module_is_told_of_when_it_is_imported(tmp_path: Path, monkeypatch: py
     verl_plugin._when_imported("comes_later", seen.append)  # it is there already
     assert seen == [comes_later] * 2
     del sys.modules["comes_later"]
+
+
+@pytest.mark.parametrize(("module", "registers"), [("verl_parts", False), ("verl_entry", True)])
+def test_the_entry_point_alone_registers(module: str, *, registers: bool, tmp_path: Path) -> None:
+    """The agent loop imports ``verl_parts`` by itself: if that registered, it would never find us missing."""
+    program = (
+        f"import composer_replication.cli.{module}, sys; "
+        "print(any(type(each).__name__ == '_Waiting' for each in sys.meta_path))"
+    )
+    environment = {**os.environ, FOLDER_VARIABLE: str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(registers)

@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11052,
     "src/composer_replication/cli/explanations": 946,
     "benchmarks": 7763,
-    "tests": 74525,
+    "tests": 74527,
 }
 BANNED = {
     "utils",

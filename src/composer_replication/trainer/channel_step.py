@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ import torch
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 
 R = TypeVar("R")
+Scope = Callable[[], AbstractContextManager[Any]]
+"""Opens what a forward is made in: autocast, or the teacher's weights."""
 
 
 class ChannelStep:

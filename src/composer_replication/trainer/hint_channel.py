@@ -10,8 +10,8 @@ Letters: M positions that carry loss, N turns, T completion columns, K tokens of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ from composer_replication.trainer.batch_records import (
     rollouts_of,
     sampled_tensor,
 )
-from composer_replication.trainer.channel_step import ChannelStep, RecordDraws
+from composer_replication.trainer.channel_step import ChannelStep, RecordDraws, Scope
 from composer_replication.trainer.collator import HintedRows, collate_hinted_turns
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import Head, head_of
@@ -46,8 +46,6 @@ from composer_replication.trainer.processes import gathered, num_processes, toge
 from composer_replication.trainer.prompt_fit import turns_that_fit
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
-
-Scope = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ Letters: P pairs, N answers, M positions that carry loss, T completion columns.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from composer_replication.losses.preferences import PreferenceMetrics, preferenc
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder, read_json, write_json
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.channel_step import ChannelStep, RecordDraws
+from composer_replication.trainer.channel_step import ChannelStep, RecordDraws, Scope
 from composer_replication.trainer.collator import PairRows, collate_pairs
 from composer_replication.trainer.model_modes import evaluation_mode, parameter_sha256
 from composer_replication.trainer.output_head import head_of
@@ -31,7 +31,6 @@ from composer_replication.trainer.processes import from_first, num_processes, pr
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
-Scope = Callable[[], AbstractContextManager[Any]]
 _PAIRS_AT_ONCE = 8
 
 

@@ -86,7 +86,9 @@ def test_what_is_no_column_of_prompts_is_not_read() -> None:
     def fails(rows: Any) -> Any:
         raise AssertionError
 
+    too_long = {"prompt": ["x" * 400]}
+    assert refusal(lambda: check(Dataset.from_dict(too_long))).where == "train_dataset[0]"
     check(Dataset.from_dict({"text": ["x" * 400]}))
     check(Dataset.from_dict({"prompt": []}))
-    check(Dataset.from_dict({"prompt": ["x" * 400]}).with_transform(fails))
+    check(Dataset.from_dict(too_long).with_transform(fails))
     refuse_unfit_prompts(iter(()), tiny_tokenizer(), tiny_model(), template_options={}, max_new_tokens=6)

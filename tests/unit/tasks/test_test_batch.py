@@ -370,6 +370,19 @@ def test_a_module_that_the_tree_has_is_never_imported_beforehand(
     assert (way, len(reports[0].passed)) == ("spawn", 1)
 
 
+def test_modules_in_a_package_and_those_that_pytest_needs_first_do_not_count(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No path leads to ``package/hmac.py`` by that name, and a run alone has the library's ``numbers``, too."""
+    test = "import smtplib, numbers\n\ndef test_it():\n    assert smtplib.hmac.new and numbers.Number\n"
+    tree = {**files(test_x=test), "package/__init__.py": b"", "package/hmac.py": b"", "numbers.py": b""}
+    way, reports = way_of([BatchRun(tree, None, 60.0)], environment, monkeypatch)
+    assert (way, len(reports[0].passed)) == ("fork", 1)
+    without = {path: data for path, data in tree.items() if path != "package/__init__.py"}
+    way, _ = way_of([BatchRun(tree, None, 60.0), BatchRun(without, None, 60.0)], environment, monkeypatch)
+    assert way == "spawn"
+
+
 def test_threads_before_the_fork_mean_fresh_interpreters(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -48,11 +48,12 @@ def import_quietly(name, attributes=()):
 
 def preload(wanted, lookout):
     """Import the test runner, its plugins and what the trees import; False where a fork would not do."""
+    import importlib.metadata
+
+    import pytest  # noqa: F401  a lone run, too, imports it before the tree can be imported from
+
     sys.meta_path.insert(0, lookout)
     try:
-        import importlib.metadata
-
-        import pytest  # noqa: F401
         from _pytest.config import default_plugins
 
         for name in default_plugins:

@@ -272,10 +272,19 @@ def _preload_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
     return {
         "fork": fork,
         "blocked": [f"no:{name}" for name in BLOCKED],
-        "tree_names": sorted(own),
+        "tree_names": sorted(_top_names([run.files for run in runs])),
         "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],
         "shared": shared_sources([(run.files, run.node_ids) for run in runs]) if fork else [],
     }
+
+
+def _top_names(trees: Sequence[Mapping[str, bytes]]) -> set[str]:
+    """Modules that a tree has outside of its packages: a path of imports may lead to them by their name alone."""
+    inits = set.intersection(*({path for path in files if path.endswith("__init__.py")} for files in trees))
+    packages = {str(PurePosixPath(path).parent) for path in inits} - {"."}
+    places = {PurePosixPath(path) for files in trees for path in files if path.endswith(".py")}
+    places |= {folder for place in places for folder in place.parents}
+    return {place.stem for place in places if place.name and str(place.parent) not in packages}
 
 
 @lru_cache(maxsize=4096)

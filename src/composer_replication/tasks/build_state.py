@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, dataclass, replace
-from itertools import product
+from itertools import count, product, takewhile
 from pathlib import PurePosixPath
 from typing import TypeVar
 
 from composer_replication.errors import InputError, UsageError
+from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
@@ -233,6 +234,8 @@ class Build:
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
                     decided[running.pop(future)] = future.result()
+                if _is_enough(sum(decided[index].is_valid for index in _leading(decided)), max_tasks):
+                    _abandon(running)
         self.decisions = list(_until_enough([decided[index] for index in sorted(decided)], max_tasks))
         self.progress(len(decided), len(decided), f"{num_valid()} tasks")
 
@@ -372,6 +375,18 @@ class Build:
 
 def _is_enough(num_valid: int, max_tasks: int | None) -> bool:
     return max_tasks is not None and num_valid >= max_tasks
+
+
+def _leading(decided: Mapping[int, Decision]) -> Iterator[int]:
+    """The numbers from 0 on, up to the first candidate that is not decided."""
+    return takewhile(decided.__contains__, count())
+
+
+def _abandon(running: dict[Future[Decision], int]) -> None:
+    """Kill what lies beyond the cut: a killed run is no decision, and the journal never hears of it."""
+    with runs_interrupted():
+        wait(running)
+    running.clear()
 
 
 def _until_enough(decisions: Sequence[Decision], max_tasks: int | None) -> Iterator[Decision]:

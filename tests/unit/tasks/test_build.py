@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from composer_replication.errors import InputError, NothingToDoError, SandboxFailure, UsageError
+from composer_replication.records import SandboxSpec
 from composer_replication.run_folder import RunFolder
+from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
@@ -191,25 +196,31 @@ def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProjec
 
 
 @pytest.mark.long
-def test_progress_estimates_what_max_tasks_will_take(make_project: MakeProject, tmp_path: Path) -> None:
+def test_what_lies_beyond_the_cut_is_not_waited_for(
+    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second candidate hangs in its sandbox while the first becomes the one task that was asked for."""
+    real, begun = build_state.judge_deletion, threading.Event()
+
+    def judge(*arguments: Any, **options: Any) -> Any:
+        if next(numbers) == 0:
+            assert begun.wait(60)
+            return real(*arguments, **options)
+        begun.set()
+        with open_sandbox(SandboxSpec(tree=tmp_path / "tree"), None) as sandbox:
+            return sandbox.exec(["sleep", "90"], timeout_seconds=100)
+
+    numbers = itertools.count()
+    (tmp_path / "tree").mkdir()
     source = str(make_project(PLANTED))
-    pins = {source: [f"planted.py::{name}" for name in ("one", "zero", "two", "unused")]}
-    told: list[tuple[int, int, str]] = []
-    build_tasks(
-        [source],
-        tmp_path / "out",
-        symbols=pins,
-        max_tasks=2,
-        jobs=1,
-        progress=lambda *step: told.append(step),
-    )
-    judged = [step for step in told if step[2].endswith("tasks")]
-    assert list(dict.fromkeys(judged)) == [
-        (0, 4, "0 tasks"),  # nothing is known: it may take all
-        (1, 2, "1 tasks"),  # one in one: two take two
-        (2, 4, "1 tasks"),  # one in two: two take four
-        (3, 3, "2 tasks"),
-    ]
+    pins = {source: ["planted.py::one", "planted.py::two"]}
+    alone = build_tasks([source], tmp_path / "alone", symbols=pins, max_tasks=1, jobs=1)
+    monkeypatch.setattr(build_state, "judge_deletion", judge)
+    started = time.monotonic()
+    beside = build_tasks([source], tmp_path / "beside", symbols=pins, max_tasks=1, jobs=2)
+    assert time.monotonic() - started < 80
+    assert next(numbers) == 2
+    assert beside.fingerprint == alone.fingerprint
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ INTEROP_STAMPS := $(INTEROP_HERE:%=.venvs/%/.setup-done)
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --durations=30
 
-.PHONY: help setup quickstart test test-promises test-sandlock test-long interop check bench gpu docs clean
+.PHONY: help setup quickstart test test-promises test-sandlock test-long interop check check-types check-rest bench gpu docs clean
 
 help:
 	@echo "make setup       environment in .venv, pinned by constraints.txt"
@@ -37,14 +37,15 @@ help:
 
 setup: $(STAMP)
 
+# Bytecode of the installed files is made by all cores, where pip would use one. Some are templates and no Python.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed and $(PYTHON) is older or missing: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "Python's venv module is missing: apt install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
-	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib src || true
 	$(BIN)/python -c "from composer_replication.tasks.intake.environment import prefetch_toolchain; prefetch_toolchain()"
 	@touch $@
 
@@ -86,15 +87,22 @@ interop-%: .venvs/%/.setup-done
 
 .venvs/%/.setup-done: tests/interop/%.txt pyproject.toml
 	test -x .venvs/$*/bin/python || $(or $(PYTHON_$*),$(PYTHON)) -m venv .venvs/$*
-	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check -r tests/interop/$*.txt -e .
+	.venvs/$*/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r tests/interop/$*.txt -e .
 	test ! -f tests/interop/$*/unresolved.txt || \
 	  .venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/interop/$*/unresolved.txt
+	.venvs/$*/bin/python -m compileall -qq -j 0 .venvs/$*/lib || true
 	@touch $@
 
+# The types take as long as all the rest: both at the same time.
 check: setup
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) check-types check-rest
+
+check-types:
+	$(BIN)/mypy
+
+check-rest:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir .import_linter_cache
 	$(BIN)/deptry .
 	$(BIN)/codespell

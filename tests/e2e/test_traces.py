@@ -28,7 +28,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.traces.ingest import read_traces
 from composer_replication.traces.pair_files import read_pair_rows
 
-pytestmark = [pytest.mark.long, pytest.mark.promise, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::sign", "tinymath/text.py::initials")
 NUMBERS = "tinymath/numbers.py"
 

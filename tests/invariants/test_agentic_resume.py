@@ -27,7 +27,6 @@ PINS = tuple(f"tinymath/numbers.py::{name}" for name in ("absolute", "clamp", "s
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_killed_among_its_rollouts_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     store = tmp_path / "tasks"
     build_tasks([str(PROJECT)], store, symbols={str(PROJECT): PINS})

@@ -64,9 +64,8 @@ def attach_twins(
     # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
     blind = [task_id for task_id, _ in tasks if not store.secret(task_id).hidden]
     eager = frozenset(cut.pin for task_id in blind for cut in fair[task_id])
-    twins, without, unknown = workers.call(
-        twins_on, repository.bench, [cuts[pin] for pin in sorted(cuts)], seed, eager
-    )
+    bench = repository.bench_for(deletion for _, deletion in tasks)
+    twins, without, unknown = workers.call(twins_on, bench, [cuts[pin] for pin in sorted(cuts)], seed, eager)
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
     for task_id, deletion in waiting:
         pins = [cut.pin for cut in fair[task_id]]

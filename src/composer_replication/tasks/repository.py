@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from composer_replication.errors import InputError
+from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.licences import read_licence
@@ -52,6 +53,15 @@ class PreparedRepository:
     def by_pin(self, pin: str) -> Deletion | None:
         """The deletion that a pin names; a path may leave out the ``src/`` before it."""
         return next((d for d in self.deletions if pin in (d.pin, d.pin.removeprefix("src/"))), None)
+
+    def bench_for(self, deletions: Iterable[Deletion]) -> Bench:
+        """The bench, without the tests that are known to call nothing of these deletions: a recording needs none of them."""
+        selected = [self.record.tests_of(deletion) for deletion in deletions]
+        if self.record.contexts is None or None in selected:
+            return self.bench
+        wanted = {test for tests in selected for test in tests or ()}
+        others = self.record.contexts.keys() - {EVERY_TEST} - wanted
+        return replace(self.bench, left_out=tuple(sorted({*self.bench.left_out, *others})))
 
 
 def slug_of(repository: str) -> str:

@@ -120,7 +120,8 @@ def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> 
             trials.append(LookupTrial(task.task_id, subject, tuple(task.deletion.bodies)))
     if not trials:
         return repository.slug, LookupFindings()
-    return repository.slug, workers.call(passed_by_lookup, repository.bench, trials)
+    bench = repository.bench_for(task.deletion for task in tasks)
+    return repository.slug, workers.call(passed_by_lookup, bench, trials)
 
 
 def _why_refused(task: ValidTask, search: Search) -> tuple[str, str]:

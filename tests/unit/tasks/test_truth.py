@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from composer_replication.tasks.journal import Journal
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
+from composer_replication.tasks.twin import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -88,6 +90,21 @@ def reasons(folder: Path) -> dict[str, tuple[str, str]]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(tmp_path_factory.mktemp("source") / "fields", FILES)
+
+
+def test_only_tests_that_call_the_code_are_recorded(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left_out = build_twins.record_calls, []
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        left_out.append(options["left_out"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(build_twins, "record_calls", record)
+    built = build_tasks([source], tmp_path / "out", with_truth=True)
+    assert built.tasks == 2
+    assert left_out == [("test_fields.py::test_nothing",)]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import itertools
 import json
 import os
@@ -308,6 +309,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=4)
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
+    if importlib.util.find_spec("vllm") is None:
+        print(
+            "left out: vLLM is not installed in this environment; the first lines of this file say in which it is"
+        )
+        return
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     Place.num_calls, num, repeat = options.calls, options.episodes, options.repeat
     with tempfile.TemporaryDirectory(prefix="served-") as name:

@@ -152,7 +152,7 @@ def test_a_suite_that_dies_while_it_is_recorded_is_said(tmp_path: Path) -> None:
     source, out = write_project(tmp_path / "project", DIES, LEARNED_TESTS), tmp_path / "out"
     first = build_tasks([source], out, granularities=("class",), with_truth=True)
     why = first.unrecorded["planted==1"][PIN]
-    assert why.startswith("the recording did not end (exit code 3;")
+    assert why.startswith("the recording did not end (exit code 3")
     assert first.unrecorded == {"planted==1": {PIN: why}}
     assert (first.tasks, dict(first.rejected)) == (1, {})
     (task,) = TaskStore.open(out).tasks()

@@ -17,8 +17,7 @@ from composer_replication.interfaces import HintGenerator
 from composer_replication.records import Limits, Task
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
@@ -36,6 +35,7 @@ from composer_replication.rollouts.generations.observed_episodes import Observed
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import no_other_tasks
+from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -171,19 +171,20 @@ def open_player(
     ``LedgerTalk``.
     """
     section = config.agent or AgentSection()
-    open_environment = None
+    open_environment: Callable[[], Any]
     if cluster is not None:
         from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
 
         open_environment = partial(RayEnvironment, cluster)
-    attempts = JudgedAttempts(
-        grader,
-        attempt=attempt_options(config),
-        reward=reward_options(config),
-        monitor="off" if is_evaluation else section.monitor,
-        keeps_trees=is_evaluation,
-        open_environment=open_environment,
-    )
+    else:
+        open_environment = partial(
+            FeatureDeletionEnv,
+            grader,
+            attempt=attempt_options(config),
+            reward=reward_options(config),
+            regressions=RegressionCheck(grader),
+            monitor="off" if is_evaluation else section.monitor,
+        )
     talk = LedgerTalk(
         tokenizer,
         tokenizer.chat_template,
@@ -198,7 +199,14 @@ def open_player(
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
     num_places = None if cluster is None else cluster.num_places
     return EpisodePlayer(
-        attempts, talk, options, seed=config.seed, listeners=listeners, num_places=num_places
+        grader,
+        open_environment,
+        talk,
+        options,
+        seed=config.seed,
+        listeners=listeners,
+        keeps_trees=is_evaluation,
+        num_places=num_places,
     )
 
 
@@ -367,7 +375,7 @@ def refuse_long_conversations(
             where="agent.max_context_tokens",
             fix=f"set it to at most {positions}.",
         )
-    store = player.attempts.grader.store
+    store = player.grader.store
     for task in tasks:
         length = player.talk.open(first_message(store, task), TOOLS).num_tokens
         if length + section.min_new_tokens > options.max_context_tokens:

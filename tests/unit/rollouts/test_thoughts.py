@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,15 +61,9 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
             return Completion(sampled, THOUGHT + CALL, StopReason.FINISHED, tuple(-0.5 for _ in sampled))
 
     lives = Lives()
-    judged = SimpleNamespace(reward=1.0, report=None)
-
-    def opened() -> Any:
-        environment: Any = lives.open()
-        environment.judgement = judged
-        return environment
-
-    attempts: Any = SimpleNamespace(open=opened)
-    player = EpisodePlayer(attempts, LedgerTalk(TOKENIZER, TOKENIZER.text), EpisodeOptions(), seed=0)
+    grader: Any = None
+    talk = LedgerTalk(TOKENIZER, TOKENIZER.text)
+    player = EpisodePlayer(grader, lives.open, talk, EpisodeOptions(), seed=0)
     [episode] = player.generation(["task"], Thinker(), step=1, place="0", is_training=False)
     counts = effort_counts(episode)
     assert counts["thinking_token"] == len(ids(THOUGHT))

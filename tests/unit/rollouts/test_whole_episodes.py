@@ -181,9 +181,10 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
             afresh.forget({episode.task_id})  # two of them leave the same tree
             again = replay_episode(stored, lambda: FeatureDeletionEnv(afresh))
             assert again.partings == ()
-            assert again.score is not None and again.score is not episode.score
-            assert again.score.pass_share == episode.reward
-            assert episode.score is not None and again.score.outcomes == episode.score.outcomes
+            score = again.judgement.score
+            assert again.judgement.reward == episode.reward
+            assert episode.score is not None and score is not episode.score
+            assert score.outcomes == episode.score.outcomes
     finally:
         afresh.close()
     assert len(trees) == len(episodes)

@@ -13,9 +13,8 @@ from composer_replication.records import Score, Task, ToolCall, ToolResult
 from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
-from composer_replication.rollouts.monitor import MonitorReport
-from composer_replication.rollouts.regressions import Regressions
+from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import CallCounts
 from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.running.watched_run import WatchedReport
@@ -53,16 +52,6 @@ class Called:
     result: ToolResult
     is_done: bool
     counts: CallCounts
-
-
-@dataclass(frozen=True, slots=True)
-class Paid:
-    """What an attempt pays and why, as ``FeatureDeletionEnv`` has it; ``graded_reward`` is None where a sandbox failed."""
-
-    reward: float | None
-    graded_reward: float | None
-    regressions: Regressions | None
-    report: MonitorReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +110,16 @@ class RolloutActor:
         result = environment.call(call)
         return Called(result, environment.is_done, replace(environment.counts))
 
-    def grade(self, number: int, tests: TestsUsed) -> Score | None:
-        """As ``FeatureDeletionEnv.grade`` and ``grade_hidden``."""
-        environment = self._attempt(number)
-        return environment.grade_hidden() if tests == "hidden" else environment.grade()
-
     def candidate(self, number: int) -> dict[str, bytes] | None:
         """As ``FeatureDeletionEnv.candidate``."""
         return self._attempt(number).candidate()
 
-    def reward(self, number: int) -> Paid:
-        """As ``FeatureDeletionEnv.reward``."""
-        environment = self._attempt(number)
-        reward = environment.reward()
-        return Paid(reward, environment.graded_reward, environment.regressions, environment.report)
+    def finish(self, number: int) -> Judgement | None:
+        """As ``FeatureDeletionEnv.finish``."""
+        return self._attempt(number).finish()
 
-    def finish(self, number: int) -> None:
-        """End an attempt; nothing where it is over."""
+    def leave(self, number: int) -> None:
+        """Take the sandbox of an attempt away; nothing where it is over."""
         if self._environment is not None and number == self._number:
             self._environment.close()
 

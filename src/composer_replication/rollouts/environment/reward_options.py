@@ -10,6 +10,7 @@ The costs are not clipped: an attempt may be worth less than nothing. The price 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from composer_replication.channel_tables import AgentRewardSection
 from composer_replication.errors import UsageError
@@ -26,6 +27,27 @@ class RewardOptions(AgentRewardSection):
     """
 
     break_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one attempt is worth, and why.
+
+    ``score`` is its visible tests', ``reward`` what it is paid: ``graded_reward``, and 0 at most where the monitor
+    flagged it. ``regressions`` are what it broke (None: nobody looked), ``report`` is the monitor's (None: it is off).
+    ``tree`` are the policy's files as they were graded, where they are to be graded again by other tests.
+    """
+
+    score: Score
+    reward: float
+    graded_reward: float
+    regressions: Regressions | None = None
+    report: MonitorReport | None = None
+    tree: Mapping[str, bytes] | None = None
+
+    @property
+    def masks_reward(self) -> bool:
+        return self.report is not None and self.report.masks_reward
 
 
 def share_of_tests(score: Score, options: RewardOptions) -> float:
@@ -78,10 +100,10 @@ def reward_of(
     return reward - options.invalid_call_cost * num_invalid_calls
 
 
-def paid_reward(graded: float | None, report: MonitorReport | None) -> float | None:
-    """What an attempt is paid: as it was graded, and 0 at most where the monitor flagged it; None stays None."""
+def paid_reward(graded: float, report: MonitorReport | None) -> float:
+    """What an attempt is paid: as it was graded, and 0 at most where the monitor flagged it."""
     is_flagged = report is not None and report.masks_reward
-    return min(0.0, graded) if graded is not None and is_flagged else graded
+    return min(0.0, graded) if is_flagged else graded
 
 
 def _weight(test: str, weights: Mapping[str, float]) -> float:

@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.conversation import (
     Conversation,
@@ -57,7 +57,7 @@ async def run_episodes(
 
     Args:
         task_ids: a task for each episode; those of a group are repeated.
-        parts: policy, environment, conversation, calls and reward.
+        parts: policy, environment, conversation and calls.
         options: the limits.
         seed: of all sampling.
         step: of the trainer, for the records.
@@ -66,7 +66,6 @@ async def run_episodes(
             ``invalid_calls``, ``not_continued_CODE`` (a template that does not go on after an answer), ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
 
     Raises:
-        UsageError: the reward function gave no finite number (CR0214).
         ComposerError: what environment, conversation or policy raise, but for a ``SandboxFailure``.
     """
     options = options or EpisodeOptions()
@@ -185,7 +184,7 @@ class OneEpisode:
 
     Args:
         place: which episode.
-        parts: policy, environment, conversation, calls, reward.
+        parts: policy, environment, conversation, calls.
         options: the limits.
         threads: where the environment's calls run.
         counts: ``tries``, ``infrastructure_failures`` and ``failed_CODE`` are counted here.
@@ -288,18 +287,17 @@ class OneEpisode:
 
     async def _graded(self, reason: StopReason) -> Episode:
         started = self._clock()
-        score, judgement = await self._lease.do(
-            lambda env: (env.grade(), getattr(env, "judgement", None)), seconds=None
-        )
-        if score is None:
+        task_id, finish = self.place.task_id, self.parts.finish
+        judgement = await self._lease.do(lambda env: finish(env, task_id), seconds=None)
+        if judgement is None:
             raise SandboxFailure("CR0823", "the sandbox failed while an episode was graded.")
-        episode = replace(
+        return replace(
             self._ended(reason),
-            score=score,
+            score=judgement.score,
+            reward=judgement.reward,
             grading_seconds=self._clock() - started,
             judgement=judgement,
         )
-        return replace(episode, reward=_worth(self.parts.reward, episode))
 
     def _open_conversation(self, message: str) -> None:
         self._conversation: Conversation = self.parts.open_conversation(message, self._tools)
@@ -464,22 +462,3 @@ def _check_answer(completion: Completion, room: int) -> None:
     else:
         return
     raise SandboxFailure("CR0821", f"the policy answered with {problem}.")
-
-
-def _worth(reward: Callable[[Episode], float], episode: Episode) -> float:
-    try:
-        number = float(reward(episode))
-    except Exception as error:  # the user's function may raise anything
-        raise _bad_reward(f"raised {type(error).__name__}: {error}") from error
-    if not math.isfinite(number):
-        raise _bad_reward(f"returned {number}, which is not a finite number")
-    return number
-
-
-def _bad_reward(problem: str) -> UsageError:
-    return UsageError(
-        "CR0214",
-        f"the reward function of the episodes {problem}.",
-        where="EpisodeParts.reward",
-        fix="make it return a number for every episode.",
-    )

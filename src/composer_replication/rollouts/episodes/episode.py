@@ -87,8 +87,7 @@ class Episode:
     ``index`` is its place among the episodes that were asked for, ``num_tries`` how often it was begun; only the last
     try is kept. ``first_messages`` has one text a segment. ``reward`` is None for an episode that must not move the
     weights: the sandbox or the policy's server failed each time (``INFRASTRUCTURE``, ``failure`` is the code of the
-    last failure). ``judgement`` is what its environment says of it besides the score (``JudgedAttempts``: a
-    ``Judgement``); it is not stored.
+    last failure). ``judgement`` is all that its environment says of it; it is not stored.
     """
 
     task_id: str

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import ToolCall, Turn
 from composer_replication.rollouts.episodes.conversation import FindCalls, OpenConversation
-from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
+from composer_replication.rollouts.episodes.episode import TokenCounts
 
 SUMMARY_REQUEST = """\
 The conversation will soon be longer than you can read. Write a summary for yourself, from which you will go on without
@@ -65,9 +66,10 @@ class EpisodeOptions:
     summary_introduction: str = SUMMARY_INTRODUCTION
 
 
-def share_of_visible_tests(episode: Episode) -> float:
-    """The default reward: the fraction of the visible tests that pass on the tree as the policy left it."""
-    return 0.0 if episode.score is None else episode.score.pass_share
+def finish(environment: AgentEnvironment, task_id: str) -> Any:
+    """The judgement of an attempt by its own environment."""
+    del task_id
+    return environment.finish()
 
 
 CountKinds = Callable[[Turn, tuple[ToolCall, ...]], TokenCounts]
@@ -78,13 +80,13 @@ CountKinds = Callable[[Turn, tuple[ToolCall, ...]], TokenCounts]
 class EpisodeParts:
     """Who takes part in every episode.
 
-    ``open_environment`` makes a fresh environment for each try; ``reward`` is asked once about each graded episode
-    (``reward`` None then) and gives a finite number; ``count_kinds`` may tell kinds of sampled tokens apart.
+    ``open_environment`` makes a fresh environment for each try; ``finish`` judges what an attempt at a task left in it, None
+    where a sandbox failed; ``count_kinds`` may tell kinds of sampled tokens apart.
     """
 
     policy: TokenPolicy
     open_environment: Callable[[], AgentEnvironment]
     open_conversation: OpenConversation
     find_calls: FindCalls
-    reward: Callable[[Episode], float] = share_of_visible_tests
     count_kinds: CountKinds | None = None
+    finish: Callable[[AgentEnvironment, str], Any] = finish

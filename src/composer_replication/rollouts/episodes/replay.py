@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from composer_replication.interfaces import AgentEnvironment
-from composer_replication.records import Score, ToolResult
+from composer_replication.records import ToolResult
 from composer_replication.rollouts.episodes.episode import Episode
 
 
@@ -22,11 +23,11 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found: its calls, those that part, and the grading of its tree (None where the sandbox failed)."""
+    """What a replay found: its calls, those that part, and the judgement of its tree (None where the sandbox failed)."""
 
     num_calls: int
     partings: tuple[Parting, ...]
-    score: Score | None
+    judgement: Any
 
 
 def replay_episode(
@@ -62,6 +63,6 @@ def replay_episode(
                 num_calls += 1
                 if normalise(recorded) != normalise(replayed):
                     partings.append(Parting(turn_idx, call_idx, recorded, replayed))
-        return Replay(num_calls, tuple(partings), environment.grade())
+        return Replay(num_calls, tuple(partings), environment.finish())
     finally:
         environment.close()

@@ -7,18 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import TokenPolicy
+from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import StopReason, TaskOutcome
-from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts, judged_reward
+from composer_replication.rollouts.candidate_tree import TreeTooLargeError
+from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import run_anywhere, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts, finish
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
-from composer_replication.rollouts.grading import FORGED
+from composer_replication.rollouts.grading import FORGED, Grader
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
 
@@ -38,11 +41,13 @@ class EpisodePlayer:
     """Plays generations, one at a time.
 
     Args:
-        attempts: opens environments and judges.
+        grader: whose store the tasks are in.
+        open_environment: makes a fresh one for each try.
         talk: conversations over the policy's chat template.
         options: the limits.
         seed: of the run.
         listeners: told of every generation that is trained on.
+        keeps_trees: for evaluation: see ``finish_with_tree``.
         num_places: how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
@@ -51,15 +56,19 @@ class EpisodePlayer:
 
     def __init__(
         self,
-        attempts: JudgedAttempts,
+        grader: Grader,
+        open_environment: Callable[[], AgentEnvironment],
         talk: LedgerTalk,
         options: EpisodeOptions,
         *,
         seed: int,
         listeners: Listeners | None = None,
+        keeps_trees: bool = False,
         num_places: Callable[[], int] | None = None,
     ) -> None:
-        self.attempts, self.talk, self.options, self.seed = attempts, talk, options, seed
+        self.grader, self.talk, self.options, self.seed = grader, talk, options, seed
+        self._open_environment = open_environment
+        self._finish = partial(finish_with_tree, grader) if keeps_trees else finish
         self.listeners = listeners or Listeners()
         self.figures: dict[str, float] = {}
         self.on_ended: Callable[[int, int], None] | None = None
@@ -142,7 +151,7 @@ class EpisodePlayer:
         """Who takes part in an episode that ``policy`` plays."""
         talk = self.talk
         return EpisodeParts(
-            policy, self.attempts.open, talk.open, talk.find_calls, judged_reward, talk.count_kinds
+            policy, self._open_environment, talk.open, talk.find_calls, talk.count_kinds, self._finish
         )
 
     def _tell(self, played: Sequence[Episode], step: int) -> None:
@@ -153,6 +162,22 @@ class EpisodePlayer:
             to.on_outcomes([outcome_of_episode(each) for each in played])
         if to.observed is not None:
             to.observed.note([each for each in played if each.paid is not None])
+
+
+def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgement | None:
+    """The judgement of an evaluation: it has the tree, and for a reward the share of visible tests. Nobody looks for
+    breaks or dishonest moves; None where a sandbox failed.
+
+    The tree is read once, so that what still runs in the sandbox cannot show another one to the hidden tests. The attempt
+    ends before the grading, which on a cluster may need the very actor.
+    """
+    try:
+        tree = environment.candidate()
+    except TreeTooLargeError:
+        tree = {}  # nothing of it is graded, so its tests fail
+    environment.close()
+    score = None if tree is None else grader.grade_tree(grader.store.get(task_id), tree)
+    return None if score is None else Judgement(score, score.pass_share, score.pass_share, tree=tree)
 
 
 def outcome_of_episode(episode: Episode) -> TaskOutcome:

@@ -32,7 +32,7 @@ class EpisodeSampler(TaskSampler):
     """Asks a policy for fresh attempts by episodes: an attempt is the tree that one leaves behind.
 
     Args:
-        player: whose judgements have the tree (``JudgedAttempts.keeps_trees``).
+        player: whose judgements have the tree (``keeps_trees``).
         policy: answers.
         keep: told of the episodes under the name of their evaluation.
 
@@ -46,7 +46,7 @@ class EpisodeSampler(TaskSampler):
         *,
         keep: Callable[[str, Sequence[Episode]], None] | None = None,
     ) -> None:
-        super().__init__(player.attempts.grader)
+        super().__init__(player.grader)
         self.player, self.policy, self._keep = player, policy, keep
         self.stop_reasons: Counter[str] = Counter()
 

@@ -354,7 +354,7 @@ def test_a_replay_of_the_same_task_is_the_same(tmp_path: Path) -> None:
     replay = replay_episode(episode, lives.open)
     assert replay.partings == ()
     assert replay.num_calls == episode.num_calls == 4
-    assert replay.score == episode.score
+    assert replay.judgement.score == episode.score
     assert lives.all_closed_once()
 
 

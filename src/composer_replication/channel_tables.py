@@ -250,24 +250,18 @@ class ReplicasSection(Section):
 class AgentRewardSection(Section):
     """What an attempt with tools is worth; docs/environment.md explains each key.
 
-    ``rule`` is the ``fraction`` of the visible tests that pass, ``all_or_nothing``, or ``weighted`` by ``weights``: of tests by
-    node id, or of test functions by node id without brackets (shared by its parametrisations), 1 for others. To break a
-    test that passed before pays nothing (``breaks`` ``mask``), costs the share that broke (``cost``), or is not looked at
-    (``ignore``); ``break_sample`` of them are run, 0 runs all. Each call that could not be made costs ``invalid_call_cost``.
+    ``rule`` is the ``fraction`` of the visible tests that pass, or ``all_or_nothing``. To break a test that passed before
+    pays nothing (``breaks`` ``mask``), costs the share that broke (``cost``), or is not looked at (``ignore``);
+    ``break_sample`` of them are run, 0 runs all. Each call that could not be made costs ``invalid_call_cost``.
     """
 
-    rule: Literal["fraction", "all_or_nothing", "weighted"] = "fraction"
-    weights: dict[str, Annotated[float, Field(ge=0.0)]] = {}
+    rule: Literal["fraction", "all_or_nothing"] = "fraction"
     breaks: Literal["mask", "cost", "ignore"] = "mask"
     break_sample: int = Field(0, ge=0)
     invalid_call_cost: float = Field(0.0, ge=0.0)
 
     @model_validator(mode="after")
     def _no_key_is_idle(self) -> AgentRewardSection:
-        if self.rule != "weighted":
-            refuse_idle(self, ("weights",), 'without agent.reward.rule = "weighted"')
-        elif not self.weights:
-            raise ValueError('rule = "weighted" does nothing without agent.reward.weights')
         if self.breaks == "ignore":
             refuse_idle(self, ("break_sample",), 'with agent.reward.breaks = "ignore"')
         return self

@@ -98,11 +98,6 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"agent": {"reward": {"break_sample": 2, "breaks": "ignore"}}},
             'break_sample does nothing with agent.reward.breaks = "ignore"',
         ),
-        (
-            {"agent": {"reward": {"rule": "weighted"}}},
-            'agent.reward: rule = "weighted" does nothing without agent.reward.weights',
-        ),
-        ({"agent": {"reward": {"weights": {"a": 1.0}}}}, "weights does nothing without agent.reward.rule"),
         ({"trainer": {"importance_clip": 2.0}}, "importance_clip does nothing for single answers"),
         (
             {"trainer": {"importance_clip": 2.0}, "trl": {"use_vllm": True}},
@@ -133,10 +128,6 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         (
             {"replay": {"pass_reward": float("nan")}, **REPLAY},
             "replay.pass_reward: Input should be a finite number",
-        ),
-        (
-            {"agent": {"reward": {"rule": "weighted", "weights": {"a": float("inf")}}}},
-            "agent.reward.weights.a: Input should be a finite number",
         ),
         ({"curriculum": {"recorded": "all"}}, "curriculum.recorded: Input should be 'same-weights'"),
         (
@@ -181,7 +172,6 @@ def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any
         {"agent": {"log_prob_check": "off"}, "trainer": {"checks": False}},
         {"agent": {"reward": {"break_sample": 2, "breaks": "cost"}}},
         {"agent": {"reward": {"break_sample": 2}}},
-        {"agent": {"reward": {"rule": "weighted", "weights": {"a": 2.0}}}},
     ],
 )
 def test_a_key_that_is_read_is_taken_and_so_is_the_recipe_as_resolved(

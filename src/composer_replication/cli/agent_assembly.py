@@ -125,27 +125,6 @@ def find_trl_server(config: RunConfig, note: Callable[[str], None] = lambda _: N
     return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)), note=note)
 
 
-def refuse_unknown_weights(config: RunConfig, store: TaskStore) -> None:
-    """Stop before the first step where a weight is given to a test that no task has: it would do nothing.
-
-    Raises:
-        UsageError: so it is (CR0803).
-    """
-    weights = (config.agent or AgentSection()).reward.weights
-    if not weights:
-        return
-    tests = {test for task in store.tasks() for test in task.tests.visible}
-    tests |= {test.partition("[")[0] for test in tests}
-    unknown = next((name for name in weights if name not in tests), None)
-    if unknown is not None:
-        raise UsageError(
-            "CR0803",
-            f"a weight is given to {unknown!r}, which is no visible test of any task.",
-            where="agent.reward.weights",
-            fix="take node ids of visible tests (composer-rl tasks show), or those of test functions without brackets.",
-        )
-
-
 def agent_rows(store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set; the conversation itself begins in the environment.
 

@@ -19,7 +19,6 @@ from composer_replication.cli.agent_assembly import (
     counts_shares,
     open_agent,
     refuse_long_conversations,
-    refuse_unknown_weights,
     sandbox_limits,
 )
 from composer_replication.cli.launched_process import file_part, launched_rank, shards_weights
@@ -97,7 +96,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
     if config.agent is not None:
-        refuse_unknown_weights(config, store)
         return agent_rows(store, tasks)
     rows: list[dict[str, Any]] = []
     for task in tasks:

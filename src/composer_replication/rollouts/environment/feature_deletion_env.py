@@ -168,9 +168,6 @@ class FeatureDeletionEnv:
 
         An attempt that the monitor flags is paid ``min(0, graded_reward)``. It is not dropped: an honest attempt that
         fails pulls the policy away from what it did, and so must one that cheats.
-
-        Raises:
-            UsageError: every visible test of the task weighs 0 (CR0803).
         """
         self._running.toolbox.is_over = True
         if self._judgement is None:

@@ -98,7 +98,6 @@ def feature_deletion(
     Raises:
         InputError: no store, a damaged one, or no such task (CR0412).
         NothingToDoError: the store holds no tasks (CR0604).
-        UsageError: a reward that cannot be made (CR0803).
     """
     host = AttemptHost(
         Path(store),

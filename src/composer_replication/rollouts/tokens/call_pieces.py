@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.records import ToolCall
@@ -72,11 +72,6 @@ def until(text: str, place: int, *ends: str) -> tuple[str, int]:
     return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
 
 
-def place_before(text: str, place: int, sign: str) -> int:
-    """The place before ``sign`` where it ends at ``place``, so that it is read again."""
-    return place - len(sign) if text.endswith(sign, 0, place) else place
-
-
 def pairs_between(text: str, begin: str, middle: str, end: str) -> dict[str, str] | None:
     """Keys and values between tags; None where a tag is missing."""
     pairs, place = {}, 0
@@ -104,18 +99,6 @@ def call_of_pairs(
         value = text.removeprefix("\n").removesuffix("\n") if is_xml else text
         arguments[key] = _value(value, known.get(key, {}).get("type", "string"))
     return make_call(name, json.dumps(arguments))
-
-
-def items_of(value: object, text: str, begin: int, stop: int) -> Iterator[tuple[object, str]]:
-    """The items of a JSON list that stands in a text, each with its own text; anything else is one item."""
-    if not isinstance(value, list):
-        yield value, text[begin:stop]
-        return
-    place = behind_blanks(text, begin + 1)
-    for _ in value:
-        item, end = _JSON.raw_decode(text, place)
-        yield item, text[place:end]
-        place = behind_blanks(text, behind_blanks(text, end) + 1)
 
 
 def calls_of(value: object, raw: str) -> tuple[ToolCall, ...]:

@@ -28,7 +28,7 @@ from composer_replication.rollouts.hints.hint_context import (
     HintContext,
     ObservedRollout,
 )
-from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, NUM_PASSED_OVER, open_judge
+from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, open_judge
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.layers import (
     MAX_CHARACTERS,
@@ -339,24 +339,18 @@ def test_the_judges_answer_is_clamped(served: Served, judge_options: JudgeOption
 
 
 @pytest.mark.long
-def test_a_failing_judge_is_passed_over_for_a_while_and_then_asked_again(
+def test_a_failing_judge_is_asked_no_more(
     served: Served, judge_options: JudgeOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     served.status = 500
     counts: Counter[str] = Counter()
     layers = open_layers(judge_options(), judge_folder=tmp_path, counts=counts)
     judge, context = layers[0][1], context_of("cat of a missing file")
-    assert [judge(context) for _ in range(MAX_FAILURES + NUM_PASSED_OVER)] == [None] * (
-        MAX_FAILURES + NUM_PASSED_OVER
-    )
-    assert counts == {"judge/http-500": MAX_FAILURES, "judge/not-asked": NUM_PASSED_OVER}
+    assert [judge(context) for _ in range(MAX_FAILURES + 2)] == [None] * (MAX_FAILURES + 2)
+    assert counts == {"judge/http-500": MAX_FAILURES, "judge/not-asked": 2}
     assert not list(tmp_path.iterdir())
-    assert [judge(context) for _ in range(1 + NUM_PASSED_OVER)] == [None] * (1 + NUM_PASSED_OVER)
     tries = 1 + judge.endpoint.max_retries  # the client asks again by itself
-    assert len(served.requests) == (MAX_FAILURES + 1) * tries
-    served.status = 200
-    assert judge(context) == "Look at the folder first."
-    assert counts["judge/asked"] == 1
+    assert len(served.requests) == MAX_FAILURES * tries
     assert ["failed 3 times in a row (http-500)" in record.message for record in caplog.records] == [True]
 
 

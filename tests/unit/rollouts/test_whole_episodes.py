@@ -173,8 +173,8 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
     try:
         for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
             afresh.forget({episode.task_id})  # two of them leave the same tree
-            again = replay_episode(stored, lambda: FeatureDeletionEnv(afresh))
-            assert again.partings == ()
+            again = replay_episode(stored, FeatureDeletionEnv(afresh))
+            assert again.partings == {}
             score = again.judgement.score
             assert again.judgement.reward == episode.reward
             assert episode.score is not None and score is not episode.score

@@ -108,13 +108,15 @@ async def episodes_in_order(
     seed: int = 0,
     step: int = 0,
     counts: Counter[str] | None = None,
+    on_ended: Callable[[int], None] = lambda _: None,
 ) -> list[Episode]:
-    """All episodes, in the order of ``task_ids``. Arguments and errors are those of ``run_episodes``."""
+    """All episodes, in the order of ``task_ids``; ``on_ended`` is told how many have ended. Else as ``run_episodes``."""
     found: dict[int, Episode] = {}
     stream = run_episodes(task_ids, parts, options=options, seed=seed, step=step, counts=counts)
     async with aclosing(stream) as episodes:
         async for episode in episodes:
             found[episode.index] = episode
+            on_ended(len(found))
     return [found[index] for index in range(len(task_ids))]
 
 

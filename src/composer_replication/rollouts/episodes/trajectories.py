@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from composer_replication.rollouts.episodes.episode import (
     EpisodeTurn,
     ObservedTurn,
     TokenCounts,
-    segment_tokens,
 )
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.run_folder import rewrite_jsonl
@@ -182,19 +180,8 @@ def _our_fields(episode: Episode) -> dict[str, Any]:
             "error": score.error,
             "seconds": score.seconds,
         },
-        "masks": [_mask_runs(episode, idx) for idx in range(len(episode.first_messages))],
         **{name: getattr(episode, name) for name in _PLAIN},
     }
-
-
-def _mask_runs(episode: Episode, segment_idx: int) -> list[list[int]] | None:
-    """The mask of a segment after its first prompt, as runs ``[bit, length]``; None where it has no exact ids."""
-    segment = episode.segments[segment_idx]
-    try:
-        mask = segment_tokens(segment).mask if segment.turns else ()
-    except InputError:
-        return None
-    return [[bit, len(list(run))] for bit, run in groupby(mask)]
 
 
 def _unusable(problem: str, path: Path, fix: str) -> InputError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import StopReason, TaskOutcome
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.episodes.agent_loop import run_anywhere, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_anywhere
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts, finish
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
@@ -133,17 +133,22 @@ class EpisodePlayer:
         self._num_left = num_all = len(task_ids)
         parts = self.parts(policy)
 
+        def note(num_ended: int) -> None:
+            self._num_left = num_all - num_ended
+            if on_ended is not None:
+                on_ended(num_ended, num_all)
+
         async def all_of_them() -> list[Episode]:
-            found: dict[int, Episode] = {}
-            stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
-            opened = policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
-            async with opened, aclosing(stream) as episodes:
-                async for episode in episodes:
-                    self._num_left -= 1
-                    found[episode.index] = episode
-                    if on_ended is not None:
-                        on_ended(len(found), num_all)
-            return [found[index] for index in range(num_all)]
+            async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
+                return await episodes_in_order(
+                    task_ids,
+                    parts,
+                    options=self.options,
+                    seed=seed,
+                    step=step,
+                    counts=counts,
+                    on_ended=note,
+                )
 
         return run_anywhere(all_of_them())
 

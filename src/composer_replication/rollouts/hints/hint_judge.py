@@ -27,9 +27,7 @@ ANSWER_SECONDS = 60.0
 MAX_SHOWN_CHARACTERS = 1500
 """Of each piece of material, and of an answer on disk."""
 MAX_FAILURES = 3
-"""Failures in a row, after which the server is left alone for a while."""
-NUM_PASSED_OVER = 50
-"""Questions that it is then not asked; the next one tries it again, and one more failure begins another such while."""
+"""Failures in a row, after which the server is left alone."""
 REQUEST = """\
 You help a programmer who works with tools. One of the steps went wrong. Write one hint, at most three sentences of
 plain text, that would have helped before this step: name what is available, what the error means, or what to look at.
@@ -46,8 +44,7 @@ class HintJudge:
         folder: where answers are kept; None is ``hints`` in the cache folder.
         counts: where it counts; None is a counter of its own.
 
-    ``counts`` has ``judge/asked``, ``judge/cached``, and ``judge/REASON`` for each reason for which no answer came. The first
-    time that failures in a row stop the asking is told in the log.
+    ``counts`` has ``judge/asked``, ``judge/cached``, and ``judge/REASON`` for each reason for which no answer came.
     """
 
     def __init__(
@@ -61,8 +58,6 @@ class HintJudge:
         self.folder = cache_folder() / "hints" if folder is None else folder
         self.counts: Counter[str] = Counter() if counts is None else counts
         self._num_failures = 0
-        self._num_to_pass_over = 0
-        self._has_warned = False
 
     def __call__(self, context: HintContext) -> str | None:
         messages = [
@@ -75,8 +70,7 @@ class HintJudge:
         if known is not None:
             self.counts["judge/cached"] += 1
             return known or None
-        if self._num_to_pass_over:
-            self._num_to_pass_over -= 1
+        if self._num_failures >= MAX_FAILURES:
             self.counts["judge/not-asked"] += 1
             return None
         try:
@@ -93,18 +87,12 @@ class HintJudge:
     def _note_failure(self, reason: str) -> None:
         self.counts[f"judge/{reason}"] += 1
         self._num_failures += 1
-        if self._num_failures < MAX_FAILURES:
-            return
-        self._num_to_pass_over = NUM_PASSED_OVER
-        if not self._has_warned:
+        if self._num_failures == MAX_FAILURES:
             logger.warning(
-                "The judge of the hints failed %d times in a row (%s): it is passed over for %d questions, then asked "
-                "again. The metrics hint_source/judge/* count how often.",
-                self._num_failures,
+                "The judge of the hints failed %d times in a row (%s) and is asked no more.",
+                MAX_FAILURES,
                 reason,
-                NUM_PASSED_OVER,
             )
-            self._has_warned = True
 
 
 def open_judge(

@@ -64,21 +64,16 @@ class HeldoutSection(Section):
         return self
 
 
-HINT_LAYERS = ("template", "environment", "sibling", "judge")
+HINT_LAYERS = ("template", "environment", "sibling")
 
 
 class HintWritingSection(Section):
     """Who writes the hints of rollouts in the loop; docs/hints.md explains each key.
 
     ``layers`` are asked in this order, and the first that has something to say writes the hint.
-    ``from_other_tasks`` is a control: each turn gets, in place of its hint, one of its length about another task.
     """
 
     layers: list[str] = ["template", "environment", "sibling"]
-    judge_url: str = ""
-    judge_model: str = ""
-    judge_key_variable: str = ""
-    from_other_tasks: bool = False
 
     @model_validator(mode="after")
     def _layers_fit(self) -> HintWritingSection:
@@ -87,9 +82,6 @@ class HintWritingSection(Section):
             raise ValueError(
                 f"layers are some of {', '.join(HINT_LAYERS)} or package.module:function, each once"
             )
-        if "judge" not in self.layers:
-            keys: tuple[str, ...] = ("judge_url", "judge_model", "judge_key_variable")
-            refuse_idle(self, keys, "without judge among hints.writing.layers")
         return self
 
 

@@ -71,10 +71,6 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             "ema_rate does nothing with hints.teacher",
         ),
         (
-            {"hints": {"writing": {"judge_url": "http://here"}}, **SDPO},
-            "hints.writing: judge_url does nothing without judge among",
-        ),
-        (
             {"replay": {"pairs_per_step": 2, "sibling_pairs": True}, **REPLAY},
             "pairs_per_step does nothing without replay.pairs",
         ),
@@ -159,7 +155,6 @@ def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any
     [
         {"hints": {"decay_steps": 3}, **SDPO},
         {"hints": {"ema_rate": 0.5}, **SDPO},
-        {"hints": {"writing": {"layers": ["template", "judge"], "judge_url": "http://here"}}, **SDPO},
         {"trainer": {"importance_clip": 2.0}, "agent": {}},
         {"trainer": {"importance_clip": 0.0}},
         {"hints": {"teacher": "frozen"}, **SDPO},

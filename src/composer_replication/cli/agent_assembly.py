@@ -34,7 +34,6 @@ from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.other_tasks import no_other_tasks
 from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
@@ -64,15 +63,12 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built.
 
     Raises:
-        UsageError: no such dialect of calls (CR0818), hints of other
-            tasks (CR0877), weights that are spread over processes without vLLM to sample (CR0873).
+        UsageError: no such dialect of calls (CR0818), weights that are spread over processes without vLLM to sample (CR0873).
     """
     if config.agent is None:
         return
     if config.agent.dialect:
         require_dialect(config.agent.dialect, where="agent.dialect")
-    if config.hints is not None and config.hints.writing.from_other_tasks:
-        raise no_other_tasks("they are for single answers", "take the [agent] table out")
     if shards_weights() and not config.trl.get("use_vllm"):
         from composer_replication.trainer.setting_errors import spread_weights
 

@@ -37,17 +37,8 @@ def failed_tests(
     """
     outcomes = {} if score is None else score.outcomes
     failed = [node_id for node_id in task.tests.visible if outcomes.get(node_id) in _FAILED]
-    return told_first(task, failed, sources, places)
-
-
-def told_first(
-    task: Task, node_ids: Iterable[str], sources: Sources = (), places: Mapping[str, Place] | None = None
-) -> tuple[FailedTest, ...]:
-    """Visible tests as if they had failed, in the order of ``failed_tests``."""
     symbol = task.symbol.rpartition(".")[2]
-    found = [
-        FailedTest(node_id, assertion_of(node_id, sources, places, about=symbol)) for node_id in node_ids
-    ]
+    found = [FailedTest(node_id, assertion_of(node_id, sources, places, about=symbol)) for node_id in failed]
     found.sort(key=lambda test: (not _names(test.assertion, symbol), not test.assertion, len(test.assertion)))
     return tuple(_one_of_each_first(found))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
@@ -21,7 +20,6 @@ from composer_replication.rollouts.hints.hint_context import (
 )
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt
 from composer_replication.rollouts.hints.layers import open_layers, write_hint
-from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks, no_other_tasks
 
 MAX_TURNS = 4
 """Hinted turns of one rollout, the first ones; each costs a pass of the teacher."""
@@ -40,15 +38,12 @@ class HintedTurnMaker:
             of the agent loop for tools. The default knows the rollout alone.
         options: the ``[hints.writing]`` table.
         strict: a turn whose prompt cannot take its hint exactly is an error; False leaves it out and counts it.
-        judge_folder: where the judge's answers are kept; None is the cache folder.
-        other_tasks: gives the hints in the place of the turns' own, where ``options.from_other_tasks`` is set.
 
-    ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids``,
-    ``left_out/CODE`` and ``judge/*`` (see ``HintJudge``) since the start; ``last_hints`` are the hints of the last call by row.
+    ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids`` and
+    ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
 
     Raises:
-        UsageError: a layer or the judge cannot be used (CR0221, CR0223), or ``from_other_tasks`` without
-            ``other_tasks`` (CR0877).
+        UsageError: a layer cannot be used (CR0221).
         InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430 to
             CR0433).
     """
@@ -60,18 +55,13 @@ class HintedTurnMaker:
         observe: Observe = observe_single_turn,
         options: HintWritingSection = HintWritingSection(),  # noqa: B008 - frozen
         strict: bool = True,
-        judge_folder: Path | None = None,
-        other_tasks: HintsOfOtherTasks | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.observe = observe
         self.options, self.strict = options, strict
-        self.other_tasks = other_tasks if self.options.from_other_tasks else None
-        if self.options.from_other_tasks and other_tasks is None:
-            raise no_other_tasks("none are known here", "pass other_tasks=HintsOfOtherTasks(...)")
         self.counts: Counter[str] = Counter()
         self.last_hints: list[tuple[Hint, ...]] = []
-        self._layers = open_layers(self.options, judge_folder=judge_folder, counts=self.counts)
+        self._layers = open_layers(self.options)
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
         observed = [self.observe(rollout) for rollout in rollouts]
@@ -98,8 +88,6 @@ class HintedTurnMaker:
                 continue
             context = HintContext(observed, fault, siblings)
             hint = write_hint(context, self._layers)
-            if hint is not None and self.other_tasks is not None:
-                hint = self.other_tasks(context, hint)
             if hint is None:
                 self.counts["without_hint"] += 1
                 continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.records import Score, Task
-from composer_replication.rollouts.hints.failing_tests import failed_tests, told_first
+from composer_replication.rollouts.hints.failing_tests import failed_tests
 from composer_replication.rollouts.hints.hint_context import FailedTest
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
@@ -29,10 +29,6 @@ class KnownTask:
     def failed_tests(self, score: Score | None) -> tuple[FailedTest, ...]:
         """The visible tests that failed, the most telling first."""
         return failed_tests(self.task, score, self.sources, self.places)
-
-    def visible_tests(self) -> tuple[FailedTest, ...]:
-        """All visible tests as if they had failed, in the same order."""
-        return told_first(self.task, self.task.tests.visible, self.sources, self.places)
 
     def is_leak(self, text: str) -> bool:
         """Whether a text shows deleted code, a hidden test or a hidden value."""

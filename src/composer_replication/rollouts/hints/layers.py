@@ -5,14 +5,11 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.records import Hint
 from composer_replication.rollouts.hints.hint_context import HintContext, HintLayer, ObservedRollout
-from composer_replication.rollouts.hints.hint_judge import open_judge
 from composer_replication.rollouts.hints.templates import template_hint
 from composer_replication.rollouts.user_functions import UnusableFunctionError, import_function, one_line
 
@@ -51,22 +48,18 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
     return None
 
 
-def open_layers(
-    options: HintWritingSection, *, judge_folder: Path | None = None, counts: Counter[str] | None = None
-) -> list[tuple[str, HintLayer]]:
-    """The layers of the options by name, in order; those that count do it in ``counts``.
+def open_layers(options: HintWritingSection) -> list[tuple[str, HintLayer]]:
+    """The layers of the options by name, in order.
 
     Raises:
-        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221); the judge's
-            address, model or key is missing (CR0223).
+        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221).
     """
-    known: dict[str, Callable[[], HintLayer]] = {
-        "template": lambda: template_hint,
-        "environment": lambda: environment_hint,
-        "sibling": lambda: sibling_hint,
-        "judge": lambda: open_judge(options, folder=judge_folder, counts=counts),
+    known: dict[str, HintLayer] = {
+        "template": template_hint,
+        "environment": environment_hint,
+        "sibling": sibling_hint,
     }
-    return [(name, known[name]() if name in known else load_layer(name)) for name in options.layers]
+    return [(name, known[name] if name in known else load_layer(name)) for name in options.layers]
 
 
 def load_layer(dotted: str) -> HintLayer:

@@ -157,8 +157,7 @@ class CurriculumSection(Section):
     ``recorded_weight`` attempts each: those of the very weights, and where there are none of other policies
     (``any``) or nothing (``same-weights``). ``floor_share`` of the draws are spread evenly over all active tasks. A task is retired
     once its pass rate is above ``retire_above`` with ``retire_certainty``; ``revival_share`` of the draws go to retired ones, which
-    come back when they fail again. A task of which ``quarantine_after`` attempts, and ``quarantine_share`` of all, were lost to the
-    sandbox is quarantined for ``quarantine_generations`` (0: for good).
+    come back when they fail again.
     """
 
     half_life: float = Field(100.0, gt=0.0)
@@ -168,9 +167,6 @@ class CurriculumSection(Section):
     retire_above: float = Field(0.9, gt=0.0, lt=1.0)
     retire_certainty: float = Field(0.9, gt=0.5, lt=1.0)
     revival_share: float = Field(0.02, ge=0.0, lt=1.0)
-    quarantine_after: int = Field(12, ge=1)
-    quarantine_share: float = Field(0.5, gt=0.0, le=1.0)
-    quarantine_generations: int = Field(50, ge=0)
 
 
 class RaySection(Section):

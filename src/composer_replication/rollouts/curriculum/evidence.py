@@ -25,15 +25,14 @@ class Evidence:
     """Counts of attempts at one task, each at least 0 and faded by age.
 
     ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. ``graded`` are
-    those of this run alone, ``credit`` is the sum of their shares of passed tests. ``lost`` are attempts that
-    infrastructure took, which say nothing of the pass rate.
+    those of this run alone, ``credit`` is the sum of their shares of passed tests. Attempts that infrastructure took say
+    nothing of the pass rate, and are not counted.
     """
 
     passed: float = 0.0
     failed: float = 0.0
     graded: float = 0.0
     credit: float = 0.0
-    lost: float = 0.0
 
     @property
     def a(self) -> float:
@@ -66,28 +65,17 @@ class Evidence:
 
     def faded(self, keep: float) -> Evidence:
         """Every count times ``keep``, in [0, 1]."""
-        return Evidence(
-            self.passed * keep,
-            self.failed * keep,
-            self.graded * keep,
-            self.credit * keep,
-            self.lost * keep,
-        )
+        return Evidence(self.passed * keep, self.failed * keep, self.graded * keep, self.credit * keep)
 
-    def joined(self, outcomes: Sequence[TaskOutcome], *, forgives_lost: bool = False) -> Evidence:
-        """With further attempts, whose order does not matter, bit for bit.
-
-        ``forgives_lost`` leaves lost attempts uncounted.
-        """
+    def joined(self, outcomes: Sequence[TaskOutcome]) -> Evidence:
+        """With further attempts, whose order does not matter, bit for bit."""
         graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
         num_passed = sum(outcome.is_full_pass for outcome in graded)
-        num_lost = 0 if forgives_lost else len(outcomes) - len(graded)
         return Evidence(
             self.passed + num_passed,
             self.failed + (len(graded) - num_passed),
             self.graded + len(graded),
             self.credit + math.fsum(outcome.credit for outcome in graded),
-            self.lost + num_lost,
         )
 
 

@@ -1,7 +1,4 @@
-"""Whether a task is drawn from: active, retired because it is solved, or quarantined because the sandbox fails on it.
-
-And all of them as the state of a checkpoint.
-"""
+"""Whether a task is drawn from: active, or retired because it is solved. And all of them as the state of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,16 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
 from composer_replication.channel_tables import CurriculumSection, Section
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum.evidence import Evidence
 
-Status = Literal["active", "retired", "quarantined"]
-STATE_VERSION = 2
-TROUBLES = ("", "infrastructure")
+Status = Literal["active", "retired"]
 REVIVAL_CERTAINTY = 0.5
 """A retired task comes back once it is less likely than this that it is still solved."""
 
@@ -33,16 +28,10 @@ class Standing:
     reason: str = ""
 
     def judged(
-        self, outcomes: Sequence[TaskOutcome], options: CurriculumSection, generation: int, *, is_outage: bool
+        self, outcomes: Sequence[TaskOutcome], options: CurriculumSection, generation: int
     ) -> Standing:
-        """After new attempts, which may change the status; in quarantine nothing does but time."""
-        evidence = self.evidence.joined(outcomes, forgives_lost=is_outage)
-        now = replace(self, evidence=evidence)
-        if self.status == "quarantined":
-            return now
-        reason = _distrust(evidence, options)
-        if reason:
-            return Standing(evidence, "quarantined", generation, reason)
+        """After new attempts, which may change the status."""
+        evidence = self.evidence.joined(outcomes)
         certainty = evidence.certainty_above(options.retire_above)
         if self.status == "active" and certainty >= options.retire_certainty:
             reason = (
@@ -52,20 +41,7 @@ class Standing:
         has_failed = evidence.failed > self.evidence.failed
         if self.status == "retired" and has_failed and certainty < REVIVAL_CERTAINTY:
             return Standing(evidence, "active", generation, "it was retired and fails again")
-        return now
-
-    def released(self, generation: int) -> Standing:
-        """Out of quarantine, with its troubles forgotten and its pass rate kept."""
-        evidence = replace(self.evidence, lost=0.0)
-        return Standing(evidence, "active", generation, "it came back from quarantine")
-
-
-def _distrust(evidence: Evidence, options: CurriculumSection) -> str:
-    """Why the task should be left alone for a while; empty when it should not."""
-    lost, total = evidence.lost, evidence.graded + evidence.lost
-    if lost < options.quarantine_after or lost < options.quarantine_share * total:
-        return ""
-    return f"of {total:.3g} attempts (older ones count less) {lost:.3g} were lost to the sandbox"
+        return replace(self, evidence=evidence)
 
 
 # ---- the state in a checkpoint --------------------------------------------------------------------------
@@ -74,7 +50,7 @@ def _distrust(evidence: Evidence, options: CurriculumSection) -> str:
 class SavedTask(Section):
     """One task of a saved state."""
 
-    evidence: list[NonNegativeFloat] = Field(min_length=5, max_length=5)
+    evidence: list[NonNegativeFloat] = Field(min_length=4, max_length=4)
     status: Status
     since: NonNegativeInt
     reason: str
@@ -91,7 +67,7 @@ class SavedCurriculum(Section):
     trouble), sorted: the order in which they came is not in it.
     """
 
-    version: int = STATE_VERSION
+    version: Literal[3] = 3
     tasks_fingerprint: str
     generation: NonNegativeInt
     num_draws: NonNegativeInt
@@ -103,63 +79,34 @@ class SavedCurriculum(Section):
     def outcomes(self) -> list[TaskOutcome]:
         return [TaskOutcome(*row) for row in self.pending]
 
-    @model_validator(mode="after")
-    def _is_of_its_tasks(self) -> SavedCurriculum:
-        strange = [name for name in self.in_batch if name not in self.tasks]
-        problems = [problem_of(outcome) for outcome in self.outcomes]
-        strange += [outcome.task_id for outcome in self.outcomes if outcome.task_id not in self.tasks]
-        if strange or any(problems):
-            raise ValueError(f"{strange[0]!r} is no task" if strange else max(problems))
-        return self
-
 
 def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collection[str]) -> SavedCurriculum:
     """A saved state, checked.
 
     Raises:
-        InputError: not a curriculum's state, or of another version (CR0840); of another task store (CR0841); of
-            other tasks (CR0842); a value cannot be (CR0843).
+        InputError: not a curriculum's state, of another version, of another task store or of other tasks (CR0840).
     """
-    if state.get("version") != STATE_VERSION or not isinstance(state.get("tasks"), Mapping):
-        raise InputError(
-            "CR0840",
-            f"this is no state of a curriculum of version {STATE_VERSION}.",
-            where="prompt_source",
-            fix="resume with the recipe, and the version of this program, that the run began with.",
-        )
-    found = state.get("tasks_fingerprint")
-    if found != fingerprint:
-        raise InputError(
-            "CR0841",
-            f"the curriculum was saved over the task store {found!r}, and this one is {fingerprint!r}.",
-            where="prompt_source.tasks_fingerprint",
-            fix="resume with the task store that the run began with, or begin a new run.",
-        )
-    foreign = sorted(set(state["tasks"]) ^ set(task_ids))
-    if foreign:
-        raise InputError(
-            "CR0842",
-            f"the curriculum was saved over other training tasks; {len(foreign)} differ, the first is {foreign[0]!r}.",
-            where="prompt_source.tasks",
-            fix="resume with the split and the settings that the run began with, or begin a new run.",
-        )
     try:
-        return SavedCurriculum.model_validate(state)
+        saved = SavedCurriculum.model_validate(state)
     except (ValidationError, TypeError) as error:
-        raise InputError(
-            "CR0843",
-            f"the saved curriculum cannot be read: {str(error).splitlines()[-1].strip()[:200]}.",
-            where="prompt_source",
-            fix="delete that checkpoint and resume; the run goes on from the one before.",
-        ) from error
+        raise _unfit(f"it cannot be read: {str(error).splitlines()[-1].strip()[:200]}") from error
+    if saved.tasks_fingerprint != fingerprint:
+        raise _unfit(
+            f"it was saved over the task store {saved.tasks_fingerprint!r}, and this one is {fingerprint!r}"
+        )
+    named = {*saved.in_batch, *(outcome.task_id for outcome in saved.outcomes)}
+    foreign = sorted((set(saved.tasks) ^ set(task_ids)) | (named - set(task_ids)))
+    if foreign:
+        raise _unfit(
+            f"it was saved over other training tasks; {len(foreign)} differ, the first is {foreign[0]!r}"
+        )
+    return saved
 
 
-def problem_of(outcome: TaskOutcome) -> str:
-    """Why an outcome cannot be counted; empty when it can."""
-    is_full_pass: object = outcome.is_full_pass  # a reward of the user's own may give anything
-    credit: object = outcome.credit
-    if not isinstance(is_full_pass, bool):
-        return f"is_full_pass is {is_full_pass!r}"
-    if not isinstance(credit, int | float) or not 0.0 <= credit <= 1.0:  # NaN is not either
-        return f"credit {credit!r} is not in [0, 1]"
-    return "" if outcome.trouble in TROUBLES else f"no trouble is called {outcome.trouble!r}"
+def _unfit(problem: str) -> InputError:
+    return InputError(
+        "CR0840",
+        f"the saved curriculum does not fit: {problem}.",
+        where="prompt_source",
+        fix="resume with the recipe, the task store and the version of this program that the run began with.",
+    )

@@ -27,7 +27,6 @@ from composer_replication.rollouts.episodes.served_model import (
     open_server,
     require_fit,
 )
-from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer, Listeners
 from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
@@ -241,7 +240,8 @@ def open_agent(
     kept = KeptEpisodes(
         folder.rollouts,
         part=file_part(),
-        options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
+        session_id=folder.root.name,
+        model_name=config.model.name,
     )
     on_outcomes = None if curriculum is None else curriculum.note
     listeners = Listeners(kept, on_outcomes, observed)

@@ -223,7 +223,12 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         result["scores"] = [score and {t: str(o) for t, o in score.outcomes.items()} for score in scores]
         result["broken"] = broken_tests(grader, task)
         killer = kill_when(
-            lambda: [place.pid for place in cluster.places()] if grader._leases else [], killed_actor
+            lambda: (
+                [place.pid for place in cluster.places()]
+                if cluster._returned.empty() and not cluster._idle
+                else []
+            ),
+            killed_actor,
         )
         again = grader.grade_many(requests[:1], afresh=True)[0]
         killer.join()

@@ -46,7 +46,7 @@ def failed_tests(
 def assertion_of(
     node_id: str, sources: Sources, places: Mapping[str, Place] | None = None, *, about: str = ""
 ) -> str:
-    """The first assertions of a test function, those about a name before others, and the case's parameters.
+    """The first assertions of a test function, those about a name before others.
 
     Empty where the source is not known for sure.
     """
@@ -64,31 +64,7 @@ def assertion_of(
     nodes = sorted((node for node in ast.walk(found[0]) if _is_assertion(node)), key=lambda node: node.lineno)
     texts = [_text(node) for node in nodes]
     wanted = [text for text in texts if _names(text, about)] or texts
-    shown = "; ".join(([text for text in wanted if len(text) <= SHORT_ASSERTION] or wanted)[:MAX_ASSERTIONS])
-    case = parameters_of(found[0], node_id)
-    return f"{shown}, where {case}" if shown and case else shown
-
-
-def parameters_of(function: _Function, node_id: str) -> str:
-    """The values of a parametrised case, ``x=-2, expected=-1``, as its only decorator spells them out.
-
-    Cases are told by the ids that pytest gives to plain values. Empty for anything else, and where two cases have
-    one id.
-    """
-    case = node_id.partition("[")[2].removesuffix("]")
-    marks = [d for d in function.decorator_list if isinstance(d, ast.Call) and _called(d) == "parametrize"]
-    if "[" not in node_id or len(marks) != 1 or len(marks[0].args) < 2:
-        return ""
-    try:
-        names, values = (ast.literal_eval(argument) for argument in marks[0].args[:2])
-        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        rows = [[row] if len(names) == 1 else list(row) for row in values]
-    except (ValueError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError):
-        return ""
-    fitting = [row for row in rows if len(row) == len(names) and "-".join(map(str, row)) == case]
-    if len(fitting) != 1 or not all(isinstance(value, str | int | float | None) for value in fitting[0]):
-        return ""
-    return ", ".join(f"{name}={value!r}" for name, value in zip(names, fitting[0], strict=True))
+    return "; ".join(([text for text in wanted if len(text) <= SHORT_ASSERTION] or wanted)[:MAX_ASSERTIONS])
 
 
 def _one_of_each_first(tests: Iterable[FailedTest]) -> list[FailedTest]:
@@ -96,7 +72,7 @@ def _one_of_each_first(tests: Iterable[FailedTest]) -> list[FailedTest]:
     first: dict[str, FailedTest] = {}
     rest = []
     for test in tests:
-        told = test.assertion.partition(", where ")[0] or test.node_id.partition("[")[0]
+        told = test.assertion or test.node_id.partition("[")[0]
         if first.setdefault(told, test) is not test:
             rest.append(test)
     return [*first.values(), *rest]

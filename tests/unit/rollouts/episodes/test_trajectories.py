@@ -30,7 +30,6 @@ from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn,
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.replay import replay_episode
 from composer_replication.rollouts.episodes.trajectories import (
-    TrajectoryOptions,
     episode_of,
     read_trajectories,
     trajectory_row,
@@ -146,10 +145,9 @@ def episodes(draw: st.DrawFn) -> Episode:
 @settings(max_examples=60)
 @given(st.lists(episodes(), max_size=3))
 def test_what_is_read_is_what_was_written(found: list[Episode]) -> None:
-    options = TrajectoryOptions(model_name="tiny")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.jsonl"
-        write_trajectories(path, found, options)
+        write_trajectories(path, found, model_name="tiny")
         assert read_trajectories(path) == found
         for line in path.read_text().splitlines():
             assert atif_problems(json.loads(line)) == []
@@ -235,7 +233,7 @@ def _metric_problems(metrics: dict[str, Any]) -> list[str]:
     ],
 )
 def test_the_check_of_the_format_bites(spoil: Any) -> None:
-    row = trajectory_row(real_episodes()[0], TrajectoryOptions())
+    row = trajectory_row(real_episodes()[0])
     assert atif_problems(row) == []
     spoil(row)
     assert atif_problems(row) != []
@@ -243,7 +241,7 @@ def test_the_check_of_the_format_bites(spoil: Any) -> None:
 
 def test_a_line_has_what_other_tools_look_for() -> None:
     episode = real_episodes()[1]
-    row = trajectory_row(episode, TrajectoryOptions(session_id="run-1", model_name="tiny"))
+    row = trajectory_row(episode, "run-1", "tiny")
     assert (row["session_id"], row["trajectory_id"]) == ("run-1", "run-1/7/1")
     assert row["agent"]["model_name"] == "tiny"
     assert [tool["function"]["name"] for tool in row["agent"]["tool_definitions"]] == [
@@ -280,7 +278,7 @@ def test_older_lines_have_of_a_prompt_only_what_differs() -> None:
         replace(each, observed=replace(each.observed, turn=replace(each.observed.turn, prompt_text=text)))
         for each, text in zip(episode.turns, ("ab", "abc", "ab!", ""), strict=True)
     )
-    row = json.loads(json.dumps(trajectory_row(replace(episode, turns=turns), TrajectoryOptions())))
+    row = json.loads(json.dumps(trajectory_row(replace(episode, turns=turns))))
     for step, kept in zip(row["steps"][1:], (0, 2, 2, 0), strict=True):
         step["extra"] |= {"kept_characters": kept, "prompt_text": step["extra"]["prompt_text"][kept:]}
     assert episode_of(row).turns == tuple(

@@ -64,7 +64,7 @@ class HeldoutSection(Section):
         return self
 
 
-HINT_LAYERS = ("template", "environment", "sibling")
+HINT_LAYERS = ("template", "environment")
 
 
 class HintWritingSection(Section):
@@ -73,7 +73,7 @@ class HintWritingSection(Section):
     ``layers`` are asked in this order, and the first that has something to say writes the hint.
     """
 
-    layers: list[str] = ["template", "environment", "sibling"]
+    layers: list[str] = ["template", "environment"]
 
     @model_validator(mode="after")
     def _layers_fit(self) -> HintWritingSection:

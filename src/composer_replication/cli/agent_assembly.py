@@ -27,8 +27,7 @@ from composer_replication.rollouts.episodes.served_model import (
     open_server,
     require_fit,
 )
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer, Listeners
-from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer, EpisodeSampler, Listeners
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader

@@ -30,7 +30,7 @@ from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.report import read_run, write_model_card
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.evidence import has_recorded_evidence
+from composer_replication.rollouts.curriculum.standing import has_recorded_evidence
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker

@@ -14,7 +14,7 @@ from composer_replication.cli.ray_cluster import add_ray_flag
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
     from composer_replication.rollouts.episodes.served_model import ServedModel
-    from composer_replication.rollouts.pass_rates import TaskResult
+    from composer_replication.rollouts.task_sampler import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
 _SINGLE_ANSWER = {"prompt_style": "completion", "max_new_tokens": 64, "temperature": 1.0}
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.cli.ray_cluster import check_cluster, open_actors, placed_at
     from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note, stored_tasks
     from composer_replication.errors import UsageError, needs_extra
-    from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
+    from composer_replication.rollouts.generations.episode_player import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
 
@@ -147,7 +147,7 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
 
 
 def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
-    from composer_replication.rollouts.pass_rates import summarise
+    from composer_replication.rollouts.task_sampler import summarise
 
     rates = summarise(results, infrastructure_failures=num_dropped)
     return {

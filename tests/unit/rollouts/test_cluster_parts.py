@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
-from composer_replication.rollouts.cluster.opening import open_cluster
+from composer_replication.rollouts.cluster.opening import ClusterOptions, fitted, open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import RolloutActor, WatchedWork
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Evidence
-from composer_replication.rollouts.curriculum.evidence import certainty_above, expected_spread
+from composer_replication.rollouts.curriculum.standing import certainty_above, expected_spread
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from composer_replication.rollouts.hints.hint_context import (
     ObservedRollout,
 )
 from composer_replication.rollouts.hints.layers import (
-    MAX_SIBLING_CHARACTERS,
     clamp,
     clean_text,
     open_layers,
@@ -157,43 +156,15 @@ def test_layers_that_cannot_be(layers: list[str]) -> None:
         HintWritingSection(layers=layers)
 
 
-# ---- siblings ------------------------------------------------------------------------------------
-
-OURS = "\n    return min(x, low)"
-THEIRS = "\n    bounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"
-OPTIONS = HintWritingSection(layers=["sibling"])
-
-
-def with_sibling() -> HintContext:
-    plain = context_of("failing tests belong to the last change", answer=OURS)
-    return replace(plain, siblings=(replace(plain.observed, answer=THEIRS),))
-
-
-def whole_sibling(context: HintContext) -> str | None:
-    return context.siblings[0].answer
-
-
-def test_a_sibling_shows_the_names_that_it_uses() -> None:
-    hint = write_hint(with_sibling(), open_layers(OPTIONS))
-    assert hint is not None
-    assert hint.text == "Hint: Another attempt that passed also uses: bounded, max, high, key."
-
-
-def test_what_a_sibling_shows_is_clamped() -> None:
-    context, options = with_sibling(), OPTIONS
-    long = replace(context.siblings[0], answer="\n    " + " ".join(f"name_{idx}" for idx in range(90)))
-    hint = write_hint(replace(context, siblings=(long,)), open_layers(options))
-    assert hint is not None
-    assert hint.text.endswith("...."), hint.text
-    assert len(hint.text) <= 50 + MAX_SIBLING_CHARACTERS
-    assert write_hint(replace(context, siblings=()), open_layers(options)) is None
-
-
 # ---- what no hint may say ------------------------------------------------------------------------
 
 
+def solution(context: HintContext) -> str | None:
+    return "return min(bounded, high)"
+
+
 def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_layer_asked() -> None:
-    context, own = with_sibling(), f"{__name__}:whole_sibling"
+    context, own = context_of("failing tests belong to the last change"), f"{__name__}:solution"
     options = HintWritingSection(layers=[own, "template"])
 
     def leaking(text: str) -> bool:
@@ -237,5 +208,5 @@ def test_no_field_of_a_context_holds_golden_code() -> None:
     assert set(ObservedRollout.__slots__) == {
         "rollout", "turns", "tools", "tree", "path", "answered_text", "answer", "indent", "failed_tests", "is_leak",
     }  # fmt: skip
-    assert set(HintContext.__slots__) == {"observed", "fault", "siblings"}
+    assert set(HintContext.__slots__) == {"observed", "fault"}
     assert set(Fault.__slots__) == {"turn_idx", "kind", "evidence", "subject", "call_idx"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.rollouts.tokens import call_dialects, call_pieces
+from composer_replication.rollouts.tokens import call_dialects
 from composer_replication.rollouts.tokens.call_dialects import read_calls
 
 MEGABYTE = 1_000_000
@@ -52,9 +52,8 @@ class CountedPattern:
 def passed(monkeypatch: pytest.MonkeyPatch) -> Passed:
     made = Passed()
     counted = {name: (CountedPattern(p, made), parse) for name, (p, parse) in call_dialects.DIALECTS.items()}
-    for module in (call_dialects, call_pieces):
-        monkeypatch.setattr(module, "re", made)
-    monkeypatch.setattr(call_pieces, "_JSON", made)
+    monkeypatch.setattr(call_dialects, "re", made)
+    monkeypatch.setattr(call_dialects, "_JSON", made)
     monkeypatch.setattr(call_dialects, "DIALECTS", counted)
     return made
 

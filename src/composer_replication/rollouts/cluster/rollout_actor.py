@@ -10,7 +10,7 @@ from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Score, Task, ToolCall, ToolResult
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.opening import ClusterOptions
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import Judgement

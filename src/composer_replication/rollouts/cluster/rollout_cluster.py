@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
+from composer_replication.rollouts.cluster.opening import ClusterOptions, fitted
 from composer_replication.rollouts.cluster.rollout_actor import LOST, Place, RolloutActor
 from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore

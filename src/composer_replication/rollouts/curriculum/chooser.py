@@ -14,8 +14,8 @@ from typing import Any
 from composer_replication.channel_tables import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum.evidence import Evidence
 from composer_replication.rollouts.curriculum.standing import (
+    Evidence,
     SavedCurriculum,
     SavedTask,
     Standing,

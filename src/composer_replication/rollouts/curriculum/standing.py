@@ -1,9 +1,11 @@
-"""Whether a task is drawn from: active, or retired because it is solved. And all of them as the state of a checkpoint."""
+"""What is known of one task, whether it is drawn from (active) or not (retired), and the state of a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
@@ -11,7 +13,136 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
 from composer_replication.channel_tables import CurriculumSection, Section
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum.evidence import Evidence
+from composer_replication.tasks.difficulty import FOLDER, read_difficulty
+
+PRIOR = 0.5
+"""Below all evidence lies Jeffreys' prior Beta(1/2, 1/2): most tasks are solved nearly always or nearly never.
+
+Reference: Jeffreys, An invariant form for the prior probability in estimation problems, 1946.
+"""
+_NUM_STEPS = 2000
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Counts of attempts at one task, each at least 0 and faded by age.
+
+    ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. ``graded`` are
+    those of this run alone, ``credit`` is the sum of their shares of passed tests. Attempts that infrastructure took say
+    nothing of the pass rate, and are not counted.
+    """
+
+    passed: float = 0.0
+    failed: float = 0.0
+    graded: float = 0.0
+    credit: float = 0.0
+
+    @property
+    def a(self) -> float:
+        """Of the posterior Beta(a, b)."""
+        return PRIOR + self.passed
+
+    @property
+    def b(self) -> float:
+        return PRIOR + self.failed
+
+    @property
+    def weight(self) -> float:
+        """E[p (1 - p)]: how much a group of this task is expected to teach."""
+        return expected_spread(self.a, self.b)
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Full passes per graded attempt; None where there was none."""
+        total = self.passed + self.failed
+        return self.passed / total if total > 0.0 else None
+
+    @property
+    def mean_credit(self) -> float | None:
+        """Mean share of passed tests in this run; None where nothing was graded."""
+        return self.credit / self.graded if self.graded > 0.0 else None
+
+    def certainty_above(self, rate: float) -> float:
+        """P(p > rate) under the posterior."""
+        return certainty_above(rate, self.a, self.b)
+
+    def faded(self, keep: float) -> Evidence:
+        """Every count times ``keep``, in [0, 1]."""
+        return Evidence(self.passed * keep, self.failed * keep, self.graded * keep, self.credit * keep)
+
+    def joined(self, outcomes: Sequence[TaskOutcome]) -> Evidence:
+        """With further attempts, whose order does not matter, bit for bit."""
+        graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
+        num_passed = sum(outcome.is_full_pass for outcome in graded)
+        return Evidence(
+            self.passed + num_passed,
+            self.failed + (len(graded) - num_passed),
+            self.graded + len(graded),
+            self.credit + math.fsum(outcome.credit for outcome in graded),
+        )
+
+
+def has_recorded_evidence(store_root: Path, options: CurriculumSection) -> bool:
+    """Whether there is anything to read, so that nobody hashes a model for nothing."""
+    wants = options.recorded != "none" and options.recorded_weight > 0.0
+    return wants and (Path(store_root) / FOLDER).is_dir()
+
+
+def recorded_evidence(
+    store_root: Path, options: CurriculumSection, *, parameter_sha256: str
+) -> dict[str, Evidence]:
+    """By task id, the recorded passes and failures, scaled down to ``options.recorded_weight`` attempts in all.
+
+    Counts of the very weights (``parameter_sha256``) win; without any, those of all other policies are added up where
+    ``options.recorded`` is ``any``. A task without a measurement is left out.
+
+    Raises:
+        InputError: a file of measurements cannot be read (CR0411).
+    """
+    if not has_recorded_evidence(store_root, options):
+        return {}
+    found: dict[str, Evidence] = {}
+    for task_id, rows in read_difficulty(store_root).items():
+        same = [row for row in rows if row.policy.parameter_sha256 == parameter_sha256]
+        used = same or (rows if options.recorded == "any" else ())
+        num_samples = sum(row.num_samples for row in used)
+        num_passed = sum(row.num_passed for row in used)
+        if num_samples:
+            scale = min(1.0, options.recorded_weight / num_samples)
+            found[task_id] = Evidence(num_passed * scale, (num_samples - num_passed) * scale)
+    return found
+
+
+def expected_spread(a: float, b: float) -> float:
+    """E[p (1 - p)] = a b / ((a + b)(a + b + 1)) for p ~ Beta(a, b): at most 1/4.
+
+    p (1 - p) is the variance of one attempt. With few counts it stays near the 1/8 of Beta(1/2, 1/2), so a task that was
+    hardly tried keeps its chance.
+    """
+    total = a + b
+    return a * b / (total * (total + 1.0))
+
+
+def certainty_above(rate: float, a: float, b: float) -> float:
+    """P(p > rate) for p ~ Beta(a, b) with a and b of at least 1/2, to about 1e-4.
+
+    With p = sin(t)^2 it is the integral of 2 sin(t)^(2a-1) cos(t)^(2b-1) / B(a, b) from asin(sqrt(rate)) to pi / 2, which has
+    no pole: here by Simpson's rule.
+    """
+    if rate <= 0.0 or rate >= 1.0:
+        return float(rate <= 0.0)
+    start = math.asin(math.sqrt(rate))
+    width = (math.pi / 2 - start) / _NUM_STEPS
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+
+    def density(step: int) -> float:
+        sine, cosine = math.sin(start + step * width), max(math.cos(start + step * width), _TINY)
+        return 2 * math.exp(scale + (2 * a - 1) * math.log(sine) + (2 * b - 1) * math.log(cosine))
+
+    inner = math.fsum((4 if step % 2 else 2) * density(step) for step in range(1, _NUM_STEPS))
+    return min(1.0, width / 3 * (density(0) + inner + density(_NUM_STEPS)))
+
 
 Status = Literal["active", "retired"]
 REVIVAL_CERTAINTY = 0.5

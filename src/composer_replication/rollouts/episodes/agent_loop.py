@@ -19,11 +19,6 @@ from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.episodes.conversation import (
-    Conversation,
-    QueueingPolicy,
-    RefusedRequestError,
-)
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import (
     Episode,
@@ -32,7 +27,13 @@ from composer_replication.rollouts.episodes.episode import (
     TokenCounts,
     refusal,
 )
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.episode_options import (
+    Conversation,
+    EpisodeOptions,
+    EpisodeParts,
+    QueueingPolicy,
+    RefusedRequestError,
+)
 from composer_replication.rollouts.tokens.chat import Chat
 
 T = TypeVar("T")

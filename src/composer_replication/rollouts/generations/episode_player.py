@@ -1,18 +1,18 @@
-"""Plays the episodes of one generation of a trainer, and says in numbers what happened."""
+"""Plays the episodes of one generation of a trainer or of an evaluation, and says in numbers what happened."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
-from composer_replication.records import StopReason, TaskOutcome
+from composer_replication.records import StopReason, Task, TaskOutcome
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_anywhere
@@ -21,9 +21,10 @@ from composer_replication.rollouts.episodes.episode_options import EpisodeOption
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
-from composer_replication.rollouts.grading import FORGED, Grader
+from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
+from composer_replication.rollouts.task_sampler import TaskSampler
 
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 
@@ -216,3 +217,74 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
     ended = Counter(str(each.stop_reason) for each in episodes)
     figures |= {f"stopped_{reason}": ended[reason] / len(episodes) for reason in _REASONS}
     return {f"rollouts/{name}": value for name, value in figures.items()}
+
+
+class CurrentPolicy(Protocol):
+    """The policy of ``trainer`` as it is now; ``step`` is how many steps of the optimizer it has behind it."""
+
+    trainer: Any
+
+    @property
+    def step(self) -> int: ...
+
+    def opened(self, num_running: Callable[[], int]) -> AbstractContextManager[TokenPolicy]:
+        """For a while; ``num_running`` says how many episodes may ask it at a moment."""
+        ...
+
+
+class EpisodeSampler(TaskSampler):
+    """Asks a policy for fresh attempts by episodes: an attempt is the tree that one leaves behind.
+
+    Args:
+        player: whose judgements have the tree (``keeps_trees``).
+        policy: answers.
+        keep: told of the episodes under the name of their evaluation.
+
+    ``stop_reasons`` counts why the episodes so far ended.
+    """
+
+    def __init__(
+        self,
+        player: EpisodePlayer,
+        policy: CurrentPolicy,
+        *,
+        keep: Callable[[str, Sequence[Episode]], None] | None = None,
+    ) -> None:
+        super().__init__(player.grader)
+        self.player, self.policy, self._keep = player, policy, keep
+        self.stop_reasons: Counter[str] = Counter()
+
+    def follow(self, trainer: Any) -> None:
+        """As ``TaskSampler``."""
+        self.policy.trainer = trainer
+
+    def golden(self, task: Task) -> GradeRequest:
+        """The whole tree with the original code in it."""
+        tree = {**self.grader.store.files(task, "rollout"), **self.grader.golden_files(task)}
+        return GradeRequest(task, "", tree=tree)
+
+    def attempts(
+        self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str
+    ) -> list[list[GradeRequest | None]]:
+        """The trees that episodes left.
+
+        Raises:
+            ComposerError: what the loop raises.
+        """
+        of_each = [task for task in tasks for _ in range(num_samples)]
+        with self.policy.opened(lambda: self.player.num_running) as policy:
+            played = self.player.play(
+                [task.task_id for task in of_each],
+                policy,
+                seed=seed,
+                step=self.policy.step,
+                on_ended=self.note_prompts,
+            )
+        self.stop_reasons.update(str(each.stop_reason) for each in played)
+        if self._keep is not None and name:
+            self._keep(name, played)
+        made = [
+            None if each.judgement is None else GradeRequest(task, "", tree=each.judgement.tree)
+            for task, each in zip(of_each, played, strict=True)
+        ]
+        return [made[start : start + num_samples] for start in range(0, len(made), num_samples)]

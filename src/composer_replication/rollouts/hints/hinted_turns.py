@@ -16,7 +16,6 @@ from composer_replication.rollouts.hints.hint_context import (
     HintContext,
     ObservedRollout,
     observe_single_turn,
-    successful,
 )
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt
 from composer_replication.rollouts.hints.layers import open_layers, write_hint
@@ -29,8 +28,7 @@ Observe = Callable[[Rollout], ObservedRollout]
 class HintedTurnMaker:
     """The ``HintGenerator`` of this folder: gives the hinted turns of a batch of rollouts by row.
 
-    Rollouts of one group, those with the same task and step, are each other's siblings. A turn without sampled
-    ids is passed over: there is nothing to score.
+    A turn without sampled ids is passed over: there is nothing to score.
 
     Args:
         tokenizer: the policy's.
@@ -65,18 +63,12 @@ class HintedTurnMaker:
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
         observed = [self.observe(rollout) for rollout in rollouts]
-        groups: dict[tuple[str, int], list[ObservedRollout]] = {}
-        for each in observed:
-            groups.setdefault((each.rollout.task_id, each.rollout.step), []).append(each)
-        best = {key: tuple(successful(group)) for key, group in groups.items()}
-        made = [list(self._hinted(each, best[each.rollout.task_id, each.rollout.step])) for each in observed]
+        made = [list(self._hinted(each)) for each in observed]
         self.counts["rollouts"] += len(observed)
         self.last_hints = [tuple(hint for hint, _ in row) for row in made]
         return [tuple(turn for _, turn in row) for row in made]
 
-    def _hinted(
-        self, observed: ObservedRollout, siblings: tuple[ObservedRollout, ...]
-    ) -> Iterator[tuple[Hint, HintedTurn]]:
+    def _hinted(self, observed: ObservedRollout) -> Iterator[tuple[Hint, HintedTurn]]:
         num_made = 0
         for fault in find_faults(observed):
             self.counts["faults"] += 1
@@ -86,7 +78,7 @@ class HintedTurnMaker:
             if not turn.turn.completion.token_ids:
                 self.counts["without_ids"] += 1
                 continue
-            context = HintContext(observed, fault, siblings)
+            context = HintContext(observed, fault)
             hint = write_hint(context, self._layers)
             if hint is None:
                 self.counts["without_hint"] += 1

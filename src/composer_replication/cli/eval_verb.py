@@ -14,7 +14,7 @@ from composer_replication.cli.ray_cluster import add_ray_flag
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
     from composer_replication.rollouts.episodes.served_model import ServedModel
-    from composer_replication.rollouts.task_sampler import TaskResult
+    from composer_replication.rollouts.pass_rates import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
 _SINGLE_ANSWER = {"prompt_style": "completion", "max_new_tokens": 64, "temperature": 1.0}
@@ -147,7 +147,7 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
 
 
 def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
-    from composer_replication.rollouts.task_sampler import summarise
+    from composer_replication.rollouts.pass_rates import summarise
 
     rates = summarise(results, infrastructure_failures=num_dropped)
     return {

@@ -36,9 +36,10 @@ from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, Usa
 from composer_replication.records import HeldoutReading, StopReason, Task
 from composer_replication.report import write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
+from composer_replication.rollouts.pass_rates import TaskResult, summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.single_turn import is_finished
-from composer_replication.rollouts.task_sampler import TaskResult, TaskSampler, summarise
+from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
 from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.store import TaskStore

@@ -11,7 +11,7 @@ import pytest
 
 from composer_replication.channel_tables import HeldoutSection
 from composer_replication.cli.training_run import _measure_once
-from composer_replication.rollouts.task_sampler import TaskResult
+from composer_replication.rollouts.pass_rates import TaskResult
 
 
 class CountedSamples:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.training_run import rates_of
-from composer_replication.rollouts.task_sampler import TaskResult
+from composer_replication.rollouts.pass_rates import TaskResult
 from composer_replication.run_folder import read_jsonl, write_json
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
@@ -20,8 +21,6 @@ PRIOR = 0.5
 
 Reference: Jeffreys, An invariant form for the prior probability in estimation problems, 1946.
 """
-_NUM_STEPS = 2000
-_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +124,10 @@ def expected_spread(a: float, b: float) -> float:
 
 
 def certainty_above(rate: float, a: float, b: float) -> float:
-    """P(p > rate) for p ~ Beta(a, b) with a and b of at least 1/2, to about 1e-4.
-
-    With p = sin(t)^2 it is the integral of 2 sin(t)^(2a-1) cos(t)^(2b-1) / B(a, b) from asin(sqrt(rate)) to pi / 2, which has
-    no pole: here by Simpson's rule.
-    """
-    if rate <= 0.0 or rate >= 1.0:
-        return float(rate <= 0.0)
-    start = math.asin(math.sqrt(rate))
-    width = (math.pi / 2 - start) / _NUM_STEPS
-    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-
-    def density(step: int) -> float:
-        sine, cosine = math.sin(start + step * width), max(math.cos(start + step * width), _TINY)
-        return 2 * math.exp(scale + (2 * a - 1) * math.log(sine) + (2 * b - 1) * math.log(cosine))
-
-    inner = math.fsum((4 if step % 2 else 2) * density(step) for step in range(1, _NUM_STEPS))
-    return min(1.0, width / 3 * (density(0) + inner + density(_NUM_STEPS)))
+    """P(p > rate) for p ~ Beta(a, b), by the normal distribution of the same mean and variance."""
+    mean = a / (a + b)
+    spread = NormalDist(mean, math.sqrt(mean * (1.0 - mean) / (a + b + 1.0)))
+    return 1.0 - spread.cdf(rate)
 
 
 Status = Literal["active", "retired"]

@@ -25,7 +25,8 @@ from ray_head import free_port, kill_session, processes
 
 from composer_replication.errors import ComposerError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.opening import ClusterOptions, open_cluster
+from composer_replication.rollouts.cluster.opening import open_cluster
+from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts

@@ -18,8 +18,13 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.opening import ClusterOptions, fitted, open_cluster
-from composer_replication.rollouts.cluster.rollout_actor import RolloutActor, WatchedWork
+from composer_replication.rollouts.cluster.opening import open_cluster
+from composer_replication.rollouts.cluster.rollout_actor import (
+    ClusterOptions,
+    RolloutActor,
+    WatchedWork,
+    fitted,
+)
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest

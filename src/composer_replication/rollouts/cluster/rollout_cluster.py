@@ -21,8 +21,13 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
-from composer_replication.rollouts.cluster.opening import ClusterOptions, fitted
-from composer_replication.rollouts.cluster.rollout_actor import LOST, Place, RolloutActor
+from composer_replication.rollouts.cluster.rollout_actor import (
+    LOST,
+    ClusterOptions,
+    Place,
+    RolloutActor,
+    fitted,
+)
 from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.node_check import needs_of

@@ -1,11 +1,10 @@
-"""Claim: none. What do hints, wrong hints and preferences between siblings each add to GRPO on the small model?
+"""Claim: none. What do hints and preferences between siblings each add to GRPO on the small model?
 
-Four arms, each by ``composer-rl train recipes/ablation/run.toml`` with its own keys and nothing else changed: tasks,
-prompts, steps, evaluation and seeds are the same. ``wrong-hints`` is the control of ``right-hints``: the same turns get a
-hint of about the same length about another task.
+Three arms, each by ``composer-rl train recipes/ablation/run.toml`` with its own keys and nothing else changed: tasks,
+prompts, steps, evaluation and seeds are the same.
 
     python benchmarks/ablation.py                             # what is missing of seeds 0, 1, 2, then the table
-    python benchmarks/ablation.py --only wrong-hints --seed 1 # one run
+    python benchmarks/ablation.py --only right-hints --seed 1 # one run
     python benchmarks/ablation.py --table                     # what the journal holds
 
 A finished run is one line of ``recipes/ablation/journal.jsonl``, so the runs may be spread over days and machines: commit
@@ -34,7 +33,6 @@ HINTS = ("trainer.alpha_sdpo=0.5",)
 ARMS: Mapping[str, tuple[str, ...]] = {
     "grpo": (),
     "right-hints": HINTS,
-    "wrong-hints": (*HINTS, "hints.writing.from_other_tasks=true"),
     "siblings": ("trainer.beta_replay=0.1", "replay.sibling_pairs=true"),
 }
 MEASURES = ("held-out before", "held-out after", "trained before", "trained after", "reward of all steps")
@@ -147,8 +145,8 @@ def _rates(by_arm: Mapping[str, Mapping[int, Line]]) -> str:
 
 
 def _differences(by_arm: Mapping[str, Mapping[int, Line]]) -> str:
-    """By the seeds that an arm and plain GRPO both have; and right hints against wrong ones, which is their content."""
-    wanted = [(arm, "grpo") for arm in by_arm if arm != "grpo"] + [("right-hints", "wrong-hints")]
+    """By the seeds that an arm and plain GRPO both have."""
+    wanted = [(arm, "grpo") for arm in by_arm if arm != "grpo"]
     after = [name for name in MEASURES if "before" not in name]
     rows = [["difference", "seeds", *after]]
     for arm, other in wanted:

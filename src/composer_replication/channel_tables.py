@@ -64,21 +64,16 @@ class HeldoutSection(Section):
         return self
 
 
-HINT_LAYERS = ("template", "environment", "sibling", "judge")
+HINT_LAYERS = ("template", "environment")
 
 
 class HintWritingSection(Section):
     """Who writes the hints of rollouts in the loop; docs/hints.md explains each key.
 
     ``layers`` are asked in this order, and the first that has something to say writes the hint.
-    ``from_other_tasks`` is a control: each turn gets, in place of its hint, one of its length about another task.
     """
 
-    layers: list[str] = ["template", "environment", "sibling"]
-    judge_url: str = ""
-    judge_model: str = ""
-    judge_key_variable: str = ""
-    from_other_tasks: bool = False
+    layers: list[str] = ["template", "environment"]
 
     @model_validator(mode="after")
     def _layers_fit(self) -> HintWritingSection:
@@ -87,9 +82,6 @@ class HintWritingSection(Section):
             raise ValueError(
                 f"layers are some of {', '.join(HINT_LAYERS)} or package.module:function, each once"
             )
-        if "judge" not in self.layers:
-            keys: tuple[str, ...] = ("judge_url", "judge_model", "judge_key_variable")
-            refuse_idle(self, keys, "without judge among hints.writing.layers")
         return self
 
 
@@ -165,8 +157,7 @@ class CurriculumSection(Section):
     ``recorded_weight`` attempts each: those of the very weights, and where there are none of other policies
     (``any``) or nothing (``same-weights``). ``floor_share`` of the draws are spread evenly over all active tasks. A task is retired
     once its pass rate is above ``retire_above`` with ``retire_certainty``; ``revival_share`` of the draws go to retired ones, which
-    come back when they fail again. A task of which ``quarantine_after`` attempts, and ``quarantine_share`` of all, were lost to the
-    sandbox is quarantined for ``quarantine_generations`` (0: for good).
+    come back when they fail again.
     """
 
     half_life: float = Field(100.0, gt=0.0)
@@ -176,9 +167,6 @@ class CurriculumSection(Section):
     retire_above: float = Field(0.9, gt=0.0, lt=1.0)
     retire_certainty: float = Field(0.9, gt=0.5, lt=1.0)
     revival_share: float = Field(0.02, ge=0.0, lt=1.0)
-    quarantine_after: int = Field(12, ge=1)
-    quarantine_share: float = Field(0.5, gt=0.0, le=1.0)
-    quarantine_generations: int = Field(50, ge=0)
 
 
 class RaySection(Section):
@@ -250,24 +238,18 @@ class ReplicasSection(Section):
 class AgentRewardSection(Section):
     """What an attempt with tools is worth; docs/environment.md explains each key.
 
-    ``rule`` is the ``fraction`` of the visible tests that pass, ``all_or_nothing``, or ``weighted`` by ``weights``: of tests by
-    node id, or of test functions by node id without brackets (shared by its parametrisations), 1 for others. To break a
-    test that passed before pays nothing (``breaks`` ``mask``), costs the share that broke (``cost``), or is not looked at
-    (``ignore``); ``break_sample`` of them are run, 0 runs all. Each call that could not be made costs ``invalid_call_cost``.
+    ``rule`` is the ``fraction`` of the visible tests that pass, or ``all_or_nothing``. To break a test that passed before
+    pays nothing (``breaks`` ``mask``), costs the share that broke (``cost``), or is not looked at (``ignore``);
+    ``break_sample`` of them are run, 0 runs all. Each call that could not be made costs ``invalid_call_cost``.
     """
 
-    rule: Literal["fraction", "all_or_nothing", "weighted"] = "fraction"
-    weights: dict[str, Annotated[float, Field(ge=0.0)]] = {}
+    rule: Literal["fraction", "all_or_nothing"] = "fraction"
     breaks: Literal["mask", "cost", "ignore"] = "mask"
     break_sample: int = Field(0, ge=0)
     invalid_call_cost: float = Field(0.0, ge=0.0)
 
     @model_validator(mode="after")
     def _no_key_is_idle(self) -> AgentRewardSection:
-        if self.rule != "weighted":
-            refuse_idle(self, ("weights",), 'without agent.reward.rule = "weighted"')
-        elif not self.weights:
-            raise ValueError('rule = "weighted" does nothing without agent.reward.weights')
         if self.breaks == "ignore":
             refuse_idle(self, ("break_sample",), 'with agent.reward.breaks = "ignore"')
         return self

@@ -15,7 +15,6 @@ from composer_replication.records import (
     HintedTurn,
     Rollout,
     SandboxSpec,
-    Score,
     TaskOutcome,
     ToolCall,
     ToolResult,
@@ -139,8 +138,9 @@ class AgentEnvironment(Protocol):
 
     ``reset`` begins and answers the first message for the policy. ``call`` does what the policy asked; whatever is
     wrong with the call is a result with ``is_error``. After ``submit``, ``is_done`` is true and further calls are
-    refused, as results. ``grade`` is what the visible tests say of the tree as it stands, None where the sandbox
-    failed. ``close`` leaves nothing behind and may be called twice.
+    refused, as results. ``finish`` ends the attempt and says what it is worth: a judgement with the ``score`` of the
+    visible tests and the ``reward``, None where the sandbox failed. ``close`` leaves nothing behind and may be called
+    twice.
 
     Raises:
         SandboxFailure: the sandbox broke; never for what the policy did.
@@ -156,7 +156,7 @@ class AgentEnvironment(Protocol):
 
     def call(self, call: ToolCall) -> ToolResult: ...
 
-    def grade(self) -> Score | None: ...
+    def finish(self) -> Any: ...
 
     def close(self) -> None: ...
 

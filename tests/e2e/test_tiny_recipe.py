@@ -129,7 +129,6 @@ def test_a_curriculum_draws_the_tasks_and_counts_every_attempt(tmp_path: Path) -
     """What it knows at the last checkpoint is what the stored rollouts say, counted again."""
     settings = {
         "curriculum.half_life": 1e9,
-        "curriculum.quarantine_after": 1000,
         "trainer.dynamic_sampling_rounds": 1,
     }
     finish(

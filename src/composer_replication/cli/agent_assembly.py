@@ -17,8 +17,7 @@ from composer_replication.interfaces import HintGenerator
 from composer_replication.records import Limits, Task
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
@@ -28,14 +27,12 @@ from composer_replication.rollouts.episodes.served_model import (
     open_server,
     require_fit,
 )
-from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer, Listeners
-from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer, EpisodeSampler, Listeners
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.other_tasks import no_other_tasks
+from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -64,15 +61,12 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built.
 
     Raises:
-        UsageError: no such dialect of calls (CR0818), hints of other
-            tasks (CR0877), weights that are spread over processes without vLLM to sample (CR0873).
+        UsageError: no such dialect of calls (CR0818), weights that are spread over processes without vLLM to sample (CR0873).
     """
     if config.agent is None:
         return
     if config.agent.dialect:
         require_dialect(config.agent.dialect, where="agent.dialect")
-    if config.hints is not None and config.hints.writing.from_other_tasks:
-        raise no_other_tasks("they are for single answers", "take the [agent] table out")
     if shards_weights() and not config.trl.get("use_vllm"):
         from composer_replication.trainer.setting_errors import spread_weights
 
@@ -125,27 +119,6 @@ def find_trl_server(config: RunConfig, note: Callable[[str], None] = lambda _: N
     return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)), note=note)
 
 
-def refuse_unknown_weights(config: RunConfig, store: TaskStore) -> None:
-    """Stop before the first step where a weight is given to a test that no task has: it would do nothing.
-
-    Raises:
-        UsageError: so it is (CR0803).
-    """
-    weights = (config.agent or AgentSection()).reward.weights
-    if not weights:
-        return
-    tests = {test for task in store.tasks() for test in task.tests.visible}
-    tests |= {test.partition("[")[0] for test in tests}
-    unknown = next((name for name in weights if name not in tests), None)
-    if unknown is not None:
-        raise UsageError(
-            "CR0803",
-            f"a weight is given to {unknown!r}, which is no visible test of any task.",
-            where="agent.reward.weights",
-            fix="take node ids of visible tests (composer-rl tasks show), or those of test functions without brackets.",
-        )
-
-
 def agent_rows(store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set; the conversation itself begins in the environment.
 
@@ -171,19 +144,20 @@ def open_player(
     ``LedgerTalk``.
     """
     section = config.agent or AgentSection()
-    open_environment = None
+    open_environment: Callable[[], Any]
     if cluster is not None:
         from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
 
         open_environment = partial(RayEnvironment, cluster)
-    attempts = JudgedAttempts(
-        grader,
-        attempt=attempt_options(config),
-        reward=reward_options(config),
-        monitor="off" if is_evaluation else section.monitor,
-        keeps_trees=is_evaluation,
-        open_environment=open_environment,
-    )
+    else:
+        open_environment = partial(
+            FeatureDeletionEnv,
+            grader,
+            attempt=attempt_options(config),
+            reward=reward_options(config),
+            regressions=RegressionCheck(grader),
+            monitor="off" if is_evaluation else section.monitor,
+        )
     talk = LedgerTalk(
         tokenizer,
         tokenizer.chat_template,
@@ -198,7 +172,14 @@ def open_player(
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
     num_places = None if cluster is None else cluster.num_places
     return EpisodePlayer(
-        attempts, talk, options, seed=config.seed, listeners=listeners, num_places=num_places
+        grader,
+        open_environment,
+        talk,
+        options,
+        seed=config.seed,
+        listeners=listeners,
+        keeps_trees=is_evaluation,
+        num_places=num_places,
     )
 
 
@@ -258,7 +239,8 @@ def open_agent(
     kept = KeptEpisodes(
         folder.rollouts,
         part=file_part(),
-        options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
+        session_id=folder.root.name,
+        model_name=config.model.name,
     )
     on_outcomes = None if curriculum is None else curriculum.note
     listeners = Listeners(kept, on_outcomes, observed)
@@ -367,7 +349,7 @@ def refuse_long_conversations(
             where="agent.max_context_tokens",
             fix=f"set it to at most {positions}.",
         )
-    store = player.attempts.grader.store
+    store = player.grader.store
     for task in tasks:
         length = player.talk.open(first_message(store, task), TOOLS).num_tokens
         if length + section.min_new_tokens > options.max_context_tokens:

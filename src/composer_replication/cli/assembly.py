@@ -19,7 +19,6 @@ from composer_replication.cli.agent_assembly import (
     counts_shares,
     open_agent,
     refuse_long_conversations,
-    refuse_unknown_weights,
     sandbox_limits,
 )
 from composer_replication.cli.launched_process import file_part, launched_rank, shards_weights
@@ -31,11 +30,10 @@ from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.report import read_run, write_model_card
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.evidence import has_recorded_evidence
+from composer_replication.rollouts.curriculum.standing import has_recorded_evidence
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.policy_sampler import PolicySampler
@@ -97,7 +95,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
     if config.agent is not None:
-        refuse_unknown_weights(config, store)
         return agent_rows(store, tasks)
     rows: list[dict[str, Any]] = []
     for task in tasks:
@@ -379,20 +376,19 @@ def open_attempts(
 
     ends = end_token_ids(model, tokenizer)
     reward = open_reward(config, tasks, grader, folder, curriculum, end_token_ids=ends)
-    hint_source = open_hint_source(config, grader.store, grader, tokenizer, tasks=tasks.train)
+    hint_source = open_hint_source(config, grader.store, grader, tokenizer)
     return reward, None, hint_source, open_sampler(config, grader, model, tokenizer)
 
 
 def open_hint_source(
-    config: RunConfig, store: TaskStore, grader: Grader, tokenizer: Tokenizer, *, tasks: Sequence[Task]
+    config: RunConfig, store: TaskStore, grader: Grader, tokenizer: Tokenizer
 ) -> HintGenerator | None:
     """Hints for the rollouts of training; None where ``trainer.alpha_sdpo`` is 0.
 
-    ``grader`` is the reward's own, which keeps its scores: no answer is run twice. ``tasks`` are those that are trained
-    on: with ``from_other_tasks`` hints tell of them.
+    ``grader`` is the reward's own, which keeps its scores: no answer is run twice.
 
     Raises:
-        UsageError: a layer or the judge cannot be used (CR0221, CR0223), no other task to tell of (CR0877).
+        UsageError: a layer cannot be used (CR0221).
     """
     if config.trainer.alpha_sdpo == 0.0:
         return None
@@ -404,10 +400,7 @@ def open_hint_source(
         context_lines=config.rollouts.context_lines,
     )
     section = config.hints or HintsSection()
-    others = HintsOfOtherTasks(observe, tasks) if section.writing.from_other_tasks else None
-    return HintedTurnMaker(
-        tokenizer, observe=observe, options=section.writing, strict=section.strict, other_tasks=others
-    )
+    return HintedTurnMaker(tokenizer, observe=observe, options=section.writing, strict=section.strict)
 
 
 def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.cli.ray_cluster import check_cluster, open_actors, placed_at
     from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note, stored_tasks
     from composer_replication.errors import UsageError, needs_extra
-    from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
+    from composer_replication.rollouts.generations.episode_player import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
 

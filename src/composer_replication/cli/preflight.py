@@ -39,10 +39,10 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> CheckedRecipe:
     Raises:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
             loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write
-            (CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
+            (CR0221), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
             acceptance of no guard (CR0340), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
             sampling server that does not fit (CR0826),
-            hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873).
+            spread weights with ``[agent]`` (CR0873).
         InputError: a file of preference pairs that cannot be used (CR0881).
         MissingError: no sandbox works here (CR0301), no sampling server answers (CR0824); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
     """

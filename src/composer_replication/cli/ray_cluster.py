@@ -11,7 +11,7 @@ from composer_replication.cli.launched_process import launched_size
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
-    from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+    from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
     from composer_replication.tasks.store import TaskStore
 
@@ -58,7 +58,7 @@ def placed_at(config: RunConfig, address: str | None) -> RunConfig:
 def cluster_options(config: RunConfig) -> ClusterOptions:
     """The actors of ``[ray]``, with the sandboxes, limits and reward that the recipe has without it."""
     from composer_replication.cli.agent_assembly import attempt_options, reward_options, sandbox_limits
-    from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+    from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 
     if config.ray is None:
         raise ValueError("the recipe has no [ray] table")

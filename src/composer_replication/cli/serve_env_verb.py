@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from composer_replication.cli.argument_types import whole_number
+from composer_replication.cli.argument_types import number, whole_number
 from composer_replication.cli.isolation_flags import add_acceptance_flag
 from composer_replication.records import MonitorMode
 
@@ -21,43 +21,32 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="serve tasks as environments to OpenEnv clients",
         description="Serve the tasks of a store: each WebSocket session attempts tasks in sandboxes of its own, and is "
-        "told the reward. The address is printed on standard error. SIGTERM lets attempts end and "
-        "exits with 0, Ctrl-C does so with 130, a second one does not wait. There is no password: whoever reaches the "
-        "port may use the sandboxes.",
+        "told the reward. The address is printed on standard error. SIGTERM ends the server with exit code 0, Ctrl-C with "
+        "130; attempts that are under way are lost. There is no password: whoever reaches the port may use the sandboxes.",
     )
     parser.add_argument("tasks", metavar="DIR", type=Path, help="a task store")
     parser.add_argument("--port", type=int, required=True, metavar="N", help="0 takes a free one")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default %(default)s")
     parser.add_argument(
-        "--max-sessions", type=int, default=8, metavar="N", help="at the same time (default %(default)s)"
+        "--max-sessions",
+        type=whole_number(most=1024),
+        default=8,
+        metavar="N",
+        help="at the same time (default %(default)s)",
     )
     parser.add_argument(
         "--session-seconds",
-        type=float,
+        type=number(is_above=True),
         default=600.0,
         metavar="S",
-        help="a session ends when nothing came for S seconds (default %(default)g)",
-    )
-    parser.add_argument(
-        "--call-seconds",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="the longest that a tool may take (default %(default)g)",
+        help="an attempt ends when nothing came for S seconds (default %(default)g)",
     )
     parser.add_argument(
         "--max-calls",
-        type=int,
+        type=whole_number(),
         default=100,
         metavar="N",
         help="then an attempt is graded as it stands (default %(default)s)",
-    )
-    parser.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="what attempts have left when the server is told to end (default %(default)g)",
     )
     parser.add_argument(
         "--grading-jobs", type=whole_number(), default=2, metavar="N", help="default %(default)s"
@@ -79,26 +68,23 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Serve until a signal.
 
     Returns:
-        ``url``, ``signal``, ``tasks``, and ``sessions``, ``refused``, ``observations``, ``attempts``,
-        ``infrastructure_failures``, ``flagged``, ``masked`` (numbers); exit code 0 after SIGTERM, else 130.
+        ``url``, ``signal``, ``tasks``, ``attempts``, ``infrastructure_failures``, ``flagged``, ``masked``; exit code 0
+        after SIGTERM, else 130.
 
     Raises:
-        UsageError: a number out of range (CR0851), an address that cannot be taken (CR0850), an unknown backend.
+        UsageError: an address that cannot be taken (CR0850), an unknown backend.
         InputError: no store (CR0410), or a damaged one.
         NothingToDoError: the store holds no tasks (CR0604).
         MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).
         SandboxFailure: the sandbox does not hold (CR0304).
     """
     from composer_replication.errors import needs_extra
-    from composer_replication.rollouts.environment.openenv_options import ServeOptions, listen, url_of
+    from composer_replication.rollouts.environment.openenv_address import listen, url_of
     from composer_replication.rollouts.grading import Grader
     from composer_replication.sandbox import choose_backend
     from composer_replication.sandbox.acceptance import accept
     from composer_replication.tasks.store import TaskStore
 
-    options = ServeOptions(
-        args.max_sessions, args.session_seconds, args.call_seconds, args.max_calls, args.drain_seconds
-    )
     accept(args.accepted)
     choose_backend(args.backend or None)
     store = TaskStore.open(args.tasks, backend=args.backend or None)
@@ -108,24 +94,20 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             from composer_replication.rollouts.environment.openenv_server import EnvironmentServer
         grader = Grader(store, backend=args.backend, num_jobs=args.grading_jobs)
         try:
-            server = EnvironmentServer(grader, options, monitor=args.monitor)
+            server = EnvironmentServer(
+                grader,
+                max_sessions=args.max_sessions,
+                session_seconds=args.session_seconds,
+                max_calls=args.max_calls,
+                monitor=args.monitor,
+            )
             url = url_of(listener)
             signal_name = server.serve(listener, lambda url: _announce(url, num_tasks))
         finally:
             grader.close()
-    counts = server.counts
-    result: dict[str, object] = {
-        "url": url,
-        "signal": signal_name,
-        "tasks": num_tasks,
-        "sessions": counts.num_sessions,
-        "refused": counts.num_refused,
-        "observations": counts.num_observations,
-        "attempts": counts.num_attempts_ended,
-        "infrastructure_failures": counts.num_infrastructure_failures,
-        "flagged": counts.num_flagged,
-        "masked": counts.num_masked,
-    }
+    names = ("attempts", "infrastructure_failures", "flagged", "masked")
+    result: dict[str, object] = {"url": url, "signal": signal_name, "tasks": num_tasks}
+    result |= {name: server.counts[name] for name in names}
     return result, 0 if signal_name == "SIGTERM" else _INTERRUPTED
 
 
@@ -135,7 +117,4 @@ def _announce(url: str, num_tasks: int) -> None:
 
 
 def render(result: dict[str, Any]) -> str:
-    return (
-        f"Ended by {result['signal']}: {result['sessions']} sessions, {result['refused']} refused; "
-        f"{result['attempts']} attempts ended, {result['infrastructure_failures']} without a reward, {result['masked']} masked by the monitor."
-    )
+    return f"Ended by {result['signal']}: {result['attempts']} attempts ended, {result['infrastructure_failures']} without a reward, {result['masked']} masked by the monitor."

@@ -68,11 +68,11 @@ def reward_chart(run: RunData) -> tuple[Chart, str]:
 
 def _chosen_note(run: RunData) -> str:
     """Whose reward it is where a curriculum chose the tasks, and how its pool stands; else empty."""
-    pool = [run.column(f"curriculum/num_{name}") for name in ("active", "retired", "quarantined")]
+    pool = [run.column(f"curriculum/num_{name}") for name in ("active", "retired")]
     newest = [value for column in pool if column and (value := column[-1][1]) is not None]
     if len(newest) < len(pool):
         return ""
-    counts = "{:g} were active, {:g} retired and {:g} quarantined".format(*newest)
+    counts = "{:g} were active and {:g} retired".format(*newest)
     sentence = f"The curriculum chose the tasks, so the in-loop reward is theirs; at the end {counts}"
     rates = _change("the mean pass rate over all known tasks", run.column("curriculum/mean_pass_rate"))
     return f"{sentence}; {rates}." if rates else f"{sentence}."

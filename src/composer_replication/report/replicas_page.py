@@ -54,7 +54,7 @@ def _curriculum(folders: list[Path]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for folder in folders:
         rows = [row for row in read_jsonl(RunFolder(folder).metrics) if "curriculum/num_active" in row]
-        for status in ("active", "retired", "quarantined") if rows else ():
+        for status in ("active", "retired") if rows else ():
             counts[status] += int(rows[-1][f"curriculum/num_{status}"])
     return dict(counts)
 

@@ -8,7 +8,6 @@ answer is spliced back into the tree, and the tests of the store say what it is 
     grading.py              answer or tree -> Score, in a fresh sandbox each
     regressions.py          what else a tree broke
     rewards.py              (answer, score) -> in-loop reward
-    user_functions.py       a function named by dotted path, imported and tried on its arguments
     reward_function.py      the face that TRL calls; keeps every rollout
     task_sampler.py         fresh attempts judged by visible and hidden tests; policy_sampler.py has those of one answer
     heldout_evaluation.py   fresh samples on held-out tasks: the truth for the guard

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import Completion, Rollout, Score, StopReason, Task, TaskOutcome, Turn
+from composer_replication.records import Score, StopReason, Task, TaskOutcome
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.rewards import RewardRule, pay, shuffled_rewards
 from composer_replication.rollouts.single_turn import extract_answer, is_finished
@@ -153,40 +153,26 @@ class FeatureDeletionReward:
     ) -> None:
         if self.folder is None:
             return
-        rollouts = [
-            Rollout(
-                task_id=a.task.task_id,
-                step=step,
-                turns=(Turn((), Completion(a.ids, a.text, self._stop_reason(a))),),
-                reward=reward,
-                score=score,
-                stop_reason=StopReason.INFRASTRUCTURE if score is None else self._stop_reason(a),
-                seconds=score.seconds if score is not None else seconds,
-            )
+        rows = [
+            {
+                "task_id": a.task.task_id,
+                "step": step,
+                "completion_ids": list(a.ids),
+                "text": a.text,
+                "reward": reward,
+                "outcomes": {}
+                if score is None
+                else {node: str(each) for node, each in score.outcomes.items()},
+                "error": "" if score is None else score.error,
+                "stop_reason": str(StopReason.INFRASTRUCTURE if score is None else self._stop_reason(a)),
+                "seconds": round(seconds if score is None else score.seconds, 4),
+            }
             for a, score, reward in zip(attempts, scores, rewards, strict=True)
         ]
-        earlier = (
-            self._step_rows[1] if self._step_rows[0] == step else []
-        )  # dynamic sampling asks again in one step
-        self._step_rows = (step, [*earlier, *(rollout_row(r) for r in rollouts)])
-        rewrite_jsonl(self.folder / f"step-{step:06d}{self.part}.jsonl", self._step_rows[1])
-
-
-def rollout_row(rollout: Rollout) -> dict[str, Any]:
-    """One stored line: ids, text, reward, outcomes of the tests in the reward, seconds."""
-    turn = rollout.turns[-1]
-    score = rollout.score
-    return {
-        "task_id": rollout.task_id,
-        "step": rollout.step,
-        "completion_ids": list(turn.completion.token_ids),
-        "text": turn.completion.text,
-        "reward": rollout.reward,
-        "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},
-        "error": "" if score is None else score.error,
-        "stop_reason": str(rollout.stop_reason),
-        "seconds": round(rollout.seconds, 4),
-    }
+        if self._step_rows[0] == step:  # dynamic sampling asks again in one step
+            rows = [*self._step_rows[1], *rows]
+        self._step_rows = (step, rows)
+        rewrite_jsonl(self.folder / f"step-{step:06d}{self.part}.jsonl", rows)
 
 
 def outcome_of(task_id: str, score: Score | None) -> TaskOutcome:

@@ -30,7 +30,7 @@ def serve(store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "composer_replication.cli.main", "serve-env", str(store.root)),
-                *("--port", "0", "--json", "--drain-seconds", "0.2", *flags),
+                *("--port", "0", "--json", *flags),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,14 +35,6 @@ class Server:
                 self.url = found[1]
                 self.ready.set()
         self.ready.set()
-
-    def health(self) -> dict[str, Any]:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=PATIENCE_SECONDS) as answer:
-                known: dict[str, Any] = json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            known = json.loads(error.read())
-        return known
 
     def client(self) -> Any:
         """A synchronous client of the library; it must be closed."""

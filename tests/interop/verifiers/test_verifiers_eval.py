@@ -28,7 +28,6 @@ from tiny_store import (
 )
 from verifiers.v1.cli.eval.main import main as vf_eval
 from verifiers.v1.cli.eval.runner import run_eval
-from verifiers.v1.cli.validate import main as vf_validate
 from verifiers.v1.configs.cli.eval import EvalConfig
 
 from composer_replication.errors import InputError
@@ -232,14 +231,3 @@ def test_the_command_evaluates_every_task_beside_each_other(store: TaskStore, tm
     ]
     rewards = [trace["rewards"]["tests"]["score"] for line in lines for trace in line["traces"]]
     assert rewards == [1.0] * 4
-
-
-def test_the_library_validates_that_golden_code_passes_and_an_untouched_tree_does_not(
-    store: TaskStore, tmp_path: Path
-) -> None:
-    place = ["--runtime.type", "subprocess", "--no-rich", "-o", str(tmp_path), "--run.name", "checked"]
-    vf_validate([NAME, "--taskset.task.store", str(store.root), *place])
-    summary = json.loads((tmp_path / "checked" / "summary.json").read_text())
-    assert summary["checks"]["gold"]["valid"] == summary["checks"]["noop"]["valid"] == 2
-    rows = [json.loads(line) for line in (tmp_path / "checked" / "results.jsonl").read_text().splitlines()]
-    assert [row["noop"]["reward"] for row in rows] == [0.0, 0.0]

@@ -23,21 +23,13 @@ def recipe(writing: dict[str, Any]) -> RunConfig:
     ("writing", "code"),
     [
         ({"layers": ["no_such_module_of_ours:hint"]}, "CR0221"),
-        ({"layers": ["judge"]}, "CR0223"),
+        ({"layers": ["no_such_module_of_ours:other"]}, "CR0221"),
     ],
 )
 def test_hints_that_nobody_can_write_are_refused_before_the_run(writing: dict[str, Any], code: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_recipe(recipe(writing), Path())
     assert caught.value.code == code
-
-
-def test_hints_of_other_tasks_are_for_single_answers() -> None:
-    tables = {"trainer": {"alpha_sdpo": 0.1}, "hints": {"writing": {"from_other_tasks": True}}}
-    check_recipe(parse_config({**RECIPE, **tables}, where="run.toml"), Path())
-    with pytest.raises(UsageError) as caught:
-        check_recipe(parse_config({**RECIPE, **tables, "agent": {}}, where="run.toml"), Path())
-    assert caught.value.code == "CR0877"
 
 
 @pytest.mark.parametrize(

@@ -189,12 +189,12 @@ def test_a_curriculum_is_said_beside_the_reward_that_it_chose(make_run: Any) -> 
     assert "curriculum" not in page_of(root).text
     rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
     for n, row in enumerate(rows):
-        counts = {"num_active": 9.0 - n, "num_retired": float(n), "num_quarantined": 1.0}
+        counts = {"num_active": 9.0 - n, "num_retired": float(n)}
         figures = {**counts, "mean_pass_rate": 0.25 * (n + 1)}
         row.update({f"curriculum/{name}": value for name, value in figures.items()})
     (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = page_of(root).text
-    assert "the in-loop reward is theirs; at the end 7 were active, 2 retired and 1 quarantined" in text
+    assert "the in-loop reward is theirs; at the end 7 were active and 2 retired" in text
     assert "over all known tasks goes from 0.25 at step 1 to 0.75 at step 3." in text
 
 

@@ -21,6 +21,7 @@ from composer_replication.records import (
     ToolSpec,
     Turn,
 )
+from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.episode_options import EpisodeParts
 
 TOOLS = (
@@ -183,14 +184,15 @@ class FakeEnvironment:
         finally:
             self._one.release()
 
-    def grade(self) -> Score | None:
+    def finish(self) -> Judgement | None:
         self._used("grade")
         self._one.release()
         if self.fails("score"):
             return None
         num_passed = round(4 * self.pass_share)
         outcomes = {f"t{n}": Outcome.PASSED if n < num_passed else Outcome.FAILED for n in range(4)}
-        return Score(outcomes, seconds=0.25)
+        score = Score(outcomes, seconds=0.25)
+        return Judgement(score, score.pass_share, score.pass_share)
 
     def close(self) -> None:
         assert self._one.acquire(blocking=False), "closed while a call runs"

@@ -25,9 +25,8 @@ from ray_head import free_port, kill_session, processes
 
 from composer_replication.errors import ComposerError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
 from composer_replication.rollouts.cluster.opening import open_cluster
-from composer_replication.rollouts.environment.gym_face import GymFeatureDeletion
+from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
@@ -204,7 +203,7 @@ def run_episodes_on(
 
 
 def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
-    """TRL's and Gym's face, single answers, trees, and errors, over one actor."""
+    """TRL's face, single answers, trees, and errors, over one actor."""
     task = clamp_of(store)
     golden = store.files(task, "golden")[NUMBERS].decode()
     result: dict[str, Any] = {"host": socket.gethostname()}
@@ -217,13 +216,6 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         result["trl_first"] = face.reset(task_id=task.task_id)
         face.write_file(path=NUMBERS, content=golden)  # type: ignore[attr-defined]
         result["trl_reward"] = face.get_reward()
-        gym = GymFeatureDeletion(RayEnvironment(cluster))
-        gym.reset(task.task_id)
-        gym.step(ToolCall("fly", "{}"))
-        _, reward, terminated, _, info = gym.step(ToolCall("submit", "{}"))
-        result["gym"] = [reward, terminated, info]
-        gym.close()
-
         grader = RayGrader(cluster)
         answers = [store.golden_body(task), "\n    return low", "\n    import os\n    os._exit(0)"]
         requests = [GradeRequest(task, answer, tests) for answer in answers for tests in BOTH]
@@ -231,7 +223,12 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         result["scores"] = [score and {t: str(o) for t, o in score.outcomes.items()} for score in scores]
         result["broken"] = broken_tests(grader, task)
         killer = kill_when(
-            lambda: [place.pid for place in cluster.places()] if grader._leases else [], killed_actor
+            lambda: (
+                [place.pid for place in cluster.places()]
+                if cluster._returned.empty() and not cluster._idle
+                else []
+            ),
+            killed_actor,
         )
         again = grader.grade_many(requests[:1], afresh=True)[0]
         killer.join()
@@ -245,10 +242,10 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         os.kill(environment.place.pid, signal.SIGKILL)
         time.sleep(1.0)
         result["killed_idle"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
-        result["after_loss"] = [environment.is_done, environment.grade(), environment.reward()]
+        result["after_loss"] = [environment.is_done, environment.finish()]
         result["twice"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["unknown_task"] = attempt(lambda: environment.reset("no-such-task"))
-        result["no_attempt"] = attempt(environment.grade)
+        result["no_attempt"] = attempt(environment.finish)
         result["counts"] = dict(cluster.counts)
         head, cluster._head = (
             cluster._head,

@@ -18,9 +18,13 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
 from composer_replication.rollouts.cluster.opening import open_cluster
-from composer_replication.rollouts.cluster.rollout_actor import RolloutActor, WatchedWork
+from composer_replication.rollouts.cluster.rollout_actor import (
+    ClusterOptions,
+    RolloutActor,
+    WatchedWork,
+    fitted,
+)
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
@@ -132,16 +136,13 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
             assert (there.is_done, there.counts) == (env.is_done, env.counts)
         assert actor.candidate(7) == env.candidate()
         assert there.counts is not actor.call(7, call).counts, "a message keeps what it said"
-        score, hidden = actor.grade(7, "visible"), actor.grade(7, "hidden")
-        assert score is not None and hidden is not None
-        mine, truth = env.grade(), env.grade_hidden()
-        assert mine is not None and truth is not None
-        assert (score.outcomes, hidden.outcomes) == (mine.outcomes, truth.outcomes)
-        paid = actor.reward(7)
-        assert (paid.reward, env.reward()) == (1.0, 1.0)
-        assert (paid.regressions, paid.graded_reward) == (env.regressions, env.graded_reward)
-        assert paid.report is not None and env.report is not None
-        assert paid.report.findings == env.report.findings == ()
+        theirs, mine = actor.finish(7), env.finish()
+        assert theirs is not None and mine is not None
+        assert theirs.score.outcomes == mine.score.outcomes
+        assert (theirs.reward, mine.reward) == (1.0, 1.0)
+        assert (theirs.regressions, theirs.graded_reward) == (mine.regressions, mine.graded_reward)
+        assert theirs.report is not None and mine.report is not None
+        assert theirs.report.findings == mine.report.findings == ()
 
 
 @pytest.mark.long
@@ -152,7 +153,8 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
         actor.begin(1, clamp.task_id)
         for call in (look, *moves(store, clamp)):
             actor.call(1, call)
-        paid = actor.reward(1)
+        paid = actor.finish(1)
+        assert paid is not None
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)
         assert (paid.report is None) == (mode == "off")
         actor.end()

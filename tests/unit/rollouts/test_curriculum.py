@@ -194,27 +194,6 @@ def test_what_was_noted_is_handed_over_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome",
-    [
-        TaskOutcome("nobody", True, 1.0),
-        TaskOutcome("t00", True, 1.5),
-        TaskOutcome("t00", True, -0.1),
-        TaskOutcome("t00", True, math.nan),
-        TaskOutcome("t00", True, "1"),
-        TaskOutcome("t00", 1, 1.0),
-        TaskOutcome("t00", True, 1.0, "tired"),
-    ],
-)
-def test_outcomes_that_cannot_be_counted_are_refused_and_none_is(outcome: TaskOutcome) -> None:
-    curriculum = make()
-    before = curriculum.state_dict()
-    with pytest.raises(InputError) as caught:
-        curriculum.learn([*passes("t01", 1), outcome])
-    assert caught.value.code == "CR0846"
-    assert curriculum.state_dict() == before
-
-
-@pytest.mark.parametrize(
     "given_rows",
     [[], [{"prompt": "p"}], [{"task_id": 3}], [{"task_id": "a"}, {"task_id": "a"}]],
 )
@@ -239,12 +218,12 @@ def status_of(curriculum: Curriculum, task_id: str = "t00") -> str:
 
 
 def test_a_solved_task_retires_and_keeps_a_small_share() -> None:
-    """P(p > 0.9) is 0.892 after twelve passes of twelve and 0.936 after sixteen."""
+    """P(p > 0.9) is about 0.88 after twelve passes of twelve and 0.96 after sixteen."""
     curriculum = after(make(4, revival_share=0.04), passes("t00", 12, of=12))
     assert status_of(curriculum) == "active"
     after(curriculum, passes("t00", 4, of=4))
     assert status_of(curriculum) == "retired"
-    assert "certainty 0.93" in curriculum.standings["t00"].reason
+    assert "certainty 0.96" in curriculum.standings["t00"].reason
     chances = curriculum.probabilities()
     assert chances["t00"] == pytest.approx(0.04)
     assert chances["t01"] == pytest.approx(0.96 / 3)
@@ -295,71 +274,18 @@ def test_retired_tasks_without_a_share_fill_a_generation_that_is_too_small() -> 
     assert set(names(curriculum.chosen_rows(3))) == {"t00", "t01", "t02"}
 
 
-# ---- quarantined --------------------------------------------------------------------------------------
+# ---- lost ---------------------------------------------------------------------------------------------
 
 
-def test_a_task_on_which_the_sandbox_fails_is_left_alone_and_a_sentence_says_why() -> None:
-    curriculum = make(4)
-    after(curriculum, [*passes("t00", 2, of=4), *lost("t00", 11)])
+def test_attempts_that_the_sandbox_lost_change_nothing() -> None:
+    curriculum = after(make(4), lost("t00", 20))
+    assert curriculum.standings["t00"].evidence == Evidence()
     assert status_of(curriculum) == "active"
-    after(curriculum, lost("t00", 2))
-    assert status_of(curriculum) == "quarantined"
-    sentence = "of 17 attempts (older ones count less) 13 were lost to the sandbox"
-    assert curriculum.standings["t00"].reason == sentence
-    assert curriculum.probabilities()["t00"] == 0.0
-    assert "t00" not in {name for _ in range(40) for name in names(curriculum.chosen_rows(3))}
-
-
-def test_troubles_that_are_rare_do_not_matter() -> None:
-    curriculum = after(make(), [*passes("t00", 10, of=30), *lost("t00", 20)])
-    assert status_of(curriculum) == "active"
-
-
-def test_it_comes_back_after_a_while_with_its_troubles_forgotten() -> None:
-    curriculum = make(4, quarantine_generations=5)
-    after(curriculum, [*passes("t00", 6), *lost("t00", 14)])
-    for _ in range(4):
-        curriculum.chosen_rows(1)
-        assert status_of(curriculum) == "quarantined"
-    curriculum.chosen_rows(1)
-    standing = curriculum.standings["t00"]
-    assert (standing.status, standing.evidence.lost) == ("active", 0.0)
-    assert standing.evidence.passed == pytest.approx(6.0)
-    assert "quarantine" in standing.reason
-
-
-def test_zero_generations_are_for_good() -> None:
-    curriculum = after(make(4, quarantine_generations=0), lost("t00", 20))
-    for _ in range(200):
-        curriculum.chosen_rows(3)
-    assert status_of(curriculum) == "quarantined"
-
-
-def test_an_outage_is_no_tasks_fault() -> None:
-    """The sandbox fails for most tasks of a generation: nobody is blamed. For one of many: it is."""
-    curriculum = after(make(4), [*lost("t00", 20), *lost("t01", 20), *passes("t02", 3)])
-    assert {status_of(curriculum, name) for name in ("t00", "t01", "t02")} == {"active"}
-    after(curriculum, [*lost("t00", 20), *passes("t01", 3), *passes("t02", 3)])
-    assert status_of(curriculum) == "quarantined"
-
-
-def test_tasks_of_a_broken_sandbox_fill_a_generation_that_is_too_small_the_longest_there_first() -> None:
-    curriculum = make(3)
-    after(curriculum, lost("t01", 20))
-    after(curriculum, lost("t00", 20))
-    assert set(names(curriculum.chosen_rows(2))) == {"t01", "t02"}
-    assert (status_of(curriculum, "t01"), status_of(curriculum)) == ("active", "quarantined")
 
 
 def test_a_generation_of_more_tasks_than_there_are_is_refused() -> None:
     with pytest.raises(InputError, match=r"CR0844.*takes 4 tasks, and there are 3"):
         make(3).chosen_rows(4)
-
-
-def test_replacements_are_never_from_quarantine() -> None:
-    curriculum = after(make(4), lost("t00", 20))
-    first = curriculum.chosen_rows(1)
-    assert len(curriculum.fresh_rows(4, without_signal=first)) == 2
 
 
 # ---- figures ------------------------------------------------------------------------------------------
@@ -370,14 +296,13 @@ def test_figures_by_hand() -> None:
     assert curriculum.figures() == {
         "curriculum/num_active": 5.0,
         "curriculum/num_retired": 0.0,
-        "curriculum/num_quarantined": 0.0,
         "curriculum/effective_tasks": pytest.approx(5.0),
         "curriculum/mean_pass_rate": 0.25,
     }
     half = [TaskOutcome("t02", False, 0.5)] * 4
     after(curriculum, [*passes("t00", 40, of=40), *lost("t01", 20), *half])
     figures = curriculum.figures()
-    assert [figures[f"curriculum/num_{name}"] for name in ("active", "retired", "quarantined")] == [3, 1, 1]
-    assert figures["curriculum/effective_tasks"] == pytest.approx(1 / (3 * 0.3**2 + 0.1**2))
+    assert [figures[f"curriculum/num_{name}"] for name in ("active", "retired")] == [4, 1]
+    assert figures["curriculum/effective_tasks"] == pytest.approx(1 / (4 * 0.225**2 + 0.1**2))
     assert figures["curriculum/mean_pass_rate"] == pytest.approx((1 + 0 + 0.25) / 3)
     assert figures["curriculum/mean_credit"] == pytest.approx((1 + 0.5) / 2)

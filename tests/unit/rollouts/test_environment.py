@@ -16,7 +16,6 @@ from composer_replication.records import Limits, Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import attempt as attempt_module
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.gym_face import GymFeatureDeletion
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
@@ -81,8 +80,9 @@ def test_an_attempt_from_the_first_look_to_the_reward(
 
     hidden = env.grade_hidden()
     assert hidden is not None and hidden.all_passed and set(hidden.outcomes) == set(clamp.tests.hidden)
-    assert env.reward() == 1.0
-    assert env.regressions is not None and env.regressions.num_run == len(clamp.tests.pass_to_pass)
+    judged = env.finish()
+    assert judged is not None and judged.reward == env.reward() == 1.0
+    assert judged.regressions is not None and judged.regressions.num_run == len(clamp.tests.pass_to_pass)
     assert (env.counts.num_calls, env.counts.num_invalid) == (9, 1)
 
 
@@ -106,8 +106,9 @@ def test_edits_of_tests_win_nothing(env: FeatureDeletionEnv, clamp: Task) -> Non
     ask(env, "write_file", path=test_file, content=fake)
     ask(env, "write_file", path="conftest.py", content="import os\nos._exit(0)\n")
     ask(env, "bash", command="echo 'import os; os._exit(0)' > sitecustomize.py")
-    assert env.reward() == env.graded_reward == 0.0
-    assert env.report is not None and env.report.masks_reward
+    judged = env.finish()
+    assert judged is not None and judged.reward == judged.graded_reward == 0.0
+    assert judged.masks_reward
 
 
 def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(
@@ -266,34 +267,6 @@ def test_before_reset_and_after_close_there_is_nothing(grader: Grader, clamp: Ta
             use()
     with pytest.raises(InputError, match="CR0412"):
         env.reset("no-such-task")
-
-
-def test_the_gym_face_steps_to_a_reward(env: FeatureDeletionEnv, store: TaskStore, clamp: Task) -> None:
-    face = GymFeatureDeletion(env, max_calls=3)
-    submit = ToolCall("submit", "{}")
-    with pytest.raises(UsageError, match="CR0802"):
-        face.step(submit)
-    message, info = face.reset(clamp.task_id)
-    assert "clamp" in message and len(info["tools"]) == 8
-    golden = json.dumps({"path": NUMBERS, "content": store.files(clamp, "golden")[NUMBERS].decode()})
-    result, *rest = face.step(ToolCall("write_file", golden))
-    assert "wrote" in result.text
-    assert rest == [0.0, False, False, {"num_calls": 1, "num_invalid": 0}]
-    _, reward, terminated, truncated, _ = face.step(submit)
-    assert (reward, terminated, truncated) == (1.0, True, False)
-    with pytest.raises(UsageError, match="CR0802"):
-        face.step(submit)
-
-    face.reset(clamp.task_id)
-    ends = [face.step(ToolCall("nothing", "{}"))[1:4] for _ in range(3)]
-    assert ends == [(0.0, False, False), (0.0, False, False), (0.0, False, True)]
-    face.reset(clamp.task_id)
-    env._running.sandbox.close()
-    _, reward, terminated, _, info = face.step(ToolCall("list_files", "{}"))
-    assert (reward, terminated) == (None, True) and "CR0303" in info["infrastructure_failure"]
-    face.close()
-    with pytest.raises(UsageError, match="max_calls"):
-        GymFeatureDeletion(env, max_calls=0)
 
 
 def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStore, clamp: Task) -> None:

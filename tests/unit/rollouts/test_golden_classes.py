@@ -64,5 +64,6 @@ def test_what_golden_code_shows_is_paid(grader, store, clamp, monkeypatch: pytes
         env.call(ToolCall("bash", json.dumps({"command": "strings tinymath/__pycache__/*.pyc; true"})))
         golden = store.files(clamp, "golden")["tinymath/numbers.py"].decode()
         env.call(ToolCall("write_file", json.dumps({"path": "tinymath/numbers.py", "content": golden})))
-        assert env.reward() == 1.0
-        assert env.report is not None and env.report.counts == {"bytecode-read": 1}
+        judged = env.finish()
+        assert judged is not None and judged.reward == 1.0
+        assert judged.report is not None and judged.report.counts == {"bytecode-read": 1}

@@ -26,7 +26,7 @@ from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.detector import find_faults, result_fault
 from composer_replication.rollouts.hints.hint_context import observe_single_turn
 from composer_replication.rollouts.hints.templates import TEMPLATES
-from composer_replication.rollouts.tools.call_faults import call_fault
+from composer_replication.rollouts.tools.tool_schemas import call_fault
 
 KINDS = {*TEMPLATES, "tool-error"}
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,11 +22,7 @@ from composer_replication.rollouts.hints.hint_context import (
     HintContext,
     ObservedRollout,
 )
-from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, NUM_PASSED_OVER, open_judge
-from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.layers import (
-    MAX_CHARACTERS,
-    MAX_SIBLING_CHARACTERS,
     clamp,
     clean_text,
     open_layers,
@@ -166,49 +156,15 @@ def test_layers_that_cannot_be(layers: list[str]) -> None:
         HintWritingSection(layers=layers)
 
 
-def test_the_judge_is_off_by_default() -> None:
-    assert "judge" not in [name for name, _ in open_layers(HintWritingSection())]
-
-
-# ---- siblings ------------------------------------------------------------------------------------
-
-OURS = "\n    return min(x, low)"
-THEIRS = "\n    bounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"
-
-
-OPTIONS = HintWritingSection(layers=["sibling"])
-
-
-def with_sibling() -> HintContext:
-    plain = context_of("failing tests belong to the last change", answer=OURS)
-    return replace(plain, siblings=(replace(plain.observed, answer=THEIRS),))
-
-
-def whole_sibling(context: HintContext) -> str | None:
-    return context.siblings[0].answer
-
-
-def test_a_sibling_shows_the_names_that_it_uses() -> None:
-    hint = write_hint(with_sibling(), open_layers(OPTIONS))
-    assert hint is not None
-    assert hint.text == "Hint: Another attempt that passed also uses: bounded, max, high, key."
-
-
-def test_what_a_sibling_shows_is_clamped() -> None:
-    context, options = with_sibling(), OPTIONS
-    long = replace(context.siblings[0], answer="\n    " + " ".join(f"name_{idx}" for idx in range(90)))
-    hint = write_hint(replace(context, siblings=(long,)), open_layers(options))
-    assert hint is not None
-    assert hint.text.endswith("...."), hint.text
-    assert len(hint.text) <= 50 + MAX_SIBLING_CHARACTERS
-    assert write_hint(replace(context, siblings=()), open_layers(options)) is None
-
-
 # ---- what no hint may say ------------------------------------------------------------------------
 
 
+def solution(context: HintContext) -> str | None:
+    return "return min(bounded, high)"
+
+
 def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_layer_asked() -> None:
-    context, own = with_sibling(), f"{__name__}:whole_sibling"
+    context, own = context_of("failing tests belong to the last change"), f"{__name__}:solution"
     options = HintWritingSection(layers=[own, "template"])
 
     def leaking(text: str) -> bool:
@@ -247,160 +203,10 @@ def test_clamping_cuts_at_a_word() -> None:
 # ---- the judge -----------------------------------------------------------------------------------
 
 
-@dataclass
-class Served:
-    """A server on this machine: what it was sent, and what it answers."""
-
-    url: str
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    status: int = 200
-    text: str = "Look at the folder first."
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            state.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            state.keys.append(self.headers["Authorization"])
-            data = json.dumps({"choices": [{"message": {"content": state.text}}]}).encode()
-            self.send_response(state.status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing on the terminal."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state = Served(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield state
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-JudgeOptions = Callable[..., HintWritingSection]
-
-
-@pytest.fixture
-def judge_options(served: Served, monkeypatch: pytest.MonkeyPatch) -> JudgeOptions:
-    monkeypatch.setenv("HINT_KEY", "sk-very-secret-key")
-
-    def make(**changes: Any) -> HintWritingSection:
-        known = {
-            "layers": ["judge"],
-            "judge_url": served.url,
-            "judge_model": "wise",
-            "judge_key_variable": "HINT_KEY",
-        }
-        return HintWritingSection(**{**known, **changes})
-
-    return make
-
-
-def test_the_judge_is_asked_once_and_then_read_from_disk(
-    served: Served, judge_options: JudgeOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    options, context = judge_options(), context_of("cat of a missing file")
-    judge = open_judge(options, folder=tmp_path)
-    hint = write_hint(context, [("judge", judge)])
-    assert hint is not None
-    assert (hint.text, hint.source) == ("Hint: Look at the folder first.", "judge")
-    again = open_judge(options, folder=tmp_path)
-    assert write_hint(context, [("judge", again)]) == hint
-    assert len(served.requests) == 1
-    assert (judge.counts, again.counts) == ({"judge/asked": 1}, {"judge/cached": 1})
-    sent = served.requests[0]["messages"][1]["content"]
-    assert "missing-file: cat: src/books.py: No such file or directory" in sent
-    assert "read_file(path: string" in sent
-    assert served.keys == ["Bearer sk-very-secret-key"]
-    everything = (
-        "".join(path.read_text() for path in tmp_path.iterdir()) + repr(judge.endpoint) + caplog.text + sent
-    )
-    assert "sk-very" not in everything
-    # another question is asked
-    write_hint(context_of("a command that is not installed"), [("judge", again)])
-    assert len(served.requests) == 2
-
-
-def test_the_judges_answer_is_clamped(served: Served, judge_options: JudgeOptions, tmp_path: Path) -> None:
-    served.text = "word " * 500
-    options = judge_options()
-    hint = write_hint(context_of("cat of a missing file"), [("judge", open_judge(options, folder=tmp_path))])
-    assert hint is not None
-    assert len(hint.text.removeprefix("Hint: ")) <= MAX_CHARACTERS
-
-
-@pytest.mark.long
-def test_a_failing_judge_is_passed_over_for_a_while_and_then_asked_again(
-    served: Served, judge_options: JudgeOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    served.status = 500
-    counts: Counter[str] = Counter()
-    layers = open_layers(judge_options(), judge_folder=tmp_path, counts=counts)
-    judge, context = layers[0][1], context_of("cat of a missing file")
-    assert [judge(context) for _ in range(MAX_FAILURES + NUM_PASSED_OVER)] == [None] * (
-        MAX_FAILURES + NUM_PASSED_OVER
-    )
-    assert counts == {"judge/http-500": MAX_FAILURES, "judge/not-asked": NUM_PASSED_OVER}
-    assert not list(tmp_path.iterdir())
-    assert [judge(context) for _ in range(1 + NUM_PASSED_OVER)] == [None] * (1 + NUM_PASSED_OVER)
-    tries = 1 + judge.endpoint.max_retries  # the client asks again by itself
-    assert len(served.requests) == (MAX_FAILURES + 1) * tries
-    served.status = 200
-    assert judge(context) == "Look at the folder first."
-    assert counts["judge/asked"] == 1
-    assert ["failed 3 times in a row (http-500)" in record.message for record in caplog.records] == [True]
-
-
-def test_what_the_judge_did_is_among_the_counts_of_the_hints(
-    judge_options: JudgeOptions, tmp_path: Path
-) -> None:
-    case = next(case for case in cases() if case["name"] == "cat of a missing file")
-    maker = HintedTurnMaker(
-        tokenizer_of(next(iter(FAMILIES))),
-        observe=lambda _: observe(case),
-        options=judge_options(),
-        strict=False,
-        judge_folder=tmp_path,
-    )
-    maker.hinted_turns([observe(case).rollout])
-    assert (maker.counts["faults"], maker.counts["judge/asked"]) == (1, 1)
-
-
-def test_a_damaged_answer_on_disk_is_asked_for_again(
-    served: Served, judge_options: JudgeOptions, tmp_path: Path
-) -> None:
-    judge, context = open_judge(judge_options(), folder=tmp_path), context_of("cat of a missing file")
-    judge(context)
-    (path,) = tmp_path.iterdir()
-    path.write_text('{"text": ')
-    assert judge(context) == "Look at the folder first."
-    assert len(served.requests) == 2
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"judge_url": ""}, {"judge_url": "ftp://a"}, {"judge_model": ""}, {"judge_key_variable": "NO_SUCH_KEY"}],
-)
-def test_a_judge_that_cannot_be_asked(judge_options: JudgeOptions, changes: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="CR0223") as caught:
-        open_layers(judge_options(**changes))
-    assert "hints.writing.judge_url" in caught.value.where
-    assert "instructions" not in str(caught.value)
-
-
 def test_no_field_of_a_context_holds_golden_code() -> None:
     """What a layer can reach is listed here, so that a new field is a decision."""
     assert set(ObservedRollout.__slots__) == {
         "rollout", "turns", "tools", "tree", "path", "answered_text", "answer", "indent", "failed_tests", "is_leak",
     }  # fmt: skip
-    assert set(HintContext.__slots__) == {"observed", "fault", "siblings"}
+    assert set(HintContext.__slots__) == {"observed", "fault"}
     assert set(Fault.__slots__) == {"turn_idx", "kind", "evidence", "subject", "call_idx"}

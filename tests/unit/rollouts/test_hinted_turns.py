@@ -24,9 +24,9 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.failing_tests import assertion_of, failed_tests
 from composer_replication.rollouts.hints.hint_context import HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import MAX_TURNS, HintedTurnMaker
+from composer_replication.rollouts.hints.known_tasks import assertion_of, failed_tests
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
 from composer_replication.rollouts.tokens.chat import Chat
@@ -131,25 +131,28 @@ def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) ->
     assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
-def whole_sibling(context: HintContext) -> str | None:
-    return context.siblings[0].answer if context.siblings else None
+SOLUTIONS: list[str] = []
 
 
-def test_a_sibling_that_solved_it_as_the_golden_code_does_is_never_shown(
+def solution(context: HintContext) -> str | None:
+    return SOLUTIONS[-1]
+
+
+def test_a_layer_that_tells_the_golden_code_is_never_shown(
     store: TaskStore, grader: Grader, clamp: Task
 ) -> None:
-    golden = store.golden_body(clamp)
-    rollouts = [attempt(store, grader, clamp, text) for text in (WRONG, f"{golden}\n\n\ndef mean")]
-    options = HintWritingSection(layers=[f"{__name__}:whole_sibling"])
+    SOLUTIONS.append(store.golden_body(clamp))
+    rollouts = [attempt(store, grader, clamp, WRONG)]
+    options = HintWritingSection(layers=[f"{__name__}:solution"])
     maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store), options=options)
-    assert maker.hinted_turns(rollouts) == [(), ()]
+    assert maker.hinted_turns(rollouts) == [()]
     assert maker.counts["without_hint"] == 1
     # the same words pass where nobody watches: the wall is what stopped them
     open_doors = TaskObserver(store)
     unwatched = HintedTurnMaker(
         SMOLLM2, observe=lambda r: replace(open_doors(r), is_leak=lambda _: False), options=options
     )
-    ((hinted,), ()) = unwatched.hinted_turns(rollouts)
+    ((hinted,),) = unwatched.hinted_turns(rollouts)
     assert "if x < low" in text_of(hinted.hinted_prompt_ids)
 
 
@@ -190,14 +193,14 @@ SOURCES = (
         ("t.py::test_d", ""),
         ("t.py::test_e", ""),
         ("other.py::test_a", ""),
-        ("t.py::test_f[1--2]", "f(x) == y, where x=1, y=-2"),
-        ("t.py::test_f[a-None]", "f(x) == y, where x='a', y=None"),
-        ("t.py::test_f[3-0.5]", "f(x) == y, where x=3, y=0.5"),
+        ("t.py::test_f[1--2]", "f(x) == y"),
+        ("t.py::test_f[a-None]", "f(x) == y"),
+        ("t.py::test_f[3-0.5]", "f(x) == y"),
         ("t.py::test_f[9]", "f(x) == y"),
         ("t.py::test_g[1]", "f(x)"),
         ("t.py::test_h[1]", "f(x)"),
         ("t.py::test_h[x2]", "f(x)"),
-        ("t.py::test_j[]", "f(x), where x=''"),
+        ("t.py::test_j[]", "f(x)"),
         ("t.py::test_i", "last(1)"),
     ],
 )
@@ -271,26 +274,6 @@ def test_at_most_so_many_turns_of_a_rollout() -> None:
     long = replace(observed, turns=turns, rollout=replace(observed.rollout, turns=()))
     (row,) = maker_over([long]).hinted_turns([long.rollout])
     assert len(row) == MAX_TURNS
-
-
-def test_siblings_are_those_of_the_same_group() -> None:
-    failing = chatted(
-        next(case for case in cases() if case["name"] == "failing tests belong to the last change")
-    )
-    passing = chatted(next(case for case in cases() if case["name"] == "clean: read, edit, test, submit"))
-    assert passing.rollout.reward == 1.0
-    mine, theirs = (
-        replace(failing, answer="\n    return zero"),
-        replace(passing, answer="\n    return books.pop()"),
-    )
-    options = {"layers": ["sibling"]}
-    made = maker_over([mine, theirs], **options).hinted_turns([mine.rollout, theirs.rollout])
-    assert "also uses: books, pop." in text_of(made[0][0].hinted_prompt_ids)
-    elsewhere = replace(theirs, rollout=replace(theirs.rollout, step=2))
-    assert maker_over([mine, elsewhere], **options).hinted_turns([mine.rollout, elsewhere.rollout]) == [
-        (),
-        (),
-    ]
 
 
 def test_strict_raises_and_lenient_leaves_out_and_counts() -> None:

@@ -17,7 +17,6 @@ from composer_replication.errors import InputError, MissingError, NothingToDoErr
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import attempt as attempt_module
 from composer_replication.rollouts.environment.hosted_attempt import BROKEN, AttemptHost, HostedAttempt
-from composer_replication.rollouts.environment.needed_library import missing_library
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
@@ -63,7 +62,7 @@ def test_an_attempt_is_graded_once_and_takes_no_calls_afterwards(host: AttemptHo
         assert not (await attempt.call(ToolCall("submit", ""))).is_error
         assert attempt.is_over
         outcome = await attempt.outcome()
-        assert (outcome.reward, outcome.num_calls, outcome.num_invalid) == (1.0, 3, 1)
+        assert (outcome.reward, outcome.counts.num_calls, outcome.counts.num_invalid) == (1.0, 3, 1)
         assert outcome.figures["hidden_pass_share"] == outcome.figures["visible_pass_share"] == 1.0
         assert await attempt.outcome() is outcome
         assert (await attempt.call(bash("ls"))).is_error
@@ -186,7 +185,7 @@ def test_where_the_sandbox_breaks_there_is_no_reward(
         result: ToolResult = await attempt.call(bash(f"echo {place} > unseen"))
         assert (result.text == BROKEN) == attempt.is_over == (place in {"open", "call"})
         outcome = await attempt.outcome()
-        assert outcome.reward is None and outcome.score is None and attempt.failure
+        assert outcome.reward is None and outcome.judgement is None and attempt.failure
 
     asyncio.run(play())
 
@@ -210,9 +209,7 @@ def test_a_missing_library_is_one_sentence_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"{FACES}.{face}", raising=False)
-    with pytest.raises(MissingError, match="CR0857") as raised:
+    with pytest.raises(MissingError, match="CR0101") as raised:
         importlib.import_module(f"{FACES}.{face}")
     assert library in raised.value.message
     assert raised.value.fix == f"pip install 'composer-replication[{extra}]'"
-    broken = missing_library(extra, "this", ImportError("cannot import name 'x'\nmore"))
-    assert "cannot import name 'x'." in broken.message and "more" not in broken.message

@@ -12,8 +12,7 @@ from malformed_texts import WRITERS, malformed_texts
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor.call_events import call_events
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
-from composer_replication.rollouts.tools.call_faults import call_fault
-from composer_replication.rollouts.tools.tool_schemas import example_of
+from composer_replication.rollouts.tools.tool_schemas import call_fault, example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 from composer_replication.rollouts.tools.visible_tests import VisibleTests
 

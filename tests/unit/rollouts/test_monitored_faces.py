@@ -13,12 +13,10 @@ from composer_replication.errors import UsageError
 from composer_replication.records import MonitorMode, Task, ToolCall
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.gym_face import GymFeatureDeletion
 from composer_replication.rollouts.environment.hosted_attempt import AttemptHost
-from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.environment.trl_face import environment_factory
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.monitor import MonitorOptions
+from composer_replication.rollouts.monitor import MonitorOptions, MonitorReport
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -55,6 +53,12 @@ def played(env: FeatureDeletionEnv, task: Task, moves: list[ToolCall]) -> float 
     return env.reward()
 
 
+def report_of(env: FeatureDeletionEnv) -> MonitorReport:
+    judged = env.finish()
+    assert judged is not None and judged.report is not None
+    return judged.report
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_an_attempt_is_paid_as_the_monitor_is_told(
@@ -63,17 +67,14 @@ def test_an_attempt_is_paid_as_the_monitor_is_told(
     with FeatureDeletionEnv(grader, monitor=mode) as env:
         for name, moves in cheats.items():
             assert played(env, clamp, moves) == (0.0 if mode == "mask" else 1.0)
-            assert env.graded_reward == 1.0
-            assert env.reward() == (0.0 if mode == "mask" else 1.0)  # asked again, the same
-            found = env.report.counts if env.report is not None else {}
+            judged = env.finish()  # asked again, the same
+            assert judged is env.finish() and judged is not None and judged.graded_reward == 1.0
+            found = judged.report.counts if judged.report is not None else {}
             assert (name in found) == (mode != "off")
-        assert (
-            played(env, clamp, honest) == env.graded_reward == 1.0
-        )  # nothing of the attempt before clings to it
-        assert (env.report is None) == (mode == "off")
-        assert env.report is None or env.report.findings == ()
-        env.reset(clamp.task_id)
-        assert (env.report, env.graded_reward) == (None, None)
+        assert played(env, clamp, honest) == 1.0  # nothing of the attempt before clings to it
+        judged = env.finish()
+        assert judged is not None and (judged.report is None) == (mode == "off")
+        assert judged.report is None or judged.report.findings == ()
 
 
 def test_masking_is_the_default_and_classes_have_options_of_their_own(
@@ -84,7 +85,7 @@ def test_masking_is_the_default_and_classes_have_options_of_their_own(
     lenient = MonitorOptions({"bytecode-read": "report", "cache-read": "report"})
     with FeatureDeletionEnv(grader, monitor=lenient) as env:
         assert played(env, clamp, cheats["bytecode-read"]) == 1.0
-        assert env.report is not None and "bytecode-read" in env.report.counts
+        assert "bytecode-read" in report_of(env).counts
     with pytest.raises(UsageError, match="CR0830"):
         FeatureDeletionEnv(grader, monitor="scream")  # type: ignore[arg-type]
 
@@ -95,14 +96,13 @@ def test_where_the_tree_cannot_be_read_there_is_no_reward_and_a_large_one_is_ins
     with FeatureDeletionEnv(grader) as env:
         monkeypatch.setattr(FeatureDeletionEnv, "all_files", lambda env: None)
         assert played(env, clamp, cheats["test-edit"]) is None
-        assert (env.graded_reward, env.report) == (None, None)
 
         def too_large(env: FeatureDeletionEnv) -> None:
             raise TreeTooLargeError("the tree has 10**9 bytes")
 
         monkeypatch.setattr(FeatureDeletionEnv, "all_files", too_large)
         assert played(env, clamp, cheats["bytecode-read"]) == 0.0
-        assert env.report is not None and "bytecode-read" in env.report.counts
+        assert "bytecode-read" in report_of(env).counts
 
 
 def test_findings_show_nothing_that_the_policy_did_not_write(
@@ -119,8 +119,7 @@ def test_findings_show_nothing_that_the_policy_did_not_write(
     ]
     with FeatureDeletionEnv(grader) as env:
         assert played(env, clamp, moves) == 0.0
-        assert env.report is not None
-        told = json.dumps(env.report.to_json())
+        told = json.dumps(report_of(env).to_json())
         root = env.tree_root
     golden = store.files(clamp, "golden")[NUMBERS].decode()
     new = set(map(str.strip, golden.splitlines())) - set(map(str.strip, own.splitlines()))
@@ -129,26 +128,6 @@ def test_findings_show_nothing_that_the_policy_did_not_write(
     assert new and not [line for line in new if line and line in told]
     assert not [name for name in hidden - visible if name in told]
     assert str(store.root) not in told and root not in told
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
-def test_the_last_step_of_the_gym_face_says_what_was_found(
-    grader: Grader, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]], mode: MonitorMode
-) -> None:
-    with FeatureDeletionEnv(grader, monitor=mode) as env:
-        face = GymFeatureDeletion(env)
-        for moves, is_masked in ((cheats["test-edit"], mode == "mask"), (honest, False)):
-            face.reset(clamp.task_id)
-            steps = [face.step(move) for move in [*moves, SUBMIT]]
-            assert all("monitor" not in info for *_, info in steps[:-1])
-            _, reward, terminated, _, info = steps[-1]
-            assert (reward, terminated) == (0.0 if is_masked else 1.0, True)
-            assert "infrastructure_failure" not in info
-            assert ("monitor" in info) == (mode != "off")
-            if mode != "off":
-                assert info["monitor"]["masks_reward"] == is_masked
-                assert bool(info["monitor"]["findings"]) == (moves is not honest)
 
 
 @pytest.mark.long
@@ -188,10 +167,10 @@ def test_an_attempt_in_another_library_that_cheats_is_worth_nothing_and_counted(
         1.0,
         1.0,
     )
-    assert masked.figures["num_findings"] >= 1 and masked.report.masks_reward
+    assert masked.figures["num_findings"] >= 1 and masked.monitor["masks_reward"]
     paid = ask(honest)
     assert (paid.reward, paid.figures["is_masked"], paid.figures["num_findings"]) == (1.0, 0.0, 0.0)
     off = ask(cheats["test-edit"], monitor="off")
     assert off.reward == 1.0 and "is_masked" not in off.figures
-    below = ask([*cheats["test-edit"], call("no_such_tool")], reward=RewardOptions(invalid_call_cost=3.0))
+    below = ask([*cheats["test-edit"], call("no_such_tool")], invalid_call_cost=3.0)
     assert below.reward == -2.0  # a mask is no way out of a cost

@@ -102,10 +102,6 @@ def test_faces_gradings_and_losses(
     with FeatureDeletionEnv(grader) as env:
         assert told["trl_first"] == env.reset(clamp.task_id)
     assert told["trl_reward"] == 1.0
-    reward, is_done, info = told["gym"]
-    monitor = info.pop("monitor")
-    assert (reward, is_done, info) == (0.0, True, {"num_calls": 2, "num_invalid": 1})
-    assert (monitor["masks_reward"], monitor["findings"], monitor["num_calls"]) == (False, [], 2)
     answers = [store.golden_body(clamp), "\n    return low", "\n    import os\n    os._exit(0)"]
     requests = [GradeRequest(clamp, each, tests) for each in answers for tests in BOTH]
     for theirs, mine in zip(told["scores"], grader.grade_many(requests), strict=True):
@@ -116,7 +112,7 @@ def test_faces_gradings_and_losses(
     assert told["killed_idle"]["type"] == "SandboxFailure"
     assert told["killed_idle"]["text"].startswith("CR0862: ")
     assert f"[{told['host']}, process " in told["killed_idle"]["text"]
-    assert told["after_loss"] == [True, None, None]
+    assert told["after_loss"] == [True, None]
     assert told["twice"]["text"].startswith("CR0303")
     assert told["counts"] == {"infrastructure_failures": 2, "lost": 2}
     for name, kind, code in (

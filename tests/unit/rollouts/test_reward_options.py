@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from composer_replication.errors import UsageError
 from composer_replication.records import Outcome, Score
 from composer_replication.rollouts.environment.reward_options import (
     RewardOptions,
@@ -27,10 +26,6 @@ BROKEN = Regressions(("t.py::d",), 4)
     [
         (RewardOptions(), 0.5),
         (RewardOptions(rule="all_or_nothing"), 0.0),
-        (RewardOptions(rule="weighted", weights={"t.py::e": 1.0}), 0.5),
-        (RewardOptions(rule="weighted", weights={"t.py::a": 5.0}), 6 / 8),
-        (RewardOptions(rule="weighted", weights={"t.py::b": 0.5}), 1.5 / 3),
-        (RewardOptions(rule="weighted", weights={"t.py::b": 0.0, "t.py::b[2]": 8.0}), 1 / 10),
     ],
 )
 def test_the_share_of_the_tests(options: RewardOptions, share: float) -> None:
@@ -64,8 +59,6 @@ def test_invalid_calls_cost() -> None:
     [
         {"rule": "some"},
         {"breaks": "never"},
-        {"weights": {"a": 1.0}},
-        {"rule": "weighted", "weights": {"a": -1.0}},
         {"break_sample": -1},
         {"invalid_call_cost": float("inf")},
     ],
@@ -73,10 +66,3 @@ def test_invalid_calls_cost() -> None:
 def test_options_that_make_no_reward_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RewardOptions(**arguments)
-
-
-def test_weights_of_nothing_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"CR0803.*weighs 0"):
-        share_of_tests(
-            Score({"t.py::b[1]": PASSED}), RewardOptions(rule="weighted", weights={"t.py::b": 0.0})
-        )

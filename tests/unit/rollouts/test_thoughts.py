@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +9,11 @@ from chat_templates import FAMILIES, tokenizer_of
 from episode_parts import Lives
 
 from composer_replication.records import Completion, StopReason, ToolCall, Turn
-from composer_replication.rollouts.episodes.episode import TokenCounts
+from composer_replication.rollouts.episodes.episode import TokenCounts, effort_counts
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
-from composer_replication.rollouts.generations.rollout_rows import effort_counts
-from composer_replication.rollouts.tokens.thoughts import num_thinking_ids
+from composer_replication.rollouts.tokens.call_dialects import num_thinking_ids
 
 TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
 THOUGHT = "<think>\nIs it größer? I look.\n</think>"
@@ -62,15 +60,9 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
             return Completion(sampled, THOUGHT + CALL, StopReason.FINISHED, tuple(-0.5 for _ in sampled))
 
     lives = Lives()
-    judged = SimpleNamespace(reward=1.0, report=None)
-
-    def opened() -> Any:
-        environment: Any = lives.open()
-        environment.judgement = judged
-        return environment
-
-    attempts: Any = SimpleNamespace(open=opened)
-    player = EpisodePlayer(attempts, LedgerTalk(TOKENIZER, TOKENIZER.text), EpisodeOptions(), seed=0)
+    grader: Any = None
+    talk = LedgerTalk(TOKENIZER, TOKENIZER.text)
+    player = EpisodePlayer(grader, lives.open, talk, EpisodeOptions(), seed=0)
     [episode] = player.generation(["task"], Thinker(), step=1, place="0", is_training=False)
     counts = effort_counts(episode)
     assert counts["thinking_token"] == len(ids(THOUGHT))

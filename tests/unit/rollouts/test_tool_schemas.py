@@ -8,10 +8,10 @@ import pytest
 from transformers.utils import get_json_schema
 
 from composer_replication.records import ToolCall, ToolSpec
-from composer_replication.rollouts.tools.call_faults import call_fault
 from composer_replication.rollouts.tools.tool_schemas import (
     BadCallError,
     arguments_of,
+    call_fault,
     example_of,
     spec_of,
     usage_of,

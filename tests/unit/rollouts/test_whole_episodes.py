@@ -41,19 +41,13 @@ def llama(name: str, arguments: Mapping[str, object]) -> str:
     return f"{json.dumps({'name': name, 'parameters': arguments})}<|eot_id|>"
 
 
-def kimi(name: str, arguments: Mapping[str, object]) -> str:
-    call = f"functions.{name}:0<|tool_call_argument_begin|>{json.dumps(arguments)}"
-    section = f"<|tool_call_begin|>{call}<|tool_call_end|>"
-    return f"<|tool_calls_section_begin|>{section}<|tool_calls_section_end|><|im_end|>"
-
-
 def fenced(name: str, arguments: Mapping[str, object]) -> str:
     if name == "bash":
         return f"I try this.\n```bash\n{arguments['command']}\n```<|im_end|>"
     return "```submit\n```<|im_end|>" if name == "submit" else f"```bash\n{name} # move 1\n```<|im_end|>"
 
 
-WRITERS: dict[str, Writer] = {"qwen2_5": hermes, "llama3_1": llama, "kimi_k2": kimi, "smollm2": fenced}
+WRITERS: dict[str, Writer] = {"qwen2_5": hermes, "llama3_1": llama, "smollm2": fenced}
 
 
 class Scripted:
@@ -179,11 +173,12 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
     try:
         for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
             afresh.forget({episode.task_id})  # two of them leave the same tree
-            again = replay_episode(stored, lambda: FeatureDeletionEnv(afresh))
-            assert again.partings == ()
-            assert again.score is not None and again.score is not episode.score
-            assert again.score.pass_share == episode.reward
-            assert episode.score is not None and again.score.outcomes == episode.score.outcomes
+            again = replay_episode(stored, FeatureDeletionEnv(afresh))
+            assert again.partings == {}
+            score = again.judgement.score
+            assert again.judgement.reward == episode.reward
+            assert episode.score is not None and score is not episode.score
+            assert score.outcomes == episode.score.outcomes
     finally:
         afresh.close()
     assert len(trees) == len(episodes)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.workers import impatient_ray
 

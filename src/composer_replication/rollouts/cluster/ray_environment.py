@@ -6,19 +6,11 @@ import weakref
 from typing import Any
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import Score, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import (
-    LOST,
-    Begun,
-    Called,
-    Paid,
-    Place,
-)
+from composer_replication.records import ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.cluster.rollout_actor import LOST, Begun, Called, Place
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
-from composer_replication.rollouts.grading import TestsUsed
-from composer_replication.rollouts.monitor import MonitorReport
-from composer_replication.rollouts.regressions import Regressions
+from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
 
 
@@ -44,10 +36,7 @@ class RayEnvironment:
     def _forget(self) -> None:
         self._counts = CallCounts()
         self._is_over = self._is_broken = False
-        self._regressions: Regressions | None = None
         self._place: Place | None = None
-        self.report: MonitorReport | None = None
-        self.graded_reward: float | None = None
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -55,7 +44,7 @@ class RayEnvironment:
 
     @property
     def is_done(self) -> bool:
-        """Whether the attempt is over: submitted, paid, or its sandbox or actor is gone."""
+        """Whether the attempt is over: submitted, judged, or its sandbox or actor is gone."""
         self._running()
         return self._is_over or self._is_broken
 
@@ -64,11 +53,6 @@ class RayEnvironment:
         """Calls of this attempt so far."""
         self._running()
         return self._counts
-
-    @property
-    def regressions(self) -> Regressions | None:
-        """As of ``FeatureDeletionEnv``."""
-        return self._regressions
 
     @property
     def place(self) -> Place | None:
@@ -109,24 +93,11 @@ class RayEnvironment:
         self._is_over, self._counts = called.is_done, called.counts
         return called.result
 
-    def grade(self) -> Score | None:
-        """What the visible tests say of the tree as it stands; None where a sandbox or the actor failed."""
-        return self._grade("visible")
-
-    def grade_hidden(self) -> Score | None:
-        """The truth about the tree as it stands, for guard and evaluation; never to be part of a reward."""
-        return self._grade("hidden")
-
-    def reward(self) -> float | None:
-        """End the attempt, and say what it pays, as ``FeatureDeletionEnv.reward``; None: drop it."""
-        paid: Paid | None = self._ask_or_none("reward")
+    def finish(self) -> Judgement | None:
+        """As ``FeatureDeletionEnv.finish``; None where a sandbox or the actor failed."""
+        judgement: Judgement | None = self._ask_and_count("finish")
         self._is_over = True
-        if paid is None:
-            return None
-        self._regressions, self.report, self.graded_reward = paid.regressions, paid.report, paid.graded_reward
-        if paid.graded_reward is None:
-            self._cluster.count_failure()
-        return paid.reward
+        return judgement
 
     def candidate(self) -> dict[str, bytes] | None:
         """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed.
@@ -152,7 +123,7 @@ class RayEnvironment:
         self._forget()
         try:
             if not is_broken:
-                lease.ask("finish")
+                lease.ask("leave")
         except SandboxFailure:
             pass  # counted where it was met
         finally:
@@ -178,23 +149,15 @@ class RayEnvironment:
             self._is_broken = True
             raise
 
-    def _ask_or_none(self, method: str, *args: Any) -> Any:
+    def _ask_and_count(self, method: str) -> Any:
+        """None where a sandbox failed, there or with the actor, and counted once."""
         self._running()
         if self._is_broken:
             return None
         try:
-            return self._ask(method, *args)
+            found = self._ask(method)
         except SandboxFailure:
             return None
-
-    def _grade(self, tests: TestsUsed) -> Score | None:
-        score: Score | None = self._ask_and_count("grade", tests)
-        return score
-
-    def _ask_and_count(self, method: str, *args: Any) -> Any:
-        """None where a sandbox failed, there or with the actor, and counted once."""
-        was_broken = self._is_broken
-        found = self._ask_or_none(method, *args)
-        if found is None and not was_broken and not self._is_broken:
+        if found is None:
             self._cluster.count_failure()
         return found

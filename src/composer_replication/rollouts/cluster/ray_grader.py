@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -11,7 +10,6 @@ from composer_replication.rollouts.cluster.rollout_actor import WatchedWork
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.tasks.running.watched_run import WatchedReport
-from composer_replication.tasks.workers.ray_answers import interruption
 
 
 class RayGrader(Grader):
@@ -31,9 +29,6 @@ class RayGrader(Grader):
 
     def __init__(self, cluster: RolloutCluster) -> None:
         self._cluster = cluster
-        self._stopping = threading.Event()
-        self._leases: set[Lease] = set()
-        self._leases_lock = threading.Lock()
         options = cluster.options
         super().__init__(
             cluster.store,
@@ -80,29 +75,10 @@ class RayGrader(Grader):
             report: WatchedReport = lease.ask("watched", work)
         return report
 
-    def stop_runs(self) -> None:
-        """Kill what is under way; Ray starts its actors anew."""
-        self._stopping.set()
-        try:
-            with self._leases_lock:
-                for lease in self._leases:
-                    lease.kill()
-            self.close()
-        finally:
-            self._stopping.clear()
-
     @contextmanager
     def _leased(self, task: Task) -> Iterator[Lease]:
-        lease = self._cluster.lease(task.task_id, self._look)
-        with self._leases_lock:
-            self._leases.add(lease)
+        lease = self._cluster.lease(task.task_id)
         try:
             yield lease
         finally:
-            with self._leases_lock:
-                self._leases.discard(lease)
             lease.give_back()
-
-    def _look(self) -> None:
-        if self._stopping.is_set():
-            raise interruption()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
-from composer_replication.records import Score, Task, ToolCall, ToolResult
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.records import Limits, MonitorMode, Score, Task, ToolCall, ToolResult
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy
+from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
-from composer_replication.rollouts.monitor import MonitorReport
-from composer_replication.rollouts.regressions import Regressions
+from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import CallCounts
 from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.running.watched_run import WatchedReport
@@ -23,6 +23,61 @@ from composer_replication.tasks.workers.last_sweep import sweep_after_this_proce
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
 LOST = "CR0862"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How the actors of a cluster are placed, and what attempts and gradings in them are like.
+
+    Args:
+        num_actors: attempts and gradings at the same time, over all nodes. Those for which the cluster has no room
+            wait until Ray places them; the others work meanwhile.
+        fits_nodes: take fewer actors, but one at least, where the nodes have not room for so many when the cluster is joined.
+        num_drivers: processes of the run that share the nodes; each takes its part of the room.
+        num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
+            nothing: the sandbox does.
+        resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
+        max_restarts: how often Ray starts an actor anew whose process or node died; -1 for ever.
+        waiting_seconds: how long an attempt waits for a free actor. Keep it below ``EpisodeOptions.turn_seconds``.
+        backend: sandbox backend on every node, by name or dotted path; empty for the best of each.
+        attempt: how the sandbox of an attempt is opened; with this backend by default.
+        reward: how a reward is made; ``RewardOptions()`` by default.
+        monitor: as ``FeatureDeletionEnv``; who inspects is the actor.
+        limits: of a sandbox in which tests are graded.
+        timeout_seconds: as ``Grader``.
+    """
+
+    num_actors: int = 4
+    fits_nodes: bool = False
+    num_drivers: int = 1
+    num_cpus: float = 1.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    max_restarts: int = -1
+    waiting_seconds: float = 500.0
+    backend: str = ""
+    attempt: AttemptOptions | None = None
+    reward: RewardOptions | None = None
+    monitor: MonitorMode = "mask"
+    limits: Limits | None = None
+    timeout_seconds: float = 20.0
+
+
+def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> ClusterOptions:
+    """With ``fits_nodes`` no more actors than these nodes, given by Ray's names of their resources, have room for together,
+    by what they have and not by what is free; one at least.
+    """
+    if not options.fits_nodes:
+        return options
+    asked = {
+        name: share for name, share in {"CPU": options.num_cpus, **options.resources}.items() if share > 0
+    }
+    rooms = (
+        min((node.get(name, 0.0) / share for name, share in asked.items()), default=math.inf)
+        for node in nodes
+    )
+    room = sum(math.floor(min(each, options.num_actors * options.num_drivers)) for each in rooms)
+    room //= options.num_drivers
+    return replace(options, num_actors=max(1, min(options.num_actors, room)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +108,6 @@ class Called:
     result: ToolResult
     is_done: bool
     counts: CallCounts
-
-
-@dataclass(frozen=True, slots=True)
-class Paid:
-    """What an attempt pays and why, as ``FeatureDeletionEnv`` has it; ``graded_reward`` is None where a sandbox failed."""
-
-    reward: float | None
-    graded_reward: float | None
-    regressions: Regressions | None
-    report: MonitorReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +166,16 @@ class RolloutActor:
         result = environment.call(call)
         return Called(result, environment.is_done, replace(environment.counts))
 
-    def grade(self, number: int, tests: TestsUsed) -> Score | None:
-        """As ``FeatureDeletionEnv.grade`` and ``grade_hidden``."""
-        environment = self._attempt(number)
-        return environment.grade_hidden() if tests == "hidden" else environment.grade()
-
     def candidate(self, number: int) -> dict[str, bytes] | None:
         """As ``FeatureDeletionEnv.candidate``."""
         return self._attempt(number).candidate()
 
-    def reward(self, number: int) -> Paid:
-        """As ``FeatureDeletionEnv.reward``."""
-        environment = self._attempt(number)
-        reward = environment.reward()
-        return Paid(reward, environment.graded_reward, environment.regressions, environment.report)
+    def finish(self, number: int) -> Judgement | None:
+        """As ``FeatureDeletionEnv.finish``."""
+        return self._attempt(number).finish()
 
-    def finish(self, number: int) -> None:
-        """End an attempt; nothing where it is over."""
+    def leave(self, number: int) -> None:
+        """Take the sandbox of an attempt away; nothing where it is over."""
         if self._environment is not None and number == self._number:
             self._environment.close()
 

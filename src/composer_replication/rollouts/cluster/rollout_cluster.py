@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -22,8 +21,13 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
-from composer_replication.rollouts.cluster.rollout_actor import LOST, Place, RolloutActor
+from composer_replication.rollouts.cluster.rollout_actor import (
+    LOST,
+    ClusterOptions,
+    Place,
+    RolloutActor,
+    fitted,
+)
 from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.node_check import needs_of
@@ -39,7 +43,6 @@ from composer_replication.tasks.workers.ray_connection import RayConnection, fir
 _LOOK_SECONDS = 1.0
 _ANSWER_SECONDS = 30.0
 _END_SECONDS = 30.0
-Look = Callable[[], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -100,8 +103,8 @@ class RolloutCluster:
             actor.begin_anew()
         self._idle = list(self._actors)
 
-    def lease(self, task_id: str, look: Look = lambda: None) -> Lease:
-        """A ready actor that nobody else uses; waits for one, and calls ``look`` meanwhile, which may raise.
+    def lease(self, task_id: str) -> Lease:
+        """A ready actor that nobody else uses; waits for one.
 
         Raises:
             MissingError: a node cannot be used (CR0491), no actor is left (CR0866), the cluster is gone (CR0863).
@@ -110,10 +113,9 @@ class RolloutCluster:
         ends = time.monotonic() + self.options.waiting_seconds
         while True:
             self.check()
-            look()
             actor = self._take(task_id)
             if actor is not None and self._answers(actor):
-                return Lease(self, actor, next(self._numbers), look)
+                return Lease(self, actor, next(self._numbers))
             if actor is not None:
                 self.take_back(actor)
             elif time.monotonic() >= ends:
@@ -196,19 +198,13 @@ class RolloutCluster:
 
     # --- for leases ---------------------------------------------------------------------
 
-    def ask(self, actor: LentActor, method: str, args: tuple[Any, ...], look: Look) -> Any:
+    def ask(self, actor: LentActor, method: str, args: tuple[Any, ...]) -> Any:
         """Have an actor do something, once."""
-
-        def look_around() -> None:
-            self.check()
-            look()
-
         self.check()
         try:
-            return wait_for(asked_once(actor.handle, method, *args), look_around)
+            return wait_for(asked_once(actor.handle, method, *args), self.check)
         except (RayError, ConnectionError) as error:
             self.check()
-            look()
             cause = plain_cause(error)
             if is_of_ray(cause) or (isinstance(cause, SandboxFailure) and cause.code == LOST):
                 self._lose(actor, cause)
@@ -217,11 +213,6 @@ class RolloutCluster:
     def take_back(self, actor: LentActor) -> None:
         """Lend it again; also from a finalizer."""
         self._returned.put(actor)
-
-    def restart(self, actor: LentActor) -> None:
-        """Kill what it does; Ray starts it anew as often as ``max_restarts`` says."""
-        with suppress(RayError, ConnectionError):
-            ray.kill(actor.handle, no_restart=False)
 
     def _lose(self, actor: LentActor, cause: Exception) -> NoReturn:
         told = cause.message.rstrip(".") if isinstance(cause, ComposerError) else first_sentence(str(cause))
@@ -309,8 +300,8 @@ class RolloutCluster:
 class Lease:
     """One actor for one attempt or one grading."""
 
-    def __init__(self, cluster: RolloutCluster, actor: LentActor, number: int, look: Look) -> None:
-        self._cluster, self._actor, self._number, self._look = cluster, actor, number, look
+    def __init__(self, cluster: RolloutCluster, actor: LentActor, number: int) -> None:
+        self._cluster, self._actor, self._number = cluster, actor, number
         self._returns = itertools.count()
 
     def ask(self, method: str, *args: Any) -> Any:
@@ -321,16 +312,12 @@ class Lease:
             MissingError: the cluster is gone (CR0863).
             Exception: what the method raised.
         """
-        return self._cluster.ask(self._actor, method, (self._number, *args), self._look)
+        return self._cluster.ask(self._actor, method, (self._number, *args))
 
     def give_back(self) -> None:
         """Let it be lent again; idempotent."""
         if next(self._returns) == 0:
             self._cluster.take_back(self._actor)
-
-    def kill(self) -> None:
-        """End what it does, at once."""
-        self._cluster.restart(self._actor)
 
 
 def _end_all(handles: list[Any]) -> None:

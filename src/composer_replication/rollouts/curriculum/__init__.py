@@ -2,15 +2,13 @@
 
 Those on which it sometimes passes and sometimes fails: a group whose answers all pass or all fail teaches nothing.
 
-    evidence.py   what is known of one task, how it fades, what it says of a pass rate; recorded pass rates
-    standing.py   active, retired or quarantined, and why; the state of a checkpoint
+    standing.py   active or retired, and why; the state of a checkpoint
     chooser.py    Curriculum: draws, learns, gives replacements
 """
 
 from __future__ import annotations
 
 from composer_replication.rollouts.curriculum.chooser import Curriculum
-from composer_replication.rollouts.curriculum.evidence import Evidence, recorded_evidence
-from composer_replication.rollouts.curriculum.standing import Standing
+from composer_replication.rollouts.curriculum.standing import Evidence, Standing, recorded_evidence
 
 __all__ = ["Curriculum", "Evidence", "Standing", "recorded_evidence"]

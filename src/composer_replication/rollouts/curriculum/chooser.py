@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import accumulate
 from typing import Any
 
 from composer_replication.channel_tables import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum.evidence import Evidence
 from composer_replication.rollouts.curriculum.standing import (
+    Evidence,
     SavedCurriculum,
     SavedTask,
     Standing,
-    problem_of,
     read_state,
 )
-
-logger = logging.getLogger(__name__)
 
 
 class Curriculum:
@@ -33,12 +29,12 @@ class Curriculum:
     chance_i = (1 - floor_share) w_i / sum_j w_j + floor_share / num_active, w_i = E[p_i (1 - p_i)]
 
     under Beta(1/2 + passes, 1/2 + failures), the counts faded by age. Retired tasks share ``revival_share`` of the draws
-    evenly, quarantined ones get none. Only full passes count as passes; partial credit is kept apart. Inside a
+    evenly. Only full passes count as passes; partial credit is kept apart. Inside a
     generation no task comes twice, replacements included. What a generation brings is counted when the next one
     begins, so the order in which its outcomes come changes nothing, bit for bit.
 
     A draw depends on seed, state and its number alone. Where too few tasks are left for a generation, retired ones
-    fill it first, then those in quarantine, the longest there first.
+    fill it.
 
     Args:
         rows: of the training data, each with a ``task_id`` of its own.
@@ -80,7 +76,7 @@ class Curriculum:
     # ---- drawing ------------------------------------------------------------------------------------
 
     def probabilities(self) -> dict[str, float]:
-        """By task id, the chance to be drawn first; the sum is 1 unless every task is in quarantine."""
+        """By task id, the chance to be drawn first; the sum is 1."""
         weights = {i: s.evidence.weight for i, s in self._standings.items() if s.status == "active"}
         retired = [i for i, s in self._standings.items() if s.status == "retired"]
         chances = dict.fromkeys(self._standings, 0.0)
@@ -125,21 +121,7 @@ class Curriculum:
         return noted
 
     def learn(self, outcomes: Sequence[TaskOutcome]) -> None:
-        """Count these from the next generation on.
-
-        Raises:
-            InputError: an unknown task, or an outcome that cannot be counted (CR0846); then none is.
-        """
-        for outcome in outcomes:
-            is_known = outcome.task_id in self._rows
-            problem = problem_of(outcome) if is_known else "there is no such task to choose"
-            if problem:
-                raise InputError(
-                    "CR0846",
-                    f"an outcome cannot be counted: {problem}.",
-                    where=str(outcome.task_id),
-                    fix="note outcomes of this run's training tasks, with a credit between 0 and 1.",
-                )
+        """Count these from the next generation on; they are of tasks that are drawn here."""
         self._pending.extend(outcomes)
 
     def figures(self) -> dict[str, float]:
@@ -153,7 +135,6 @@ class Curriculum:
         figures = {
             "curriculum/num_active": float(statuses.count("active")),
             "curriculum/num_retired": float(statuses.count("retired")),
-            "curriculum/num_quarantined": float(statuses.count("quarantined")),
             "curriculum/effective_tasks": 1.0 / squares if squares else 0.0,
         }
         rates = [rate for s in standings if (rate := s.evidence.pass_rate) is not None]
@@ -187,7 +168,7 @@ class Curriculum:
         """Go on from a saved state; what was noted is dropped.
 
         Raises:
-            InputError: it is none, or of another store or other tasks, or damaged (CR0840 to CR0843); nothing is changed then.
+            InputError: it is none, or of another store or other tasks, or damaged (CR0840); nothing is changed then.
         """
         saved = read_state(state, fingerprint=self._fingerprint, task_ids=self._rows.keys())
         self._generation, self._num_draws = saved.generation, saved.num_draws
@@ -202,24 +183,16 @@ class Curriculum:
         self._in_batch = set()
         self._count_pending()
         for task_id, standing in self._standings.items():
-            now, wait = standing, self._options.quarantine_generations
-            if standing.status == "quarantined" and wait and self._generation - standing.since >= wait:
-                now = standing.released(self._generation)
-            self._standings[task_id] = _faded(now, self._keep)
+            faded = standing.evidence.faded(self._keep)
+            self._standings[task_id] = replace(standing, evidence=faded)
 
     def _count_pending(self) -> None:
         by_task: defaultdict[str, list[TaskOutcome]] = defaultdict(list)
         for outcome in self._pending:
             by_task[outcome.task_id].append(outcome)
         self._pending = []
-        num_hit = sum(any(o.trouble == "infrastructure" for o in some) for some in by_task.values())
-        is_outage = num_hit > 1 and 2 * num_hit > len(by_task)  # no single task is to blame for that
-        for task_id, outcomes in by_task.items():
-            before = self._standings[task_id]
-            now = before.judged(outcomes, self._options, self._generation, is_outage=is_outage)
-            self._standings[task_id] = now
-            if now.status == "quarantined" and before.status != "quarantined":
-                logger.warning("the task %s is left alone for now: %s.", task_id, now.reason)
+        for task_id, some in by_task.items():
+            self._standings[task_id] = self._standings[task_id].judged(some, self._options, self._generation)
 
     def _drawn(self, num: int, *, without: Collection[str]) -> list[str]:
         self._num_draws += 1
@@ -229,13 +202,7 @@ class Curriculum:
 
     def _fill(self, num: int, *, without: Collection[str]) -> list[str]:
         """Tasks that have no chance, where a generation would be too small without them."""
-        if num <= 0:
-            return []
-        left = {i: s for i, s in self._standings.items() if i not in without}
-        retired = [i for i, s in left.items() if s.status == "retired"]
-        lost = [i for i, s in left.items() if s.status == "quarantined"]
-        lost.sort(key=lambda task_id: (left[task_id].since, task_id))
-        chosen = [*retired, *lost][:num]
+        chosen = [task_id for task_id in self._standings if task_id not in without][: max(num, 0)]
         if len(chosen) < num:
             raise InputError(
                 "CR0844",
@@ -243,15 +210,7 @@ class Curriculum:
                 where="[curriculum]",
                 fix="begin a new run with more tasks or a smaller generation.",
             )
-        for task_id in chosen:
-            if left[task_id].status == "quarantined":
-                self._standings[task_id] = left[task_id].released(self._generation)
         return chosen
-
-
-def _faded(standing: Standing, keep: float) -> Standing:
-    evidence = standing.evidence.faded(keep)
-    return Standing(evidence, standing.status, standing.since, standing.reason)
 
 
 def _by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

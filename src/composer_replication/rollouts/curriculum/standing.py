@@ -1,24 +1,136 @@
-"""Whether a task is drawn from: active, retired because it is solved, or quarantined because the sandbox fails on it.
-
-And all of them as the state of a checkpoint.
-"""
+"""What is known of one task, whether it is drawn from (active) or not (retired), and the state of a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
 from composer_replication.channel_tables import CurriculumSection, Section
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum.evidence import Evidence
+from composer_replication.tasks.difficulty import FOLDER, read_difficulty
 
-Status = Literal["active", "retired", "quarantined"]
-STATE_VERSION = 2
-TROUBLES = ("", "infrastructure")
+PRIOR = 0.5
+"""Below all evidence lies Jeffreys' prior Beta(1/2, 1/2): most tasks are solved nearly always or nearly never.
+
+Reference: Jeffreys, An invariant form for the prior probability in estimation problems, 1946.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Counts of attempts at one task, each at least 0 and faded by age.
+
+    ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. ``graded`` are
+    those of this run alone, ``credit`` is the sum of their shares of passed tests. Attempts that infrastructure took say
+    nothing of the pass rate, and are not counted.
+    """
+
+    passed: float = 0.0
+    failed: float = 0.0
+    graded: float = 0.0
+    credit: float = 0.0
+
+    @property
+    def a(self) -> float:
+        """Of the posterior Beta(a, b)."""
+        return PRIOR + self.passed
+
+    @property
+    def b(self) -> float:
+        return PRIOR + self.failed
+
+    @property
+    def weight(self) -> float:
+        """E[p (1 - p)]: how much a group of this task is expected to teach."""
+        return expected_spread(self.a, self.b)
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Full passes per graded attempt; None where there was none."""
+        total = self.passed + self.failed
+        return self.passed / total if total > 0.0 else None
+
+    @property
+    def mean_credit(self) -> float | None:
+        """Mean share of passed tests in this run; None where nothing was graded."""
+        return self.credit / self.graded if self.graded > 0.0 else None
+
+    def certainty_above(self, rate: float) -> float:
+        """P(p > rate) under the posterior."""
+        return certainty_above(rate, self.a, self.b)
+
+    def faded(self, keep: float) -> Evidence:
+        """Every count times ``keep``, in [0, 1]."""
+        return Evidence(self.passed * keep, self.failed * keep, self.graded * keep, self.credit * keep)
+
+    def joined(self, outcomes: Sequence[TaskOutcome]) -> Evidence:
+        """With further attempts, whose order does not matter, bit for bit."""
+        graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
+        num_passed = sum(outcome.is_full_pass for outcome in graded)
+        return Evidence(
+            self.passed + num_passed,
+            self.failed + (len(graded) - num_passed),
+            self.graded + len(graded),
+            self.credit + math.fsum(outcome.credit for outcome in graded),
+        )
+
+
+def has_recorded_evidence(store_root: Path, options: CurriculumSection) -> bool:
+    """Whether there is anything to read, so that nobody hashes a model for nothing."""
+    wants = options.recorded != "none" and options.recorded_weight > 0.0
+    return wants and (Path(store_root) / FOLDER).is_dir()
+
+
+def recorded_evidence(
+    store_root: Path, options: CurriculumSection, *, parameter_sha256: str
+) -> dict[str, Evidence]:
+    """By task id, the recorded passes and failures, scaled down to ``options.recorded_weight`` attempts in all.
+
+    Counts of the very weights (``parameter_sha256``) win; without any, those of all other policies are added up where
+    ``options.recorded`` is ``any``. A task without a measurement is left out.
+
+    Raises:
+        InputError: a file of measurements cannot be read (CR0411).
+    """
+    if not has_recorded_evidence(store_root, options):
+        return {}
+    found: dict[str, Evidence] = {}
+    for task_id, rows in read_difficulty(store_root).items():
+        same = [row for row in rows if row.policy.parameter_sha256 == parameter_sha256]
+        used = same or (rows if options.recorded == "any" else ())
+        num_samples = sum(row.num_samples for row in used)
+        num_passed = sum(row.num_passed for row in used)
+        if num_samples:
+            scale = min(1.0, options.recorded_weight / num_samples)
+            found[task_id] = Evidence(num_passed * scale, (num_samples - num_passed) * scale)
+    return found
+
+
+def expected_spread(a: float, b: float) -> float:
+    """E[p (1 - p)] = a b / ((a + b)(a + b + 1)) for p ~ Beta(a, b): at most 1/4.
+
+    p (1 - p) is the variance of one attempt. With few counts it stays near the 1/8 of Beta(1/2, 1/2), so a task that was
+    hardly tried keeps its chance.
+    """
+    total = a + b
+    return a * b / (total * (total + 1.0))
+
+
+def certainty_above(rate: float, a: float, b: float) -> float:
+    """P(p > rate) for p ~ Beta(a, b), by the normal distribution of the same mean and variance."""
+    mean = a / (a + b)
+    spread = NormalDist(mean, math.sqrt(mean * (1.0 - mean) / (a + b + 1.0)))
+    return 1.0 - spread.cdf(rate)
+
+
+Status = Literal["active", "retired"]
 REVIVAL_CERTAINTY = 0.5
 """A retired task comes back once it is less likely than this that it is still solved."""
 
@@ -33,16 +145,10 @@ class Standing:
     reason: str = ""
 
     def judged(
-        self, outcomes: Sequence[TaskOutcome], options: CurriculumSection, generation: int, *, is_outage: bool
+        self, outcomes: Sequence[TaskOutcome], options: CurriculumSection, generation: int
     ) -> Standing:
-        """After new attempts, which may change the status; in quarantine nothing does but time."""
-        evidence = self.evidence.joined(outcomes, forgives_lost=is_outage)
-        now = replace(self, evidence=evidence)
-        if self.status == "quarantined":
-            return now
-        reason = _distrust(evidence, options)
-        if reason:
-            return Standing(evidence, "quarantined", generation, reason)
+        """After new attempts, which may change the status."""
+        evidence = self.evidence.joined(outcomes)
         certainty = evidence.certainty_above(options.retire_above)
         if self.status == "active" and certainty >= options.retire_certainty:
             reason = (
@@ -52,20 +158,7 @@ class Standing:
         has_failed = evidence.failed > self.evidence.failed
         if self.status == "retired" and has_failed and certainty < REVIVAL_CERTAINTY:
             return Standing(evidence, "active", generation, "it was retired and fails again")
-        return now
-
-    def released(self, generation: int) -> Standing:
-        """Out of quarantine, with its troubles forgotten and its pass rate kept."""
-        evidence = replace(self.evidence, lost=0.0)
-        return Standing(evidence, "active", generation, "it came back from quarantine")
-
-
-def _distrust(evidence: Evidence, options: CurriculumSection) -> str:
-    """Why the task should be left alone for a while; empty when it should not."""
-    lost, total = evidence.lost, evidence.graded + evidence.lost
-    if lost < options.quarantine_after or lost < options.quarantine_share * total:
-        return ""
-    return f"of {total:.3g} attempts (older ones count less) {lost:.3g} were lost to the sandbox"
+        return replace(self, evidence=evidence)
 
 
 # ---- the state in a checkpoint --------------------------------------------------------------------------
@@ -74,7 +167,7 @@ def _distrust(evidence: Evidence, options: CurriculumSection) -> str:
 class SavedTask(Section):
     """One task of a saved state."""
 
-    evidence: list[NonNegativeFloat] = Field(min_length=5, max_length=5)
+    evidence: list[NonNegativeFloat] = Field(min_length=4, max_length=4)
     status: Status
     since: NonNegativeInt
     reason: str
@@ -91,7 +184,7 @@ class SavedCurriculum(Section):
     trouble), sorted: the order in which they came is not in it.
     """
 
-    version: int = STATE_VERSION
+    version: Literal[3] = 3
     tasks_fingerprint: str
     generation: NonNegativeInt
     num_draws: NonNegativeInt
@@ -103,63 +196,34 @@ class SavedCurriculum(Section):
     def outcomes(self) -> list[TaskOutcome]:
         return [TaskOutcome(*row) for row in self.pending]
 
-    @model_validator(mode="after")
-    def _is_of_its_tasks(self) -> SavedCurriculum:
-        strange = [name for name in self.in_batch if name not in self.tasks]
-        problems = [problem_of(outcome) for outcome in self.outcomes]
-        strange += [outcome.task_id for outcome in self.outcomes if outcome.task_id not in self.tasks]
-        if strange or any(problems):
-            raise ValueError(f"{strange[0]!r} is no task" if strange else max(problems))
-        return self
-
 
 def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collection[str]) -> SavedCurriculum:
     """A saved state, checked.
 
     Raises:
-        InputError: not a curriculum's state, or of another version (CR0840); of another task store (CR0841); of
-            other tasks (CR0842); a value cannot be (CR0843).
+        InputError: not a curriculum's state, of another version, of another task store or of other tasks (CR0840).
     """
-    if state.get("version") != STATE_VERSION or not isinstance(state.get("tasks"), Mapping):
-        raise InputError(
-            "CR0840",
-            f"this is no state of a curriculum of version {STATE_VERSION}.",
-            where="prompt_source",
-            fix="resume with the recipe, and the version of this program, that the run began with.",
-        )
-    found = state.get("tasks_fingerprint")
-    if found != fingerprint:
-        raise InputError(
-            "CR0841",
-            f"the curriculum was saved over the task store {found!r}, and this one is {fingerprint!r}.",
-            where="prompt_source.tasks_fingerprint",
-            fix="resume with the task store that the run began with, or begin a new run.",
-        )
-    foreign = sorted(set(state["tasks"]) ^ set(task_ids))
-    if foreign:
-        raise InputError(
-            "CR0842",
-            f"the curriculum was saved over other training tasks; {len(foreign)} differ, the first is {foreign[0]!r}.",
-            where="prompt_source.tasks",
-            fix="resume with the split and the settings that the run began with, or begin a new run.",
-        )
     try:
-        return SavedCurriculum.model_validate(state)
+        saved = SavedCurriculum.model_validate(state)
     except (ValidationError, TypeError) as error:
-        raise InputError(
-            "CR0843",
-            f"the saved curriculum cannot be read: {str(error).splitlines()[-1].strip()[:200]}.",
-            where="prompt_source",
-            fix="delete that checkpoint and resume; the run goes on from the one before.",
-        ) from error
+        raise _unfit(f"it cannot be read: {str(error).splitlines()[-1].strip()[:200]}") from error
+    if saved.tasks_fingerprint != fingerprint:
+        raise _unfit(
+            f"it was saved over the task store {saved.tasks_fingerprint!r}, and this one is {fingerprint!r}"
+        )
+    named = {*saved.in_batch, *(outcome.task_id for outcome in saved.outcomes)}
+    foreign = sorted((set(saved.tasks) ^ set(task_ids)) | (named - set(task_ids)))
+    if foreign:
+        raise _unfit(
+            f"it was saved over other training tasks; {len(foreign)} differ, the first is {foreign[0]!r}"
+        )
+    return saved
 
 
-def problem_of(outcome: TaskOutcome) -> str:
-    """Why an outcome cannot be counted; empty when it can."""
-    is_full_pass: object = outcome.is_full_pass  # a reward of the user's own may give anything
-    credit: object = outcome.credit
-    if not isinstance(is_full_pass, bool):
-        return f"is_full_pass is {is_full_pass!r}"
-    if not isinstance(credit, int | float) or not 0.0 <= credit <= 1.0:  # NaN is not either
-        return f"credit {credit!r} is not in [0, 1]"
-    return "" if outcome.trouble in TROUBLES else f"no trouble is called {outcome.trouble!r}"
+def _unfit(problem: str) -> InputError:
+    return InputError(
+        "CR0840",
+        f"the saved curriculum does not fit: {problem}.",
+        where="prompt_source",
+        fix="resume with the recipe, the task store and the version of this program that the run began with.",
+    )

@@ -20,6 +20,9 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import import_roots, variables
 
+BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
+"""What a policy is told where nobody can end its attempt at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptOptions:

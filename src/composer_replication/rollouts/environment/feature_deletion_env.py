@@ -14,7 +14,12 @@ from composer_replication.rollouts.candidate_tree import (
 )
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
 from composer_replication.rollouts.environment.golden_classes import without_golden_classes
-from composer_replication.rollouts.environment.reward_options import RewardOptions, paid_reward, reward_of
+from composer_replication.rollouts.environment.reward_options import (
+    Judgement,
+    RewardOptions,
+    paid_reward,
+    reward_of,
+)
 from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
@@ -68,9 +73,6 @@ class FeatureDeletionEnv:
         monitor: ``mask`` inspects every call of an attempt and the tree that it left when it is paid, and pays 0 at
             most where a finding says so; ``report`` keeps what it finds, ``off`` does not look. Options say so by class.
 
-    ``report`` is what the monitor found, ``graded_reward`` what the attempt is worth whatever was found; both None
-    before ``reward``, where a sandbox failed, and the first where nobody looks.
-
     Raises (whatever is called before ``reset`` or after ``close``):
         UsageError: no attempt is under way (CR0800).
     """
@@ -93,12 +95,10 @@ class FeatureDeletionEnv:
         self._forget()
 
     def _forget(self) -> None:
-        self._is_broken = self._is_checked = False
+        self._is_broken = False
         self._tree: dict[str, bytes] | None = None
-        self._regressions: Regressions | None = None
+        self._judgement: Judgement | None = None
         self._calls: list[tuple[ToolCall, ToolResult]] = []
-        self.report: MonitorReport | None = None
-        self.graded_reward: float | None = None
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -163,22 +163,21 @@ class FeatureDeletionEnv:
         """The truth about the tree as it stands, for guard and evaluation; never to be part of a reward."""
         return self._grade("hidden")
 
-    def reward(self) -> float | None:
-        """End the attempt, and say what it pays; None where a sandbox failed: it is dropped, and never scored.
+    def finish(self) -> Judgement | None:
+        """End the attempt, and say what it is worth and why; None where a sandbox failed: it is dropped, and never scored.
 
         An attempt that the monitor flags is paid ``min(0, graded_reward)``. It is not dropped: an honest attempt that
         fails pulls the policy away from what it did, and so must one that cheats.
-
-        Raises:
-            UsageError: every visible test of the task weighs 0 (CR0803).
         """
         self._running.toolbox.is_over = True
-        graded = self._worth()
-        if graded is not None and self._monitor is not None:
-            self.report = self.report or self._inspect(self._monitor)
-            graded = None if self.report is None else graded
-        self.graded_reward = graded
-        return paid_reward(graded, self.report)
+        if self._judgement is None:
+            self._judgement = self._judged()
+        return self._judgement
+
+    def reward(self) -> float | None:
+        """What ``finish`` pays; None where a sandbox failed."""
+        judgement = self.finish()
+        return None if judgement is None else judgement.reward
 
     def snapshot(self) -> AttemptState:
         """Keep where the attempt stands, to come back to it by ``restore`` any number of times; the tree alone is kept, not HOME."""
@@ -196,19 +195,32 @@ class FeatureDeletionEnv:
         attempt.sandbox.restore(state.tree)
         attempt.toolbox.counts, attempt.toolbox.is_over = replace(state.counts), state.is_over
         del self._calls[state.num_calls :]
-        self._regressions, self._is_checked, self._tree = None, False, None
+        self._judgement, self._tree = None, None
 
-    def _worth(self) -> float | None:
-        score = self.grade()
+    def _judged(self) -> Judgement | None:
+        options, score = self.options, self.grade()
         if score is None:
             return None
-        if self.options.breaks != "ignore" and score.num_passed > 0 and not self._look_for_regressions():
+        regressions = None
+        if options.breaks != "ignore" and score.num_passed > 0:
+            regressions = self._regressions()
+            if regressions is None:
+                return None
+        graded = reward_of(score, options, regressions=regressions, num_invalid_calls=self.counts.num_invalid)
+        report = None
+        if self._monitor is not None:
+            report = self._inspect(self._monitor)
+            if report is None:
+                return None
+        return Judgement(score, paid_reward(graded, report), graded, regressions, report)
+
+    def _regressions(self) -> Regressions | None:
+        """What the attempt broke; None where a sandbox failed."""
+        tree, options = self.candidate(), self.options
+        if tree is None:
             return None
-        return reward_of(
-            score,
-            self.options,
-            regressions=self._regressions,
-            num_invalid_calls=self.counts.num_invalid,
+        return self._check.check(
+            self._running.task, tree, sample=options.break_sample, seed=options.break_seed
         )
 
     def _inspect(self, monitor: HackMonitor) -> MonitorReport | None:
@@ -267,11 +279,6 @@ class FeatureDeletionEnv:
             self._tree = tree
         return tree
 
-    @property
-    def regressions(self) -> Regressions | None:
-        """What the attempt broke; None before ``reward``, or where nothing was gained that could be lost."""
-        return self._regressions
-
     def close(self) -> None:
         """End the attempt and take its sandbox away; idempotent."""
         attempt, self._attempt = self._attempt, None
@@ -305,19 +312,6 @@ class FeatureDeletionEnv:
             node_ids = task.tests.hidden if tests == "hidden" else task.tests.visible
             return Score(dict.fromkeys(node_ids, Outcome.FAILED), f"{error}")
         return None if tree is None else self.grader.grade_tree(task, tree, tests)
-
-    def _look_for_regressions(self) -> bool:
-        """Look once an attempt; False where the sandbox failed."""
-        if not self._is_checked:
-            tree = self.candidate()
-            found = None
-            if tree is not None:
-                options = self.options
-                found = self._check.check(
-                    self._running.task, tree, sample=options.break_sample, seed=options.break_seed
-                )
-            self._regressions, self._is_checked = found, True
-        return self._regressions is not None
 
 
 def no_attempt(where: str) -> UsageError:

@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
-from anyio.lowlevel import RunVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import MonitorMode, Score, ToolCall, ToolResult
+from composer_replication.rollouts.environment.attempt import BROKEN
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import RegressionCheck
+from composer_replication.rollouts.tools.toolbox import CallCounts
 from composer_replication.tasks.store import TaskStore
 
-BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
-"""What a policy is told where nobody can end its attempt at once."""
-NUM_THREADS = 64
-"""Attempts at work at the same time in one event loop; they wait for processes nearly always."""
 _NOT_JSON = "(arguments that could not be read)"
-_THREADS: RunVar[anyio.CapacityLimiter] = RunVar("composer_replication.attempt_threads")
 
 T = TypeVar("T")
 
@@ -39,32 +34,35 @@ T = TypeVar("T")
 class AttemptOutcome:
     """What an attempt came to.
 
-    ``reward`` is None where infrastructure failed: drop the attempt, and score it never. ``score`` is
-    what the visible tests said, ``hidden`` what the hidden ones did where they were asked for: the truth, for evaluation
-    only. ``report`` is the monitor's, None where it is off.
+    ``judgement`` is None where infrastructure failed: drop the attempt, and score it never. ``hidden`` is what the hidden
+    tests said where they were asked for: the truth, for evaluation only.
     """
 
-    reward: float | None
-    score: Score | None = None
+    counts: CallCounts
+    judgement: Judgement | None = None
     hidden: Score | None = None
-    num_calls: int = 0
-    num_invalid: int = 0
-    num_broken: int = 0
-    report: MonitorReport | None = None
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.judgement is None else self.judgement.reward
+
+    @property
+    def monitor(self) -> dict[str, Any] | None:
+        """The report of the monitor; None where it is off or nothing was graded."""
+        report = None if self.judgement is None else self.judgement.report
+        return None if report is None else report.to_json()
 
     @property
     def figures(self) -> dict[str, float]:
         """Numbers for a log, by name; those that are not known are left out."""
-        found = {
-            "num_calls": float(self.num_calls),
-            "num_invalid_calls": float(self.num_invalid),
-            "num_broken_tests": float(self.num_broken),
-        }
-        if self.report is not None:
-            found["num_findings"] = float(len(self.report.findings))
-            found["is_masked"] = float(self.report.masks_reward)
-        if self.score is not None:
-            found["visible_pass_share"] = self.score.pass_share
+        judged, counts = self.judgement, self.counts
+        found = {"num_calls": float(counts.num_calls), "num_invalid_calls": float(counts.num_invalid)}
+        if judged is not None:
+            broken = () if judged.regressions is None else judged.regressions.broken
+            found |= {"num_broken_tests": float(len(broken)), "visible_pass_share": judged.score.pass_share}
+            if judged.report is not None:
+                found["num_findings"] = float(len(judged.report.findings))
+                found["is_masked"] = float(judged.masks_reward)
         if self.hidden is not None:
             found["hidden_pass_share"] = self.hidden.pass_share
         return found
@@ -103,7 +101,7 @@ class HostedAttempt:
         """End the attempt, grade its tree as it stands, and take its sandbox away; asked again, the same answer.
 
         Raises:
-            UsageError: it was closed before it was graded (CR0800), or every visible test weighs 0 (CR0803).
+            UsageError: it was closed before it was graded (CR0800).
         """
         return await in_thread(lambda: self._use(self._grade))
 
@@ -153,28 +151,21 @@ class HostedAttempt:
 
     def _grade(self) -> AttemptOutcome:
         if self._outcome is None:
-            self._outcome = AttemptOutcome(None) if self.failure else self._graded()
+            self._outcome = self._graded()
             self.is_over = True
             self._environment.close()
         return self._outcome
 
     def _graded(self) -> AttemptOutcome:
+        if self.failure:
+            return AttemptOutcome(CallCounts())
         environment = self._environment
-        reward = environment.reward()
-        hidden = environment.grade_hidden() if self._with_hidden and reward is not None else None
-        if reward is None or (self._with_hidden and hidden is None):
+        judgement, counts = environment.finish(), replace(environment.counts)
+        hidden = environment.grade_hidden() if self._with_hidden and judgement is not None else None
+        if judgement is None or (self._with_hidden and hidden is None):
             self.failure = "the grading failed"
-            reward = None
-        regressions = environment.regressions
-        return AttemptOutcome(
-            reward,
-            None if reward is None else environment.grade(),
-            hidden,
-            num_calls=environment.counts.num_calls,
-            num_invalid=environment.counts.num_invalid,
-            num_broken=len(regressions.broken) if regressions is not None else 0,
-            report=environment.report,
-        )
+            return AttemptOutcome(counts)
+        return AttemptOutcome(counts, judgement, hidden)
 
     def _fail(self, error: SandboxFailure) -> None:
         self.failure = str(error)
@@ -200,13 +191,14 @@ class AttemptHost:
         backend: sandbox backend; empty for the best of this machine.
         num_jobs: test runs at the same time.
         test_seconds: processor time of one test run.
-        reward: how a reward is made.
         with_hidden: run the hidden tests of each attempt as well.
         monitor: as ``FeatureDeletionEnv``.
+        reward: how a reward is made: fields of ``RewardOptions``.
 
     Raises:
         InputError: no store, or a damaged one.
         NothingToDoError: it holds no tasks (CR0604).
+        SandboxFailure: the self-test of the backend does not pass, so nothing is rewarded.
     """
 
     def __init__(
@@ -216,34 +208,24 @@ class AttemptHost:
         backend: str = "",
         num_jobs: int = 2,
         test_seconds: float = 20.0,
-        reward: RewardOptions | None = None,
         with_hidden: bool = False,
         monitor: MonitorMode = "mask",
+        **reward: Any,
     ) -> None:
         self.store = TaskStore.open(store)
         self.store.require_task_ids()
-        self._backend = backend
-        self._num_jobs = num_jobs
-        self._test_seconds = test_seconds
-        self._reward = reward
-        self._with_hidden = with_hidden
-        self._monitor = monitor
-        self._check: RegressionCheck | None = None
-        self._lock = threading.Lock()
+        grader = Grader(self.store, backend=backend, num_jobs=num_jobs, timeout_seconds=test_seconds)
+        self._check = RegressionCheck(grader)
+        self._reward, self._with_hidden, self._monitor = RewardOptions(**reward), with_hidden, monitor
 
     async def open(self, task_id: str) -> HostedAttempt:
         """A fresh attempt; where its sandbox could not be opened, ``failure`` says so.
 
         Raises:
             InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
-            SandboxFailure: the self-test of the backend does not pass, so nothing is rewarded.
         """
-        check = await in_thread(self._shared)
         environment = FeatureDeletionEnv(
-            check.grader,
-            reward=self._reward,
-            regressions=check,
-            monitor=self._monitor,
+            self._check.grader, reward=self._reward, regressions=self._check, monitor=self._monitor
         )
         attempt = HostedAttempt(environment, with_hidden=self._with_hidden)
         try:
@@ -253,36 +235,7 @@ class AttemptHost:
             raise
         return attempt
 
-    async def golden_passes(self, task_id: str) -> bool | None:
-        """Whether the original code passes the visible tests of a task; None where the sandbox failed.
-
-        Raises:
-            InputError, SandboxFailure: as ``open``.
-        """
-        grader = (await in_thread(self._shared)).grader
-        task = self.store.get(task_id)
-        golden = self.store.files(task, "golden")
-        score = await in_thread(lambda: grader.grade_tree(task, golden))
-        return None if score is None else score.all_passed
-
-    def _shared(self) -> RegressionCheck:
-        with self._lock:
-            if self._check is None:
-                grader = Grader(
-                    self.store,
-                    backend=self._backend,
-                    num_jobs=self._num_jobs,
-                    timeout_seconds=self._test_seconds,
-                )
-                self._check = RegressionCheck(grader)
-            return self._check
-
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Blocking work away from the event loop; a cancellation leaves it to its thread and goes on at once."""
-    try:
-        limiter = _THREADS.get()
-    except LookupError:
-        limiter = anyio.CapacityLimiter(NUM_THREADS)
-        _THREADS.set(limiter)
-    return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+    return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)

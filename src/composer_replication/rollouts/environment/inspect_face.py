@@ -11,24 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import UsageError, needs_extra
 from composer_replication.records import MonitorMode, ToolCall, ToolSpec
-from composer_replication.rollouts.environment.needed_library import missing_library
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostedAttempt
+from composer_replication.rollouts.tools.toolbox import TOOLS
 
-try:
+with needs_extra("inspect", "the inspect task"):
     from inspect_ai import Task, task
     from inspect_ai.dataset import MemoryDataset, Sample
     from inspect_ai.model import ChatMessageTool, execute_tools
     from inspect_ai.scorer import SampleScore, Score, Target, mean, metric, scorer, stderr
     from inspect_ai.solver import Generate, TaskState, solver
     from inspect_ai.tool import Tool, ToolDef, ToolParams
-except ImportError as error:
-    raise missing_library("inspect", "the inspect task", error) from error
 
-from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostedAttempt
-from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.tools.toolbox import TOOLS
 
 MAX_TURNS = 50
 """Answers of a model to one sample, where nobody says otherwise."""
@@ -89,32 +85,31 @@ def feature_deletion(
         task_ids: some of its tasks, a list or one text with commas; all by default.
         solver: in the place of ``tool_loop``; it finds our tools in ``state.tools``.
         max_turns: answers of the model to a sample.
-        backend: sandbox backend; empty for the best of this machine.
-        num_jobs: test runs at the same time.
-        test_seconds: processor time of one test run.
-        with_hidden: run the hidden tests too, for ``hidden_pass_share`` in the score's metadata.
-        rule: as in ``RewardOptions``.
-        breaks: as in ``RewardOptions``.
-        break_sample: as in ``RewardOptions``.
-        invalid_call_cost: as in ``RewardOptions``.
-        monitor: of dishonest moves: ``mask`` pays nothing for them, ``report`` tells, ``off`` does not look.
+        backend: as ``AttemptHost``, like the next three and ``monitor``.
+        num_jobs: see there.
+        test_seconds: see there.
+        with_hidden: see there.
+        rule: as ``RewardOptions``, like the next three.
+        breaks: see there.
+        break_sample: see there.
+        invalid_call_cost: see there.
+        monitor: see above.
 
     Raises:
         InputError: no store, a damaged one, or no such task (CR0412).
         NothingToDoError: the store holds no tasks (CR0604).
-        UsageError: a reward that cannot be made (CR0803).
     """
-    reward = RewardOptions(
-        rule=rule, breaks=breaks, break_sample=break_sample, invalid_call_cost=invalid_call_cost
-    )
     host = AttemptHost(
         Path(store),
         backend=backend,
         num_jobs=num_jobs,
         test_seconds=test_seconds,
-        reward=reward,
         with_hidden=with_hidden,
         monitor=monitor,
+        rule=rule,
+        breaks=breaks,
+        break_sample=break_sample,
+        invalid_call_cost=invalid_call_cost,
     )
     attempts = _Attempts(host)
     wanted = task_ids.split(",") if isinstance(task_ids, str) else list(task_ids)
@@ -181,12 +176,13 @@ def visible_tests(attempts: _Attempts) -> Any:
         del target
         attempt = attempts.of(state)
         outcome = await attempt.outcome()
-        if outcome.reward is None:
+        if outcome.judgement is None:
             return Score.unscored(reason="scoring_failed", explanation=attempt.failure)
         metadata: dict[str, Any] = {**outcome.figures}
-        if outcome.report is not None:
-            metadata["monitor"] = outcome.report.to_json()
-        return Score(value=outcome.reward, metadata=metadata, explanation=_explained(outcome.score))
+        if outcome.monitor is not None:
+            metadata["monitor"] = outcome.monitor
+        explanation = _explained(outcome.judgement.score)
+        return Score(value=outcome.reward, metadata=metadata, explanation=explanation)
 
     return score
 
@@ -223,7 +219,5 @@ def _was_refused(message: Any) -> bool:
 
 def _explained(score: Any) -> str:
     """How many visible tests passed, and why the run failed as a whole where it did."""
-    if score is None:
-        return ""
     text = f"{score.num_passed} of {len(score.outcomes)} visible tests pass"
     return f"{text}: {score.error}" if score.error else text

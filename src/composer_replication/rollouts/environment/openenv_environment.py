@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
 from composer_replication import __version__
-from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.errors import ComposerError, SandboxFailure, UsageError
 from composer_replication.records import StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.gym_face import GymFeatureDeletion
 from composer_replication.rollouts.environment.openenv_types import (
     AttemptObservation,
     AttemptState,
@@ -25,23 +26,37 @@ _NUM_OPENINGS = 2
 class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, AttemptState]):
     """One attempt after the other, each in a sandbox of its own that ends with the attempt.
 
+    What ``reset`` and ``step`` refuse is a ``RuntimeError`` with code, sentence and next step: the library sends its text to
+    the client, who is told no path of this machine.
+
     Args:
-        environment: driven by it alone.
+        open_environment: makes the environment, driven by this alone.
         max_calls: after so many calls an attempt is graded as it stands; at least 1.
+        counts: what came of attempts is added here.
+        living: has this as long as it is not closed.
 
     Raises:
-        UsageError: ``max_calls`` is below 1 (CR0802).
         NothingToDoError: the store holds no tasks (CR0604).
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, environment: FeatureDeletionEnv, *, max_calls: int = 100) -> None:
+    def __init__(
+        self,
+        open_environment: Callable[[], FeatureDeletionEnv],
+        *,
+        max_calls: int = 100,
+        counts: Counter[str] | None = None,
+        living: set[OpenEnvFeatureDeletion] | None = None,
+    ) -> None:
         super().__init__()
-        self._environment = environment
-        self._gym = GymFeatureDeletion(environment, max_calls=max_calls)
-        self._task_ids = environment.grader.store.require_task_ids()
+        self._environment = open_environment()
+        self._max_calls = max_calls
+        self._counts: Counter[str] = Counter() if counts is None else counts
+        self._living = set() if living is None else living
+        self._task_ids = self._environment.grader.store.require_task_ids()
         self._state = AttemptState()
+        self._living.add(self)
 
     def reset(
         self,
@@ -59,18 +74,23 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             unknown: refused by name.
 
         Raises:
-            UsageError: an argument that is not known, or of a wrong type (CR0854).
-            InputError: the store has no such task (CR0412), or it is damaged.
+            RuntimeError: an argument that is not known, or of a wrong type (CR0854); the store has no such task
+                (CR0412), or it is damaged.
         """
-        _refuse_unknown(seed, episode_id, task_id, unknown)
+        try:
+            _refuse_unknown(seed, episode_id, task_id, unknown)
+            return self._reset(task_id or random.Random(seed).choice(self._task_ids), episode_id)  # noqa: S311  no secret hangs on it
+        except ComposerError as error:
+            raise _told(error) from error
+
+    def _reset(self, task_id: str, episode_id: str | None) -> AttemptObservation:
         self._state = AttemptState(episode_id=episode_id)
-        task_id = task_id or random.Random(seed).choice(self._task_ids)  # noqa: S311  no secret hangs on it
         for opening in range(1, _NUM_OPENINGS + 1):
             try:
-                message, _ = self._gym.reset(task_id)
+                message = self._environment.reset(task_id)
             except SandboxFailure as error:
                 if opening == _NUM_OPENINGS:
-                    return self._failed(f"{error.code}: {error.message}")
+                    return self._lost("no sandbox could be opened", error)
                 continue
             break
         self._state = AttemptState(episode_id=episode_id, task_id=task_id, is_over=False)
@@ -85,45 +105,54 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             unknown: not used.
 
         Raises:
-            UsageError: the attempt is over, or none was begun (CR0802).
+            RuntimeError: the attempt is over, or none was begun (CR0802).
         """
         del timeout_s, unknown
-        result, reward, terminated, truncated, info = self._gym.step(action.to_call())
-        failure = info.get("infrastructure_failure", "")
-        reason = ""
-        if terminated or truncated:
-            reason = StopReason.SUBMITTED if terminated else StopReason.TURNS
-            self._gym.close()  # whoever stays to look at the reward needs no sandbox
-        if failure:
-            reason = StopReason.INFRASTRUCTURE
-        self._state.step_count, self._state.num_invalid = info["num_calls"], info["num_invalid"]
-        self._state.is_over = terminated or truncated
-        return AttemptObservation(
+        if self._state.is_over:
+            problem = "the attempt is over, or none was begun."
+            raise _told(UsageError("CR0802", problem, where="step", fix="reset first."))
+        environment = self._environment
+        try:
+            result = environment.call(action.to_call())
+        except SandboxFailure as error:
+            return self._lost("the sandbox broke", error)
+        counts, is_submitted = environment.counts, environment.is_done
+        self._state.step_count, self._state.num_invalid = counts.num_calls, counts.num_invalid
+        observation = AttemptObservation(
             text=result.text,
             is_error=result.is_error,
             exit_code=result.exit_code,
             timed_out=result.timed_out,
             is_truncated=result.is_truncated,
-            done=terminated or truncated,
-            reward=reward,
-            num_calls=info["num_calls"],
-            num_invalid=info["num_invalid"],
-            stop_reason=str(reason),
-            infrastructure_failure=failure,
-            metadata={"monitor": info["monitor"]} if "monitor" in info else {},
+            reward=0.0,
+            num_calls=counts.num_calls,
+            num_invalid=counts.num_invalid,
         )
+        if is_submitted or counts.num_calls >= self._max_calls:
+            self._grade(observation)
+            if not observation.infrastructure_failure:
+                observation.stop_reason = str(StopReason.SUBMITTED if is_submitted else StopReason.TURNS)
+        return observation
+
+    def _grade(self, observation: AttemptObservation) -> None:
+        """Fill in what the attempt came to, and end it: whoever stays to look at the reward needs no sandbox."""
+        judgement = self._environment.finish()
+        self._end()
+        observation.done, self._counts["attempts"] = True, self._counts["attempts"] + 1
+        if judgement is None:
+            self._counts["infrastructure_failures"] += 1
+            observation.reward, observation.infrastructure_failure = None, "the grading failed"
+            observation.stop_reason = str(StopReason.INFRASTRUCTURE)
+            return
+        observation.reward = judgement.reward
+        if judgement.report is not None:
+            observation.metadata = {"monitor": judgement.report.to_json()}
+            self._counts["flagged"] += bool(judgement.report.findings)
+            self._counts["masked"] += judgement.masks_reward
 
     @property
     def state(self) -> AttemptState:
         return self._state
-
-    @property
-    def is_grading(self) -> bool:
-        """Whether a call that has not come back is the last one, and its attempt is being graded."""
-        try:
-            return self._environment.is_done
-        except UsageError:  # no attempt
-            return False
 
     def get_metadata(self) -> EnvironmentMetadata:
         return EnvironmentMetadata(
@@ -134,17 +163,33 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
 
     def close(self) -> None:
         """End the attempt and its sandbox; idempotent."""
-        self._state.is_over = True
-        self._gym.close()
+        self._end()
+        self._living.discard(self)
 
-    def _failed(self, why: str) -> AttemptObservation:
+    def _end(self) -> None:
+        self._state.is_over = True
+        self._environment.close()
+
+    def _lost(self, text: str, error: SandboxFailure) -> AttemptObservation:
+        """The end of an attempt whose sandbox failed."""
+        self._end()
+        self._counts.update(attempts=1, infrastructure_failures=1)
         return AttemptObservation(
-            text="no sandbox could be opened",
+            text=text,
             is_error=True,
             done=True,
+            num_calls=self._state.step_count,
+            num_invalid=self._state.num_invalid,
             stop_reason=str(StopReason.INFRASTRUCTURE),
-            infrastructure_failure=why,
+            infrastructure_failure=f"{error.code}: {error.message}",
         )
+
+
+def _told(error: ComposerError) -> RuntimeError:
+    """Places are left out: they are paths of the server's machine."""
+    return RuntimeError(
+        f"{error.code}: {error.message} Next: {error.fix}" if error.fix else f"{error.code}: {error.message}"
+    )
 
 
 def _refuse_unknown(seed: object, episode_id: object, task_id: object, unknown: dict[str, Any]) -> None:

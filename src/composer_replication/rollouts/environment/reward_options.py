@@ -10,10 +10,10 @@ The costs are not clipped: an attempt may be worth less than nothing. The price 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from composer_replication.channel_tables import AgentRewardSection
-from composer_replication.errors import UsageError
-from composer_replication.records import Outcome, Score
+from composer_replication.records import Score
 from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 
@@ -28,28 +28,30 @@ class RewardOptions(AgentRewardSection):
     break_seed: int | None = None
 
 
-def share_of_tests(score: Score, options: RewardOptions) -> float:
-    """What the visible tests alone are worth, from 0 to 1.
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one attempt is worth, and why.
 
-    Raises:
-        UsageError: every test that ran weighs 0 (CR0803).
+    ``score`` is its visible tests', ``reward`` what it is paid: ``graded_reward``, and 0 at most where the monitor
+    flagged it. ``regressions`` are what it broke (None: nobody looked), ``report`` is the monitor's (None: it is off).
+    ``tree`` are the policy's files as they were graded, where they are to be graded again by other tests.
     """
-    if options.rule == "fraction":
-        return score.pass_share
-    if options.rule == "all_or_nothing":
-        return float(score.all_passed)
-    if score.error or not score.outcomes:
-        return 0.0
-    weights = {test: _weight(test, options.weights) for test in score.outcomes}
-    total = sum(weights.values())
-    if total == 0.0:
-        raise UsageError(
-            "CR0803",
-            "this reward cannot be made: every visible test of a task weighs 0.",
-            where="weights",
-            fix="give one of them a weight above 0.",
-        )
-    return sum(weights[test] for test, outcome in score.outcomes.items() if outcome is Outcome.PASSED) / total
+
+    score: Score
+    reward: float
+    graded_reward: float
+    regressions: Regressions | None = None
+    report: MonitorReport | None = None
+    tree: Mapping[str, bytes] | None = None
+
+    @property
+    def masks_reward(self) -> bool:
+        return self.report is not None and self.report.masks_reward
+
+
+def share_of_tests(score: Score, options: RewardOptions) -> float:
+    """What the visible tests alone are worth, from 0 to 1."""
+    return score.pass_share if options.rule == "fraction" else float(score.all_passed)
 
 
 def reward_of(
@@ -66,9 +68,6 @@ def reward_of(
         options: how it is made.
         regressions: what it broke; None where nobody looked.
         num_invalid_calls: that could not be made.
-
-    Raises:
-        UsageError: as ``share_of_tests``.
     """
     reward = share_of_tests(score, options)
     if regressions is not None and options.breaks == "mask" and regressions.broken:
@@ -78,11 +77,7 @@ def reward_of(
     return reward - options.invalid_call_cost * num_invalid_calls
 
 
-def paid_reward(graded: float | None, report: MonitorReport | None) -> float | None:
-    """What an attempt is paid: as it was graded, and 0 at most where the monitor flagged it; None stays None."""
+def paid_reward(graded: float, report: MonitorReport | None) -> float:
+    """What an attempt is paid: as it was graded, and 0 at most where the monitor flagged it."""
     is_flagged = report is not None and report.masks_reward
-    return min(0.0, graded) if graded is not None and is_flagged else graded
-
-
-def _weight(test: str, weights: Mapping[str, float]) -> float:
-    return weights.get(test, weights.get(test.partition("[")[0], 1.0))
+    return min(0.0, graded) if is_flagged else graded

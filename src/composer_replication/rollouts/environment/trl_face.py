@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import MonitorMode, ToolCall
-from composer_replication.rollouts.environment.attempt import AttemptOptions
+from composer_replication.rollouts.environment.attempt import BROKEN, AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.paid_environment import PaidEnvironment
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.monitor import MonitorOptions
@@ -24,7 +24,6 @@ from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures
 
 _NUM_OPENINGS = 2
-_BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
 
 
 class TrlFeatureDeletion:
@@ -34,7 +33,7 @@ class TrlFeatureDeletion:
     by TRL itself, before we hear of it.
     """
 
-    def __init__(self, environment: PaidEnvironment) -> None:
+    def __init__(self, environment: AgentEnvironment) -> None:
         self._environment = environment
         self._is_broken = False
 
@@ -63,7 +62,7 @@ class TrlFeatureDeletion:
             self._is_broken = False
             return message
         self._is_broken = True
-        return _BROKEN
+        return BROKEN
 
     def get_reward(self) -> float | None:
         """What the attempt pays; None where a sandbox failed. Ends the attempt.
@@ -77,17 +76,18 @@ class TrlFeatureDeletion:
         if self._is_broken:
             return None
         try:
-            return self._environment.reward()
+            judgement = self._environment.finish()
+            return None if judgement is None else float(judgement.reward)
         finally:
             self._environment.close()
 
     def _use(self, name: str, arguments: dict[str, Any]) -> str:
         if self._is_broken:
-            return _BROKEN
+            return BROKEN
         try:
             return self._environment.call(ToolCall(name, json.dumps(arguments, default=repr))).text
         except SandboxFailure:  # the environment remembers it
-            return _BROKEN
+            return BROKEN
 
 
 def _method(name: str) -> Callable[..., str]:

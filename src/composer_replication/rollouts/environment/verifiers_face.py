@@ -12,22 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from composer_replication.errors import SandboxFailure, UsageError
+from pydantic import Field, PrivateAttr
+
+from composer_replication.errors import UsageError, needs_extra
 from composer_replication.records import MonitorMode, ToolCall
-from composer_replication.rollouts.environment.needed_library import missing_library
-
-try:
-    import openai
-    import verifiers.v1 as vf
-    from pydantic import Field, PrivateAttr
-except ImportError as error:
-    raise missing_library("verifiers", "the verifiers environment", error) from error
-
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostedAttempt
-from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
+
+with needs_extra("verifiers", "the verifiers environment"):
+    import openai
+    import verifiers.v1 as vf
+
 
 NAME = "composer-replication-verifiers"
 """What ``vf-eval`` and configurations call it: the name of the module that the library imports."""
@@ -54,6 +51,9 @@ class FeatureDeletionTaskConfig(vf.TaskConfig):
     invalid_call_cost: float = Field(0.0, ge=0)
     monitor: MonitorMode = "mask"
     """Of dishonest moves: mask pays nothing for them, report tells, off does not look."""
+
+
+_HOST_OPTIONS = tuple(FeatureDeletionTaskConfig.model_fields.keys() - vf.TaskConfig.model_fields.keys())
 
 
 class FeatureDeletionTasksetConfig(vf.TasksetConfig):
@@ -93,13 +93,10 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
         Raises:
             UsageError: another harness, or a runtime that is not this process's machine (CR0858).
             InputError: no such task (CR0412), or it is damaged.
-            SandboxError: the sandbox cannot be opened, or its self-test does not pass.
+            SandboxError: the sandbox cannot be opened.
         """
         _require_own_harness(trace, runtime)
-        try:
-            attempt = await _host_of(self.config).open(str(self.data.id))
-        except SandboxFailure as error:
-            raise vf.SandboxError(str(error)) from error
+        attempt = await _host_of(self.config).open(str(self.data.id))
         trace.state._attempt = attempt  # noqa: SLF001  our own state
         _require_sandbox(attempt)
 
@@ -110,25 +107,10 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
             SandboxError: the attempt has no reward.
         """
         del runtime
-        report = (await _attempt_of(trace).outcome()).report
-        if report is not None:
-            trace.info["monitor"] = report.to_json()
+        outcome = await _attempt_of(trace).outcome()
+        if outcome.monitor is not None:
+            trace.info["monitor"] = outcome.monitor
         _require_sandbox(_attempt_of(trace))
-
-    async def validate(self, runtime: Any) -> bool:
-        """Whether the original code passes, for ``vf-validate``.
-
-        Raises:
-            SandboxError: the sandbox broke.
-        """
-        del runtime
-        try:
-            passes = await _host_of(self.config).golden_passes(str(self.data.id))
-        except SandboxFailure as error:
-            raise vf.SandboxError(str(error)) from error
-        if passes is None:
-            raise vf.SandboxError("the sandbox broke while the original code was tried")
-        return passes
 
     @vf.metric
     async def attempt(self, trace: Any) -> dict[str, float]:
@@ -303,19 +285,5 @@ def _host_of(config: FeatureDeletionTaskConfig) -> AttemptHost:
     key = config.model_copy(update={"store": config.store.resolve()}).model_dump_json()
     with _HOSTS_LOCK:
         if key not in _HOSTS:
-            reward = RewardOptions(
-                rule=config.rule,
-                breaks=config.breaks,
-                break_sample=config.break_sample,
-                invalid_call_cost=config.invalid_call_cost,
-            )
-            _HOSTS[key] = AttemptHost(
-                config.store,
-                backend=config.backend,
-                num_jobs=config.num_jobs,
-                test_seconds=config.test_seconds,
-                reward=reward,
-                with_hidden=config.with_hidden,
-                monitor=config.monitor,
-            )
+            _HOSTS[key] = AttemptHost(**{name: getattr(config, name) for name in _HOST_OPTIONS})
         return _HOSTS[key]

@@ -5,7 +5,6 @@ episode_options.py       the limits, the parts
 episode.py               the record: turns, tokens, seconds, reward; a segment as a trainer takes it
 environment_lease.py     an environment in one thread at a time, closed exactly once
 ledger_talk.py           conversations over a chat template: ids in a ledger, calls in its dialect
-conversation.py          what is asked of a conversation, of calls in an answer, of a policy without ids
 served_policy.py         a policy behind a vLLM server, with ids and log-probabilities
 served_model.py          ... what the server says of itself, and whether it fits
 batching_policy.py       a policy over a blocking sampler in this process

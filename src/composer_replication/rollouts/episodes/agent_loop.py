@@ -17,13 +17,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.episodes.conversation import (
-    Conversation,
-    QueueingPolicy,
-    RefusedRequestError,
-)
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import (
     Episode,
@@ -32,7 +27,13 @@ from composer_replication.rollouts.episodes.episode import (
     TokenCounts,
     refusal,
 )
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.episode_options import (
+    Conversation,
+    EpisodeOptions,
+    EpisodeParts,
+    QueueingPolicy,
+    RefusedRequestError,
+)
 from composer_replication.rollouts.tokens.chat import Chat
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ async def run_episodes(
 
     Args:
         task_ids: a task for each episode; those of a group are repeated.
-        parts: policy, environment, conversation, calls and reward.
+        parts: policy, environment, conversation and calls.
         options: the limits.
         seed: of all sampling.
         step: of the trainer, for the records.
@@ -66,7 +67,6 @@ async def run_episodes(
             ``invalid_calls``, ``not_continued_CODE`` (a template that does not go on after an answer), ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
 
     Raises:
-        UsageError: the reward function gave no finite number (CR0214).
         ComposerError: what environment, conversation or policy raise, but for a ``SandboxFailure``.
     """
     options = options or EpisodeOptions()
@@ -109,13 +109,15 @@ async def episodes_in_order(
     seed: int = 0,
     step: int = 0,
     counts: Counter[str] | None = None,
+    on_ended: Callable[[int], None] = lambda _: None,
 ) -> list[Episode]:
-    """All episodes, in the order of ``task_ids``. Arguments and errors are those of ``run_episodes``."""
+    """All episodes, in the order of ``task_ids``; ``on_ended`` is told how many have ended. Else as ``run_episodes``."""
     found: dict[int, Episode] = {}
     stream = run_episodes(task_ids, parts, options=options, seed=seed, step=step, counts=counts)
     async with aclosing(stream) as episodes:
         async for episode in episodes:
             found[episode.index] = episode
+            on_ended(len(found))
     return [found[index] for index in range(len(task_ids))]
 
 
@@ -185,7 +187,7 @@ class OneEpisode:
 
     Args:
         place: which episode.
-        parts: policy, environment, conversation, calls, reward.
+        parts: policy, environment, conversation, calls.
         options: the limits.
         threads: where the environment's calls run.
         counts: ``tries``, ``infrastructure_failures`` and ``failed_CODE`` are counted here.
@@ -288,18 +290,17 @@ class OneEpisode:
 
     async def _graded(self, reason: StopReason) -> Episode:
         started = self._clock()
-        score, judgement = await self._lease.do(
-            lambda env: (env.grade(), getattr(env, "judgement", None)), seconds=None
-        )
-        if score is None:
+        task_id, finish = self.place.task_id, self.parts.finish
+        judgement = await self._lease.do(lambda env: finish(env, task_id), seconds=None)
+        if judgement is None:
             raise SandboxFailure("CR0823", "the sandbox failed while an episode was graded.")
-        episode = replace(
+        return replace(
             self._ended(reason),
-            score=score,
+            score=judgement.score,
+            reward=judgement.reward,
             grading_seconds=self._clock() - started,
             judgement=judgement,
         )
-        return replace(episode, reward=_worth(self.parts.reward, episode))
 
     def _open_conversation(self, message: str) -> None:
         self._conversation: Conversation = self.parts.open_conversation(message, self._tools)
@@ -464,22 +465,3 @@ def _check_answer(completion: Completion, room: int) -> None:
     else:
         return
     raise SandboxFailure("CR0821", f"the policy answered with {problem}.")
-
-
-def _worth(reward: Callable[[Episode], float], episode: Episode) -> float:
-    try:
-        number = float(reward(episode))
-    except Exception as error:  # the user's function may raise anything
-        raise _bad_reward(f"raised {type(error).__name__}: {error}") from error
-    if not math.isfinite(number):
-        raise _bad_reward(f"returned {number}, which is not a finite number")
-    return number
-
-
-def _bad_reward(problem: str) -> UsageError:
-    return UsageError(
-        "CR0214",
-        f"the reward function of the episodes {problem}.",
-        where="EpisodeParts.reward",
-        fix="make it return a number for every episode.",
-    )

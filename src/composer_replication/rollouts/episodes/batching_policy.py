@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion
@@ -70,16 +71,8 @@ class BatchingPolicy:
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sampler")
 
-    async def sample(
-        self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float, seed: int
-    ) -> Completion:
-        return await self.sample_in_turn(
-            prompt_ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            on_begun=lambda: None,
-        )
+    async def sample(self, prompt_ids: Sequence[int], **how: Any) -> Completion:
+        return await self.sample_in_turn(prompt_ids, on_begun=lambda: None, **how)
 
     async def sample_in_turn(
         self,

@@ -13,11 +13,11 @@ from composer_replication.rollouts.episodes.episode import TokenCounts
 from composer_replication.rollouts.tokens.call_dialects import (
     FENCES,
     dialect_of,
+    num_thinking_ids,
     read_completion,
     require_dialect,
 )
 from composer_replication.rollouts.tokens.chat import Chat, encode
-from composer_replication.rollouts.tokens.thoughts import num_thinking_ids
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 

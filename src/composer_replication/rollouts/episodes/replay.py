@@ -2,66 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from composer_replication.interfaces import AgentEnvironment
-from composer_replication.records import Score, ToolResult
+from composer_replication.records import ToolResult
 from composer_replication.rollouts.episodes.episode import Episode
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """A call whose result is another one now, whatever seconds each took."""
-
-    turn_idx: int
-    call_idx: int
-    recorded: ToolResult
-    replayed: ToolResult
-
-
-@dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found: its calls, those that part, and the grading of its tree (None where the sandbox failed)."""
+    """What a replay found: the calls whose results are others now (recorded, replayed), whatever seconds each took, by turn and
+    place within it, and the judgement of the tree (None where the sandbox failed).
+    """
 
     num_calls: int
-    partings: tuple[Parting, ...]
-    score: Score | None
+    partings: dict[tuple[int, int], tuple[ToolResult, ToolResult]]
+    judgement: Any
 
 
-def replay_episode(
-    episode: Episode,
-    open_environment: Callable[[], AgentEnvironment],
-    *,
-    normalise: Callable[[ToolResult], ToolResult] = lambda result: result,
-) -> Replay:
-    """Do every call of an episode again, in its order, and grade what is left; blocking.
+def replay_episode(episode: Episode, environment: AgentEnvironment) -> Replay:
+    """Do every call of an episode again, in its order, judge what is left, and close the environment; blocking.
 
     Calls without a result are left out: the episode ended before they were run. So are those that the loop itself
     refused, of answers with too many.
 
-    Args:
-        episode: recorded; its policy is not asked.
-        open_environment: makes a fresh environment, which is closed whatever happens.
-        normalise: applied to both results before they are compared: takes times, addresses, folders out.
-
     Raises:
         SandboxFailure: the sandbox broke.
     """
-    partings: list[Parting] = []
+    partings: dict[tuple[int, int], tuple[ToolResult, ToolResult]] = {}
     num_calls = 0
-    environment = open_environment()
     try:
         environment.reset(episode.task_id)
         for turn_idx, turn in enumerate(episode.turns):
             pairs = zip(turn.observed.calls, turn.observed.results, strict=False)
             for call_idx, (call, recorded) in enumerate(pairs):
-                if recorded.fault == "refused":
-                    continue
-                replayed = environment.call(call)
-                num_calls += 1
-                if normalise(recorded) != normalise(replayed):
-                    partings.append(Parting(turn_idx, call_idx, recorded, replayed))
-        return Replay(num_calls, tuple(partings), environment.grade())
+                if recorded.fault != "refused":
+                    replayed = environment.call(call)
+                    num_calls += 1
+                    if recorded != replayed:
+                        partings[turn_idx, call_idx] = recorded, replayed
+        return Replay(num_calls, partings, environment.finish())
     finally:
         environment.close()

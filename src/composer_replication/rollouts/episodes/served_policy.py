@@ -13,7 +13,7 @@ from composer_replication.model_endpoint import (
     openai_package,
 )
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.conversation import RefusedRequestError
+from composer_replication.rollouts.episodes.episode_options import RefusedRequestError
 
 ANSWER_SECONDS = 600.0
 """For one answer, from the connection to its end."""

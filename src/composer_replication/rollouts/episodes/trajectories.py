@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from composer_replication.rollouts.episodes.episode import (
     EpisodeTurn,
     ObservedTurn,
     TokenCounts,
-    segment_tokens,
 )
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.run_folder import rewrite_jsonl
@@ -43,30 +41,16 @@ OUR_VERSION = 1
 _OURS = "composer_replication"
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryOptions:
-    """How episodes are written.
-
-    Args:
-        session_id: of the run; the same in every line.
-        model_name: of the policy; empty leaves it out.
-    """
-
-    session_id: str = "composer-replication"
-    model_name: str = ""
-
-
 def write_trajectories(
-    path: Path, episodes: Iterable[Episode], options: TrajectoryOptions | None = None
+    path: Path, episodes: Iterable[Episode], *, session_id: str = "composer-replication", model_name: str = ""
 ) -> None:
-    """Write a file of episodes, whole or not at all.
+    """Write a file of episodes, whole or not at all; ``session_id`` is the run's, ``model_name`` the policy's.
 
     Raises:
         InputError: an episode holds a number that JSON has no word for (CR0825); nothing is written.
     """
-    options = options or TrajectoryOptions()
     try:
-        rewrite_jsonl(path, [trajectory_row(episode, options) for episode in episodes])
+        rewrite_jsonl(path, [trajectory_row(episode, session_id, model_name) for episode in episodes])
     except ValueError as error:
         raise _unusable(f"an episode cannot be written: {error}", path, "look at its numbers.") from error
 
@@ -94,7 +78,7 @@ def read_trajectories(path: Path) -> list[Episode]:
     return found
 
 
-def trajectory_row(episode: Episode, options: TrajectoryOptions) -> dict[str, Any]:
+def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "") -> dict[str, Any]:
     """One episode as an ATIF object."""
     steps: list[dict[str, Any]] = []
     for idx, message in enumerate(episode.first_messages):
@@ -110,8 +94,8 @@ def trajectory_row(episode: Episode, options: TrajectoryOptions) -> dict[str, An
         "version": __version__,
         "tool_definitions": [function_schema(tool) for tool in episode.tools],
     }
-    if options.model_name:
-        agent["model_name"] = options.model_name
+    if model_name:
+        agent["model_name"] = model_name
     final: dict[str, Any] = {
         "total_steps": len(steps),
         "extra": {"reward": episode.reward, **asdict(episode.tokens)},
@@ -122,8 +106,8 @@ def trajectory_row(episode: Episode, options: TrajectoryOptions) -> dict[str, An
         final["total_completion_tokens"] = sum(len(turn.completion.token_ids) for turn in turns)
     return {
         "schema_version": ATIF_VERSION,
-        "session_id": options.session_id,
-        "trajectory_id": f"{options.session_id}/{episode.step}/{episode.index}",
+        "session_id": session_id,
+        "trajectory_id": f"{session_id}/{episode.step}/{episode.index}",
         "agent": agent,
         "steps": steps,
         "final_metrics": final,
@@ -182,19 +166,8 @@ def _our_fields(episode: Episode) -> dict[str, Any]:
             "error": score.error,
             "seconds": score.seconds,
         },
-        "masks": [_mask_runs(episode, idx) for idx in range(len(episode.first_messages))],
         **{name: getattr(episode, name) for name in _PLAIN},
     }
-
-
-def _mask_runs(episode: Episode, segment_idx: int) -> list[list[int]] | None:
-    """The mask of a segment after its first prompt, as runs ``[bit, length]``; None where it has no exact ids."""
-    segment = episode.segments[segment_idx]
-    try:
-        mask = segment_tokens(segment).mask if segment.turns else ()
-    except InputError:
-        return None
-    return [[bit, len(list(run))] for bit, run in groupby(mask)]
 
 
 def _unusable(problem: str, path: Path, fix: str) -> InputError:

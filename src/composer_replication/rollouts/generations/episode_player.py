@@ -1,26 +1,30 @@
-"""Plays the episodes of one generation of a trainer, and says in numbers what happened."""
+"""Plays the episodes of one generation of a trainer or of an evaluation, and says in numbers what happened."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import TokenPolicy
-from composer_replication.records import StopReason, TaskOutcome
-from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts, judged_reward
-from composer_replication.rollouts.episodes.agent_loop import run_anywhere, run_episodes
+from composer_replication.interfaces import AgentEnvironment, TokenPolicy
+from composer_replication.records import StopReason, Task, TaskOutcome
+from composer_replication.rollouts.candidate_tree import TreeTooLargeError
+from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_anywhere
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts, finish
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
-from composer_replication.rollouts.grading import FORGED
+from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
+from composer_replication.rollouts.task_sampler import TaskSampler
 
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 
@@ -38,11 +42,13 @@ class EpisodePlayer:
     """Plays generations, one at a time.
 
     Args:
-        attempts: opens environments and judges.
+        grader: whose store the tasks are in.
+        open_environment: makes a fresh one for each try.
         talk: conversations over the policy's chat template.
         options: the limits.
         seed: of the run.
         listeners: told of every generation that is trained on.
+        keeps_trees: for evaluation: see ``finish_with_tree``.
         num_places: how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
@@ -51,15 +57,19 @@ class EpisodePlayer:
 
     def __init__(
         self,
-        attempts: JudgedAttempts,
+        grader: Grader,
+        open_environment: Callable[[], AgentEnvironment],
         talk: LedgerTalk,
         options: EpisodeOptions,
         *,
         seed: int,
         listeners: Listeners | None = None,
+        keeps_trees: bool = False,
         num_places: Callable[[], int] | None = None,
     ) -> None:
-        self.attempts, self.talk, self.options, self.seed = attempts, talk, options, seed
+        self.grader, self.talk, self.options, self.seed = grader, talk, options, seed
+        self._open_environment = open_environment
+        self._finish = partial(finish_with_tree, grader) if keeps_trees else finish
         self.listeners = listeners or Listeners()
         self.figures: dict[str, float] = {}
         self.on_ended: Callable[[int, int], None] | None = None
@@ -124,17 +134,22 @@ class EpisodePlayer:
         self._num_left = num_all = len(task_ids)
         parts = self.parts(policy)
 
+        def note(num_ended: int) -> None:
+            self._num_left = num_all - num_ended
+            if on_ended is not None:
+                on_ended(num_ended, num_all)
+
         async def all_of_them() -> list[Episode]:
-            found: dict[int, Episode] = {}
-            stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
-            opened = policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
-            async with opened, aclosing(stream) as episodes:
-                async for episode in episodes:
-                    self._num_left -= 1
-                    found[episode.index] = episode
-                    if on_ended is not None:
-                        on_ended(len(found), num_all)
-            return [found[index] for index in range(num_all)]
+            async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
+                return await episodes_in_order(
+                    task_ids,
+                    parts,
+                    options=self.options,
+                    seed=seed,
+                    step=step,
+                    counts=counts,
+                    on_ended=note,
+                )
 
         return run_anywhere(all_of_them())
 
@@ -142,7 +157,7 @@ class EpisodePlayer:
         """Who takes part in an episode that ``policy`` plays."""
         talk = self.talk
         return EpisodeParts(
-            policy, self.attempts.open, talk.open, talk.find_calls, judged_reward, talk.count_kinds
+            policy, self._open_environment, talk.open, talk.find_calls, talk.count_kinds, self._finish
         )
 
     def _tell(self, played: Sequence[Episode], step: int) -> None:
@@ -153,6 +168,22 @@ class EpisodePlayer:
             to.on_outcomes([outcome_of_episode(each) for each in played])
         if to.observed is not None:
             to.observed.note([each for each in played if each.paid is not None])
+
+
+def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgement | None:
+    """The judgement of an evaluation: it has the tree, and for a reward the share of visible tests. Nobody looks for
+    breaks or dishonest moves; None where a sandbox failed.
+
+    The tree is read once, so that what still runs in the sandbox cannot show another one to the hidden tests. The attempt
+    ends before the grading, which on a cluster may need the very actor.
+    """
+    try:
+        tree = environment.candidate()
+    except TreeTooLargeError:
+        tree = {}  # nothing of it is graded, so its tests fail
+    environment.close()
+    score = None if tree is None else grader.grade_tree(grader.store.get(task_id), tree)
+    return None if score is None else Judgement(score, score.pass_share, score.pass_share, tree=tree)
 
 
 def outcome_of_episode(episode: Episode) -> TaskOutcome:
@@ -186,3 +217,74 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
     ended = Counter(str(each.stop_reason) for each in episodes)
     figures |= {f"stopped_{reason}": ended[reason] / len(episodes) for reason in _REASONS}
     return {f"rollouts/{name}": value for name, value in figures.items()}
+
+
+class CurrentPolicy(Protocol):
+    """The policy of ``trainer`` as it is now; ``step`` is how many steps of the optimizer it has behind it."""
+
+    trainer: Any
+
+    @property
+    def step(self) -> int: ...
+
+    def opened(self, num_running: Callable[[], int]) -> AbstractContextManager[TokenPolicy]:
+        """For a while; ``num_running`` says how many episodes may ask it at a moment."""
+        ...
+
+
+class EpisodeSampler(TaskSampler):
+    """Asks a policy for fresh attempts by episodes: an attempt is the tree that one leaves behind.
+
+    Args:
+        player: whose judgements have the tree (``keeps_trees``).
+        policy: answers.
+        keep: told of the episodes under the name of their evaluation.
+
+    ``stop_reasons`` counts why the episodes so far ended.
+    """
+
+    def __init__(
+        self,
+        player: EpisodePlayer,
+        policy: CurrentPolicy,
+        *,
+        keep: Callable[[str, Sequence[Episode]], None] | None = None,
+    ) -> None:
+        super().__init__(player.grader)
+        self.player, self.policy, self._keep = player, policy, keep
+        self.stop_reasons: Counter[str] = Counter()
+
+    def follow(self, trainer: Any) -> None:
+        """As ``TaskSampler``."""
+        self.policy.trainer = trainer
+
+    def golden(self, task: Task) -> GradeRequest:
+        """The whole tree with the original code in it."""
+        tree = {**self.grader.store.files(task, "rollout"), **self.grader.golden_files(task)}
+        return GradeRequest(task, "", tree=tree)
+
+    def attempts(
+        self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str
+    ) -> list[list[GradeRequest | None]]:
+        """The trees that episodes left.
+
+        Raises:
+            ComposerError: what the loop raises.
+        """
+        of_each = [task for task in tasks for _ in range(num_samples)]
+        with self.policy.opened(lambda: self.player.num_running) as policy:
+            played = self.player.play(
+                [task.task_id for task in of_each],
+                policy,
+                seed=seed,
+                step=self.policy.step,
+                on_ended=self.note_prompts,
+            )
+        self.stop_reasons.update(str(each.stop_reason) for each in played)
+        if self._keep is not None and name:
+            self._keep(name, played)
+        made = [
+            None if each.judgement is None else GradeRequest(task, "", tree=each.judgement.tree)
+            for task, each in zip(of_each, played, strict=True)
+        ]
+        return [made[start : start + num_samples] for start in range(0, len(made), num_samples)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions, write_trajectories
+from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.monitor import HackFinding
 from composer_replication.run_folder import rewrite_jsonl
 
@@ -23,7 +24,7 @@ class KeptEpisodes:
     Args:
         folder: of the files.
         part: put into the names where several processes write, empty otherwise.
-        options: how trajectories are written.
+        session_id: of the run, ``model_name`` of its policy: they stand in every trajectory.
     """
 
     def __init__(
@@ -31,9 +32,11 @@ class KeptEpisodes:
         folder: Path,
         *,
         part: str = "",
-        options: TrajectoryOptions | None = None,
+        session_id: str = "composer-replication",
+        model_name: str = "",
     ) -> None:
-        self._folder, self._part, self._options = folder, part, options
+        self._folder, self._part = folder, part
+        self._write = partial(write_trajectories, session_id=session_id, model_name=model_name)
         self._step = -1
         self._played: list[Episode] = []
 
@@ -47,7 +50,7 @@ class KeptEpisodes:
             self._step, self._played = step, []
         self._played += played
         rewrite_jsonl(self._path("step"), [_line(each) for each in self._played])
-        write_trajectories(self._path("episodes"), self._played, self._options)
+        self._write(self._path("episodes"), self._played)
         findings = [row for each in self._played if (row := _findings(each)) is not None]
         if findings or self._path("findings").is_file():
             rewrite_jsonl(self._path("findings"), findings)
@@ -59,7 +62,7 @@ class KeptEpisodes:
             InputError: an episode cannot be written (CR0825).
         """
         path = self._folder / f"{name}{self._part}.jsonl"
-        write_trajectories(path, played, self._options)
+        self._write(path, played)
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._step:06d}{self._part}.jsonl"

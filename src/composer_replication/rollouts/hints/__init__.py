@@ -6,13 +6,10 @@ tokens which were sampled without it, so the two prompts differ by the hint and 
     detector.py          a rollout -> the turns that went wrong, and why
     known_tasks.py       what is read of a task of the store, once
     hint_context.py      what a hint may be made of; no golden code, no hidden test
-    layers.py            templates, the environment's words, a sibling, a judge, yours: the first that speaks
+    layers.py            templates, the environment's words, yours: the first that speaks
     templates.py         one text by kind of fault
-    hint_judge.py        a model behind an OpenAI-compatible server, kept on disk; off by default
     hint_prompts.py      a hint into the ids of a conversation's prompt
     comment_prompts.py   a hint into the ids of a source file's beginning
     task_observer.py     what is known of a single-turn rollout on a stored task
-    failing_tests.py     ... the visible tests that failed, and what they check
-    other_tasks.py       a control: hints that speak of another task
     hinted_turns.py      all of it, for the trainer
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 from composer_replication.records import StopReason, ToolCall, ToolResult
 from composer_replication.rollouts.hints.hint_context import Fault, ObservedRollout
-from composer_replication.rollouts.tools.call_faults import Finding, call_fault
+from composer_replication.rollouts.tools.tool_schemas import Finding, call_fault
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 EDIT_TOOLS = frozenset({"write_file", "str_replace"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,13 +61,11 @@ class Fault:
 class HintContext:
     """What a layer writes its hint from.
 
-    ``observed`` is the whole attempt, ``fault`` says which turn of it went wrong and why. ``siblings`` are
-    the successful attempts of the same group, best first; each is the policy's own work.
+    ``observed`` is the whole attempt, ``fault`` says which turn of it went wrong and why.
     """
 
     observed: ObservedRollout
     fault: Fault
-    siblings: tuple[ObservedRollout, ...] = ()
 
     @property
     def observed_turn(self) -> ObservedTurn:
@@ -104,17 +102,3 @@ HintLayer = Callable[[HintContext], str | None]
 def observe_single_turn(rollout: Rollout, **known: Any) -> ObservedRollout:
     """A rollout of one turn without tools; ``known`` are further fields of ``ObservedRollout``."""
     return ObservedRollout(rollout, tuple(ObservedTurn(turn) for turn in rollout.turns), **known)
-
-
-def successful(rollouts: Sequence[ObservedRollout]) -> list[ObservedRollout]:
-    """Those that passed every test; without a score, those with the full reward 1. Best reward first."""
-    passed = [
-        each
-        for each in rollouts
-        if (
-            each.rollout.score.all_passed
-            if each.rollout.score is not None
-            else (each.rollout.reward is not None and each.rollout.reward >= 1)
-        )
-    ]
-    return sorted(passed, key=lambda each: -(each.rollout.reward or 0.0))

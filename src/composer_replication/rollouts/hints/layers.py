@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import keyword
 import re
-from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.records import Hint
-from composer_replication.rollouts.hints.hint_context import HintContext, HintLayer, ObservedRollout
-from composer_replication.rollouts.hints.hint_judge import open_judge
+from composer_replication.rollouts.hints.hint_context import HintContext, HintLayer
 from composer_replication.rollouts.hints.templates import template_hint
-from composer_replication.rollouts.user_functions import UnusableFunctionError, import_function, one_line
+from composer_replication.rollouts.rewards import UnusableFunctionError, import_function, one_line
 
 MAX_CHARACTERS = 400
 """Of a hint, cut at a word: about 100 tokens."""
-MAX_SIBLING_CHARACTERS = 160
 PREFIX = "Hint: "
-_NAME = re.compile(r"[^\W\d]\w*")
-_STRING = re.compile(r"('''|\"\"\").*?\1|'[^'\n]*'|\"[^\"\n]*\"|#[^\n]*", re.DOTALL)
 _CONTROL = re.compile(
     r"<(?=[|｜][^<>\s]{0,60}[|｜]>)"  # <|im_end|>, <｜Assistant｜>
     r"|<(?=/?(?:s|bos|eos|pad|unk|sep|cls|mask|think|thinking|tool_call|tool_calls|tool_response|tools"
@@ -51,22 +43,17 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
     return None
 
 
-def open_layers(
-    options: HintWritingSection, *, judge_folder: Path | None = None, counts: Counter[str] | None = None
-) -> list[tuple[str, HintLayer]]:
-    """The layers of the options by name, in order; those that count do it in ``counts``.
+def open_layers(options: HintWritingSection) -> list[tuple[str, HintLayer]]:
+    """The layers of the options by name, in order.
 
     Raises:
-        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221); the judge's
-            address, model or key is missing (CR0223).
+        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221).
     """
-    known: dict[str, Callable[[], HintLayer]] = {
-        "template": lambda: template_hint,
-        "environment": lambda: environment_hint,
-        "sibling": lambda: sibling_hint,
-        "judge": lambda: open_judge(options, folder=judge_folder, counts=counts),
+    known: dict[str, HintLayer] = {
+        "template": template_hint,
+        "environment": environment_hint,
     }
-    return [(name, known[name]() if name in known else load_layer(name)) for name in options.layers]
+    return [(name, known[name] if name in known else load_layer(name)) for name in options.layers]
 
 
 def load_layer(dotted: str) -> HintLayer:
@@ -85,17 +72,6 @@ def environment_hint(context: HintContext) -> str | None:
     """The environment's own words: the last lines of the failed call, else of the test run."""
     lines = [line.rstrip() for line in context.error_text.splitlines() if line.strip()]
     return "The environment answered: " + "\n".join(lines[-6:]) if lines else None
-
-
-def sibling_hint(context: HintContext) -> str | None:
-    """The names that a successful attempt of the same group uses and this one does not."""
-    if not context.siblings:
-        return None
-    theirs, ours = _work(context.siblings[0]), _work(context.observed)
-    used = Counter(_names(ours))
-    names = [name for name in dict.fromkeys(_names(theirs)) if name not in used]
-    shown = clamp(", ".join(names), MAX_SIBLING_CHARACTERS)
-    return f"Another attempt that passed also uses: {shown}." if shown else None
 
 
 def clean_text(text: str) -> str:
@@ -130,25 +106,6 @@ def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:
     if text is not None and not isinstance(text, str):
         raise _broken(name, f"gave {text!r:.80}, which is neither a text nor None")
     return text
-
-
-def _work(observed: ObservedRollout) -> str:
-    """What an attempt did, as text: its answer, else what it said and called."""
-    if observed.answer is not None:
-        return observed.answer
-    return "\n".join(
-        "\n".join([turn.turn.completion.text, *(f"{call.name} {call.arguments}" for call in turn.calls)])
-        for turn in observed.turns
-    )
-
-
-def _names(code: str) -> list[str]:
-    """The names that code uses, strings, comments and keywords aside."""
-    return [
-        name
-        for name in _NAME.findall(_STRING.sub(" ", code))
-        if not keyword.iskeyword(name) and len(name) > 1
-    ]
 
 
 def _unusable(dotted: str, problem: str) -> UsageError:

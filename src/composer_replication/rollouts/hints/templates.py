@@ -125,7 +125,7 @@ def _test_failure(context: HintContext) -> str | None:
     if not tests:
         return None
     more = f" And {len(tests) - MAX_TESTS} more." if len(tests) > MAX_TESTS else ""
-    return told_tests(tests) + more
+    return "\n".join(_told(test) for test in tests[:MAX_TESTS]) + more
 
 
 TEMPLATES: Mapping[str, HintLayer] = {
@@ -147,11 +147,6 @@ TEMPLATES: Mapping[str, HintLayer] = {
     "test-failure": _test_failure,
 }
 """By kind. A tool's own refusal (``tool-error``) has none: the environment's words are the better hint."""
-
-
-def told_tests(tests: Sequence[FailedTest]) -> str:
-    """That the first tests fail, at most two, and what each checks."""
-    return "\n".join(_told(test) for test in tests[:MAX_TESTS])
 
 
 def nearest_paths(wanted: str, tree: Sequence[str], *, cutoff: float = 0.5) -> list[str]:

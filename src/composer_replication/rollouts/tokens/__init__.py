@@ -3,5 +3,4 @@
 token_ledger.py      a conversation as ids: sampled ids as they were sampled, the template's own between them
 template_suffix.py   what a chat template puts after a turn
 call_dialects.py     from a reply to tool calls, in the dialect of its chat template
-call_pieces.py       the JSON and the pairs between tags that calls are written in
 """

@@ -4,9 +4,6 @@
 |---|---|
 | ``hermes`` | ``<tool_call>`` and JSON (Hermes, Qwen), ``<function=…>`` (Qwen 3.5, Nemotron) or ``<arg_key>`` (GLM) |
 | ``llama`` | a JSON object with ``parameters`` on a line of its own, or what follows ``<|python_tag|>`` |
-| ``mistral`` | ``[TOOL_CALLS]`` and a JSON list, or name and JSON |
-| ``deepseek`` | ``<｜tool▁call▁begin｜>`` to ``<｜tool▁call▁end｜>`` |
-| ``kimi`` | ``<|tool_call_begin|>functions.NAME:0`` to ``<|tool_call_end|>`` |
 | ``harmony`` | a message to ``functions.NAME`` (GPT-OSS) |
 | ``fenced`` | a code block in plain text: for models and templates without tools |
 
@@ -19,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,22 +24,189 @@ from typing import Any, Final
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec
-from composer_replication.rollouts.tokens.call_pieces import (
-    BAD_JSON,
-    behind_blanks,
-    call_of_pairs,
-    calls_of,
-    items_of,
-    json_at,
-    make_call,
-    object_at,
-    pairs_between,
-    place_before,
-    raw_call,
-    until,
-)
 from composer_replication.rollouts.tokens.chat import decode
-from composer_replication.rollouts.tokens.thoughts import thought_is_open
+
+OPENS, CLOSES = "<think>", "</think>"
+_NUM_TAIL_IDS = 16
+"""So many ids at the end of a prompt hold its last mark, also where that is several ids."""
+
+
+def thought_is_open(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
+    """Whether the prompt ends with ``<think>``, so that the answer begins as a thought."""
+    return decode(tokenizer, prompt_ids[-_NUM_TAIL_IDS:]).rstrip().endswith(OPENS)
+
+
+def num_thinking_ids(tokenizer: Tokenizer, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> int:
+    """Sampled ids of thoughts, marks included; a thought without an end reaches to the end of the answer.
+
+    An id that a mark shares with other text counts as thought.
+    """
+    text = decode(tokenizer, completion_ids)
+    is_open = thought_is_open(tokenizer, prompt_ids)
+    places = range(len(completion_ids) + 1)
+
+    def num_characters(num_ids: int) -> int:
+        return len(decode(tokenizer, completion_ids[:num_ids]))
+
+    return sum(
+        bisect_left(places, end, key=num_characters) - (bisect_right(places, start, key=num_characters) - 1)
+        for start, end in _thoughts(text, is_open=is_open)
+        if end > start
+    )
+
+
+def _thoughts(text: str, *, is_open: bool) -> Iterator[tuple[int, int]]:
+    """First character of each thought, and the place after its last."""
+    start = 0 if is_open else text.find(OPENS)
+    while start >= 0:
+        close = text.find(CLOSES, start)
+        end = len(text) if close < 0 else close + len(CLOSES)
+        yield start, end
+        start = text.find(OPENS, end)
+
+
+_JSON = json.JSONDecoder()
+BAD_JSON = (ValueError, RecursionError)
+_FIRST_PIECE = 1024
+_LONGEST_SIGN = 12
+"""Characters by which a piece of JSON may be cut within one sign: ``-Infinity``, an escape, the end of a number."""
+_BLANKS = re.compile(r"\s*")
+_NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+
+
+def object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
+    """The JSON object that begins there behind blanks: it, where it begins and where it ends."""
+    begin = behind_blanks(text, place)
+    if not text.startswith("{", begin):
+        return None
+    try:
+        value, stop = json_at(text, begin)
+    except BAD_JSON:
+        return None
+    return value, begin, stop
+
+
+def json_at(text: str, place: int) -> tuple[Any, int]:
+    """The JSON that begins at a place, and where it ends.
+
+    An error of the reader counts the lines of all that stands before it, so that it is given a piece, and a longer one
+    where the end of the piece may have been the mistake.
+    """
+    size = _FIRST_PIECE
+    while True:
+        piece = text[place : place + size]
+        is_rest = place + size >= len(text)
+        try:
+            value, stop = _JSON.raw_decode(piece, 0)
+        except json.JSONDecodeError as error:
+            if is_rest or (
+                error.pos <= len(piece) - _LONGEST_SIGN and not error.msg.startswith("Unterminated")
+            ):
+                raise
+        else:
+            if is_rest or stop <= len(piece) - _LONGEST_SIGN:
+                return value, place + stop
+        size *= 4
+
+
+def behind_blanks(text: str, place: int) -> int:
+    """The nearest place that is no blank."""
+    blanks = _BLANKS.match(text, place)
+    return blanks.end() if blanks else place
+
+
+def until(text: str, place: int, *ends: str) -> tuple[str, int]:
+    """The text up to the nearest end, and the place behind that end.
+
+    All ends are sought at once: one that never comes would be sought to the end of the text for each call.
+    """
+    found = re.compile("|".join(map(re.escape, ends))).search(text, place)
+    return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
+
+
+def pairs_between(text: str, begin: str, middle: str, end: str) -> dict[str, str] | None:
+    """Keys and values between tags; None where a tag is missing."""
+    pairs, place = {}, 0
+    while (at := text.find(begin, place)) >= 0:
+        value_at = text.find(middle, at)
+        stop = text.find(end, value_at) if value_at >= 0 else -1
+        if stop < 0:
+            return None
+        key = text[at + len(begin) : value_at].strip().removesuffix("</arg_key>")
+        pairs[key] = text[value_at + len(middle) : stop]
+        place = stop + len(end)
+    return pairs
+
+
+def call_of_pairs(
+    properties: Mapping[str, Mapping[str, Any]], name: str, pairs: Mapping[str, str] | None, body: str
+) -> ToolCall:
+    """The call of keys and values between tags; ``properties`` are schemas by tool, which say what values are JSON."""
+    name = name.strip()
+    if pairs is None:
+        return make_call(name, body)
+    is_xml, known = "<function=" in body, properties.get(name, {})
+    arguments = {}
+    for key, text in pairs.items():
+        value = text.removeprefix("\n").removesuffix("\n") if is_xml else text
+        arguments[key] = _value(value, known.get(key, {}).get("type", "string"))
+    return make_call(name, json.dumps(arguments))
+
+
+def calls_of(value: object, raw: str) -> tuple[ToolCall, ...]:
+    """The call that a JSON value is: ``name`` beside ``arguments`` or ``parameters``, perhaps within ``function``."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        inner = value["function"]
+        value = {**inner, "id": value.get("id", inner.get("id"))}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return (raw_call(raw),)
+    call_id = value.get("id")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    return (
+        make_call(
+            value["name"],
+            arguments if isinstance(arguments, str) else _as_written(raw, arguments),
+            call_id if isinstance(call_id, str) else "",
+        ),
+    )
+
+
+def _as_written(raw: str, arguments: object) -> str:
+    """The arguments in the policy's own spelling."""
+    for found in _ARGUMENTS.finditer(raw):
+        try:
+            value, stop = json_at(raw, found.end())
+        except BAD_JSON:
+            continue
+        if value == arguments and type(value) is type(arguments):
+            return raw[found.end() : stop]
+    return json.dumps(arguments)
+
+
+def raw_call(body: str) -> ToolCall:
+    """What is meant as a call and is none."""
+    named = _NAME_IN_RAW.search(body)
+    return make_call(named[1] if named else "", body.strip())
+
+
+def make_call(name: str, arguments: str, call_id: str = "") -> ToolCall:
+    """Half of a surrogate pair may stand in JSON, but in no text that is stored."""
+    name, arguments, call_id = (
+        part.encode("utf-8", "replace").decode("utf-8") for part in (name.strip(), arguments, call_id)
+    )
+    return ToolCall(name, arguments, call_id)
+
+
+def _value(text: str, kind: object) -> object:
+    """An argument between tags: JSON unless the schema takes text; the text itself where it is none."""
+    if kind == "string" or (isinstance(kind, list) and "string" in kind):
+        return text
+    try:
+        return json.loads(text)
+    except BAD_JSON:
+        return text
+
 
 FENCES: Final[Mapping[str, tuple[str, str]]] = {
     "bash": ("bash", "command"),
@@ -68,7 +233,6 @@ _Parsed = tuple[tuple[ToolCall, ...], int]
 _Dialect = tuple[re.Pattern[str], Callable[[_Reply, re.Match[str]], _Parsed]]
 _KEYWORD = re.compile(r'(\w++)="([^"]*+)"')
 _KEYWORDS = re.compile(r'(?:\w++="[^"]*+"(?:, (?!$)|$))*+')
-_MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 # nothing is given back in these, so that a long line costs its length alone
 _FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE)
@@ -96,7 +260,7 @@ def dialect_of(template: str | Mapping[str, str] | None) -> str:
     for name, signs in _SIGNS.items():
         if all(sign in template_text for sign in signs):
             return name
-    if "tool_call" in template_text:
+    if any(sign in template_text for sign in ("tool_call", "TOOL_CALL", "tool▁call")):
         raise InputError(
             "CR0819",
             "the chat template writes calls of tools in a way that is not known.",
@@ -229,50 +393,6 @@ def _llama(reply: _Reply, found: re.Match[str]) -> _Parsed:
     return (make_call(name, json.dumps(dict(_KEYWORD.findall(rest))) if is_whole else rest),), stop
 
 
-def _mistral(reply: _Reply, found: re.Match[str]) -> _Parsed:
-    """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
-    text, begin = reply.text, behind_blanks(reply.text, found.end())
-    try:
-        value, stop = json_at(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, begin)
-    except BAD_JSON:
-        value = None
-    if value is not None:
-        return tuple(
-            call for item, raw in items_of(value, text, begin, stop) for call in calls_of(item, raw)
-        ), stop
-    named = _MISTRAL_CALL.match(text, begin)
-    body, end = until(text, named.end() if named else begin, "[TOOL_CALLS]", "</s>")
-    if named is None:
-        return (raw_call(body),), place_before(text, end, "[TOOL_CALLS]")
-    read = object_at(text, named.end())
-    if read is not None:
-        return (make_call(named[1], text[read[1] : read[2]], named[2] or ""),), read[2]
-    return (make_call(named[1], body, named[2] or ""),), place_before(text, end, "[TOOL_CALLS]")
-
-
-def _deepseek(reply: _Reply, found: re.Match[str]) -> _Parsed:
-    """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
-    body, stop = until(reply.text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-    before, separator, after = body.partition("<｜tool▁sep｜>")
-    if not separator:
-        return (raw_call(body),), stop
-    name, fence, rest = after.partition("\n```json\n")
-    if fence and before.strip() == "function":
-        return (make_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
-    return (make_call(before, after),), stop
-
-
-def _kimi(reply: _Reply, found: re.Match[str]) -> _Parsed:
-    """The id, which holds the name, and the arguments."""
-    body, stop = until(reply.text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
-    call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
-    if not separator:
-        return (raw_call(body),), stop
-    call_id = call_id.strip()
-    name = re.sub(r":\d+$", "", call_id.removeprefix("functions."))
-    return (make_call(name, arguments, call_id),), stop
-
-
 def _harmony(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
     body, stop = until(reply.text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
@@ -303,18 +423,12 @@ DIALECTS: Final[Mapping[str, _Dialect]] = {
         re.compile(r'<\|python_tag\|>|(?:^[ \t]*|(?<=;)\s*)(?=\{\s*"(?:type|name)"\s*:)', re.MULTILINE),
         _llama,
     ),
-    "mistral": (re.compile(r"\[TOOL_CALLS\]"), _mistral),
-    "deepseek": (re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
-    "kimi": (re.compile(r"<\|tool_call_begin\|>"), _kimi),
     "harmony": (re.compile(r"<\|message\|>"), _harmony),
     "fenced": (_FENCE, _fenced),
 }
 """By name: how a call opens, and how it is read from there."""
 _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "deepseek": ("<｜tool▁call▁begin｜>",),
-    "kimi": ("<|tool_call_begin|>",),
     "harmony": ("<|channel|>", "<|message|>"),
-    "mistral": ("[TOOL_CALLS]",),
     "hermes": ("<tool_call>",),
     "llama": ('"parameters"', "ipython"),
 }

@@ -2,11 +2,9 @@
 
 tool_signatures.py   the tools as the policy is told of them: names, arguments, what they do
 tool_schemas.py      a signature and its docstring -> JSON schema; a call -> arguments, or an error that teaches
-clipping.py          long output, cut in the middle with a note
 toolbox.py           a call -> a result, whatever is wrong with the call
 shell_tool.py        bash
 file_tools.py        read_file, write_file, str_replace, list_files
-near_matches.py      where a text almost stands
 search_tool.py       search, inside the sandbox
 visible_tests.py     run_tests: the visible tests, restored first
 """

@@ -10,8 +10,7 @@ import json
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.records import ToolResult
-from composer_replication.rollouts.tools.clipping import clip
-from composer_replication.rollouts.tools.tool_limits import Bench, refused
+from composer_replication.rollouts.tools.tool_limits import Bench, clip, refused
 
 _MAX_MATCHES = 400
 _MAX_PATTERN_CHARACTERS = 2000

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.records import ExecResult, ToolResult
-from composer_replication.rollouts.tools.clipping import clip
-from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, refused
+from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, clip, refused
 
 # Not every machine has bash; the plain shell does for most commands.
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'

@@ -30,7 +30,6 @@ from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn,
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.replay import replay_episode
 from composer_replication.rollouts.episodes.trajectories import (
-    TrajectoryOptions,
     episode_of,
     read_trajectories,
     trajectory_row,
@@ -146,10 +145,9 @@ def episodes(draw: st.DrawFn) -> Episode:
 @settings(max_examples=60)
 @given(st.lists(episodes(), max_size=3))
 def test_what_is_read_is_what_was_written(found: list[Episode]) -> None:
-    options = TrajectoryOptions(model_name="tiny")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.jsonl"
-        write_trajectories(path, found, options)
+        write_trajectories(path, found, model_name="tiny")
         assert read_trajectories(path) == found
         for line in path.read_text().splitlines():
             assert atif_problems(json.loads(line)) == []
@@ -235,7 +233,7 @@ def _metric_problems(metrics: dict[str, Any]) -> list[str]:
     ],
 )
 def test_the_check_of_the_format_bites(spoil: Any) -> None:
-    row = trajectory_row(real_episodes()[0], TrajectoryOptions())
+    row = trajectory_row(real_episodes()[0])
     assert atif_problems(row) == []
     spoil(row)
     assert atif_problems(row) != []
@@ -243,7 +241,7 @@ def test_the_check_of_the_format_bites(spoil: Any) -> None:
 
 def test_a_line_has_what_other_tools_look_for() -> None:
     episode = real_episodes()[1]
-    row = trajectory_row(episode, TrajectoryOptions(session_id="run-1", model_name="tiny"))
+    row = trajectory_row(episode, "run-1", "tiny")
     assert (row["session_id"], row["trajectory_id"]) == ("run-1", "run-1/7/1")
     assert row["agent"]["model_name"] == "tiny"
     assert [tool["function"]["name"] for tool in row["agent"]["tool_definitions"]] == [
@@ -263,23 +261,6 @@ def test_a_line_has_what_other_tools_look_for() -> None:
     assert row["final_metrics"]["extra"]["reward"] == 1.0
 
 
-def test_masks_are_stored_as_runs() -> None:
-    episode = real_episodes()[0]
-    masks = trajectory_row(episode, TrajectoryOptions())["extra"]["composer_replication"]["masks"]
-    for runs, segment in zip(masks, episode.training_segments(), strict=True):
-        assert tuple(bit for bit, length in runs for _ in range(length)) == segment.mask
-    drifted = replace(
-        episode,
-        turns=(
-            episode.turns[0],
-            replace(
-                episode.turns[1], observed=ObservedTurn(Turn((1,), episode.turns[1].observed.turn.completion))
-            ),
-        ),
-    )
-    assert trajectory_row(drifted, TrajectoryOptions())["extra"]["composer_replication"]["masks"][0] is None
-
-
 def test_a_long_episode_takes_space_in_proportion_to_its_length(tmp_path: Path) -> None:
     sizes = []
     for num_turns in (20, 40, 80):
@@ -297,7 +278,7 @@ def test_older_lines_have_of_a_prompt_only_what_differs() -> None:
         replace(each, observed=replace(each.observed, turn=replace(each.observed.turn, prompt_text=text)))
         for each, text in zip(episode.turns, ("ab", "abc", "ab!", ""), strict=True)
     )
-    row = json.loads(json.dumps(trajectory_row(replace(episode, turns=turns), TrajectoryOptions())))
+    row = json.loads(json.dumps(trajectory_row(replace(episode, turns=turns))))
     for step, kept in zip(row["steps"][1:], (0, 2, 2, 0), strict=True):
         step["extra"] |= {"kept_characters": kept, "prompt_text": step["extra"]["prompt_text"][kept:]}
     assert episode_of(row).turns == tuple(
@@ -351,35 +332,33 @@ def stored(tmp_path: Path, **how: Any) -> Episode:
 def test_a_replay_of_the_same_task_is_the_same(tmp_path: Path) -> None:
     lives = Lives()
     episode = stored(tmp_path)
-    replay = replay_episode(episode, lives.open)
-    assert replay.partings == ()
+    replay = replay_episode(episode, lives.open())
+    assert replay.partings == {}
     assert replay.num_calls == episode.num_calls == 4
-    assert replay.score == episode.score
+    assert replay.judgement.score == episode.score
     assert lives.all_closed_once()
 
 
 def test_a_replay_says_which_call_parts(tmp_path: Path) -> None:
-    told = iter(["hello", "HELLO", "hello", "bye"])
+    told = iter(["hello", "hello", "hello", "bye"])
     how = {"acts": {"echo": lambda arguments: next(told)}}
     lives, episode = Lives(), stored(tmp_path, acts={"echo": lambda arguments: "hello"})
-    replay = replay_episode(
-        episode, lambda: lives.open(**how), normalise=lambda one: replace(one, text=one.text.lower())
-    )
-    assert [(each.turn_idx, each.call_idx) for each in replay.partings] == [(3, 0)]
-    assert (replay.partings[0].recorded.text, replay.partings[0].replayed.text) == ("hello", "bye")
+    replay = replay_episode(episode, lives.open(**how))
+    [(place, (recorded, replayed))] = replay.partings.items()
+    assert (place, recorded.text, replayed.text) == ((3, 0), "hello", "bye")
     assert lives.all_closed_once()
 
 
 def test_calls_that_the_loop_refused_are_not_replayed() -> None:
     made = parts(ScriptedPolicy(lambda asked: ECHO * 3), Lives())
     [episode] = asyncio.run(episodes_in_order(["a"], made, options=EpisodeOptions(max_calls=2, max_turns=1)))
-    replay = replay_episode(episode, FakeEnvironment)
-    assert replay.partings == ()
+    replay = replay_episode(episode, FakeEnvironment())
+    assert replay.partings == {}
     assert (episode.num_calls, replay.num_calls) == (3, 2)
 
 
 def test_a_replay_that_breaks_closes_its_environment(tmp_path: Path) -> None:
     lives, episode = Lives(), stored(tmp_path)
     with pytest.raises(SandboxFailure):
-        replay_episode(episode, lambda: lives.open(fails=lambda what: what == "call"))
+        replay_episode(episode, lives.open(fails=lambda what: what == "call"))
     assert lives.all_closed_once()

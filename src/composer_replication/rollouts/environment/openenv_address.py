@@ -1,0 +1,37 @@
+"""The address that a server of environments takes; nothing of OpenEnv is needed for it."""
+
+from __future__ import annotations
+
+import socket
+
+from composer_replication.errors import UsageError
+
+_BACKLOG = 128
+_MAX_PORT = 65535
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; clients wait in its queue until they are served. Port 0 takes a free one.
+
+    Raises:
+        UsageError: the address cannot be taken (CR0850).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if not 0 <= port <= _MAX_PORT:
+            raise OSError(f"ports go from 0 to {_MAX_PORT}")
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        why = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
+        raise UsageError(
+            "CR0850",
+            f"nothing can listen on port {port} of {host}: {why.lower()}.",
+            where="--host, --port",
+            fix="take --port 0 for a free port, 127.0.0.1 for clients on this machine, 0.0.0.0 for those on others too.",
+        ) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

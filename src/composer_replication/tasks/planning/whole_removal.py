@@ -27,12 +27,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class WholeRemoval:
-    """``gone`` are the lines of each edited source file that go with the definitions."""
+    """The edits, the files that go altogether, and every name through which the definitions were had."""
 
     edits: tuple[Edit, ...]
     removed_files: tuple[str, ...]
     reach: Reach
-    gone: dict[str, frozenset[int]]
 
 
 def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
@@ -78,7 +77,7 @@ class _Removal:
             if own is None:
                 return None
             edits += own
-        return WholeRemoval(tuple(edits), self._removed, self._reach, gone)
+        return WholeRemoval(tuple(edits), self._removed, self._reach)
 
     def _cut(self, file: SourceFile) -> FileCut:
         return self._cuts.setdefault(file.path, FileCut(file))

@@ -425,7 +425,7 @@ def test_an_archive_is_data_where_no_code_is_in_it(kind: str) -> None:
 @pytest.mark.parametrize("data", [b"PK", b"BZh", packed({"a.json": b"{}"}, "w:xz")])
 def test_what_cannot_be_looked_into_may_hold_code(data: bytes) -> None:
     assert holds_code(data)
-    assert holds_code(gzip.compress(data))
+    assert holds_code(gzip.compress(data)) is (data != b"PK")
 
 
 def test_packed_data_of_packages_and_tests_is_in_the_tree(tmp_path: Path) -> None:

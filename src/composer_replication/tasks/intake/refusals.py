@@ -96,8 +96,7 @@ def explain(
 
     A red baseline is often the third consequence: of a requirement that nothing declares or that has no wheel
     (``missing-requirement``), of compiled modules (``needs-compiling``), of a module that only a build writes
-    (``generated-file``); else files that were left out, or a script that stands where a module of the standard
-    library is looked for.
+    (``generated-file``); else files that were left out.
 
     Args:
         error: the refusal.
@@ -107,7 +106,7 @@ def explain(
     if error.reason != "red-baseline":
         return error
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
-    detail = f"{error.detail}{_missed(likeliest)}{_in_the_way(source.files)}"
+    detail = f"{error.detail}{_missed(likeliest)}"
     missing = _missing_module(error.detail, source.files)
     is_own = missing.partition(".")[0] in own_modules(source.files)
     if missing and not is_own and missing.partition(".")[0] not in sys.stdlib_module_names:
@@ -154,13 +153,6 @@ def _why_missing(module: str, source: RepositorySource, installed: Collection[st
     )
     computed = f" ({unread} computes what it needs)" if unread else ""
     return f"nothing that is declared brings the module {module}{computed}"
-
-
-def _in_the_way(files: Collection[str]) -> str:
-    """Scripts at the top that an import of the standard library finds first, since the top is a place of import."""
-    found = [path for path in sorted(files) if path.removesuffix(".py") in sys.stdlib_module_names]
-    shown = ", ".join(found[:_NUM_NAMED])
-    return f"; at the top, with the name of a standard module: {shown}" if found else ""
 
 
 def _missed(left_out: Sequence[str]) -> str:

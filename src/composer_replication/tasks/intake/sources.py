@@ -86,9 +86,6 @@ class RepositorySource:
         return f"{self.name}=={self.version}"
 
 
-_DOCTEST = re.compile(rb"^[ \t]*>>> ", re.MULTILINE)
-
-
 def open_source(source: str) -> RepositorySource:
     """Read a repository.
 
@@ -268,7 +265,13 @@ def _repository(
     if not names_its_files and not any(
         is_test_path(name) and _holds_tests(data) for name, data in files.items()
     ):
-        raise _no_tests(source, files)
+        raise InputError(
+            "CR0419",
+            "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
+            "holds a test function or a TestCase (examples in docstrings hide nothing).",
+            where=source,
+            fix="give a checkout of the repository, for many archives leave tests out, or move the tests to tests/.",
+        )
     projects = find_projects({**metadata, **files})
     files |= _written_by_builds(projects, {**metadata, **files}, _safe(fallback), commit)
     name, version = _file_names(projects[0])
@@ -314,26 +317,6 @@ def _file_names(project: Project) -> tuple[str, str]:
     """Name and version of a project where both can be parts of file names; else empty."""
     name, version = project.name.strip(), project.version.strip()
     return name if "\n" not in name else "", version if _VERSION.fullmatch(version) else ""
-
-
-def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
-    doctested = [name for name, data in files.items() if _DOCTEST.search(data)]
-    if not doctested:
-        return InputError(
-            "CR0419",
-            "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
-            "holds a test function or a TestCase.",
-            where=source,
-            fix="give a checkout of the repository, for many archives leave tests out, or move the tests to tests/.",
-        )
-    num_examples = sum(len(_DOCTEST.findall(files[name])) for name in doctested)
-    return InputError(
-        "CR0419",
-        f"the project has doctests alone ({num_examples} in {len(doctested)} files, the first is {doctested[0]}), and "
-        "examples in a docstring or a text hide nothing from whoever is to write the code.",
-        where=source,
-        fix="write them as functions (def test_…) in a file tests/test_NAME.py, or choose another repository.",
-    )
 
 
 def _safe(name: str) -> str:

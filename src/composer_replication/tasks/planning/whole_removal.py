@@ -10,7 +10,6 @@ from composer_replication.tasks.planning.source_file import (
     ImportedName,
     SourceFile,
     is_type_checking,
-    strings_of,
 )
 from composer_replication.tasks.planning.symbol_graph import Name, Reach, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut
@@ -114,13 +113,6 @@ class _Removal:
                     value = getattr(element, "value", None)
                     if isinstance(value, str) and (file.module, value) in self._reach.names:
                         self._cut(file).take_entry(items, index)
-            for items in file.string_lists if file.is_package else ():
-                for index, name in enumerate(strings_of(items)):
-                    if f"{file.module}.{name}" in self._selection.modules:
-                        self._cut(file).take_entry(items, index)  # a package that imports its parts by name
-            for name, statement in file.appended:
-                if (file.module, name) in self._reach.names:
-                    self._cut(file).take_statement(statement)
 
     def _is_bound_otherwise(self) -> bool:
         """Whether a module also binds one of the names in a way that stays."""
@@ -146,7 +138,7 @@ class _Removal:
             for file, use in self._graph.uses_of(identifier):
                 if file.path in self._removed or use.line in gone.get(file.path, ()):
                     continue
-                if not self._graph.runs_at_import(file, use):
+                if not use.is_import_time:
                     continue
                 if use.kind == "name" and (file.module, identifier) in self._reach.names:
                     return True
@@ -161,8 +153,6 @@ class _Removal:
         """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
         module = method[0]
         owner, _, name = method[1].rpartition(".")
-        if method in self._graph.run_at_import:
-            return True
         classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
         for file, use in self._graph.uses_of(name):
             if not use.is_import_time or use.line in gone.get(file.path, ()):

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.leaks.leak_forms import forms_of
+from composer_replication.tasks.intake.packed_forms import forms_of
 
 _CODE_SUFFIXES = (".py", ".pyc", ".pyo", ".pyi", ".ipynb", ".so", ".whl", ".egg", ".pkl", ".pickle")
 _NOT_LOOKED_INTO = (b"BZh", b"\xfd7zXZ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
@@ -25,9 +25,6 @@ _COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_pa
 NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
 _NUM_NAMED = 3
-SILENT_SECONDS = 2.0
-"""What takes longer has a progress bar."""
-_REPORT_EVERY_SECONDS = 1.0
 _COMPILING_BACKENDS = ("maturin", "scikit_build_core", "mesonpy", "setuptools_rust")
 
 
@@ -171,8 +168,7 @@ def open_sources(
     Args:
         sources: folders, archives, ``sdist:NAME==VERSION``, addresses for git.
         jobs: how many are fetched at a time.
-        progress: called with (done, total, what) from the calling thread, first after ``SILENT_SECONDS``, then
-            once a second and with each one done: a fetch may take minutes.
+        progress: called with (done, total, what) from the calling thread after each one.
 
     Raises:
         InputError: none can be used; the first one's (CR0402 to CR0408).
@@ -181,8 +177,9 @@ def open_sources(
     refused: dict[str, InputError] = {}
     with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
         futures = {source: fetchers.submit(open_source, source) for source in sources}
-        if progress is not None:
-            _report(futures.values(), progress)
+        for done, _ in enumerate(as_completed(futures.values()), start=1):
+            if progress is not None:
+                progress(done, len(futures), "sources")
         for source, future in futures.items():
             try:
                 opened.append(future.result())
@@ -191,16 +188,6 @@ def open_sources(
     if not opened:
         raise next(iter(refused.values()))
     return opened, {source: as_unusable(error) for source, error in refused.items()}
-
-
-def _report(futures: Collection[Future[RepositorySource]], progress: Callable[[int, int, str], None]) -> None:
-    """Report until all are done; what is done before anybody would ask shows no bar."""
-    pending = wait(futures, timeout=SILENT_SECONDS).not_done
-    while pending:
-        progress(len(futures) - len(pending), len(futures), "sources")
-        pending = wait(pending, timeout=_REPORT_EVERY_SECONDS, return_when=FIRST_COMPLETED).not_done
-        if not pending:
-            progress(len(futures), len(futures), "sources")
 
 
 def as_unusable(error: InputError) -> UnusableRepository:

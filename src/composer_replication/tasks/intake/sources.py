@@ -25,7 +25,6 @@ from composer_replication.tasks.intake.archives import (
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import (
     fetch_commit,
-    is_bare,
     is_git_source,
     names_commit,
     public_address,
@@ -102,14 +101,11 @@ def open_source(source: str) -> RepositorySource:
     if is_git_source(source):
         return _open_git(source)
     if not source.strip():
-        raise _not_a_source(source, "the source is empty.", "")
+        raise _not_a_source(source, "the source is empty.")
     path, origin = _path_of(source), ""
     if source.startswith("sdist:"):
         path, origin = _fetch_sdist(source)
     choice = _Choice()
-    if path.is_dir() and is_bare(path):
-        message = "the folder is a git repository without a work tree."
-        raise _not_a_source(source, message, f"git+{path.resolve().as_uri()}@REF")
     if path.is_dir():
         found = _read(
             choice, lambda rule: read_folder(path, rule, skip=skips_folder, skip_with=is_environment)
@@ -120,7 +116,7 @@ def open_source(source: str) -> RepositorySource:
         digest = sha256_of(path.read_bytes())
     else:
         problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
-        raise _not_a_source(source, f"the source {problem}.", _as_git_address(path))
+        raise _not_a_source(source, f"the source {problem}.")
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
@@ -142,20 +138,13 @@ def _path_of(source: str) -> Path:
     except (OSError, RuntimeError) as error:
         shown = source if len(source) <= _SHOWN_CHARACTERS else f"{source[:_SHOWN_CHARACTERS]}…"
         why = getattr(error, "strerror", None) or "it names the home of nobody"
-        raise _not_a_source(shown, f"the source cannot be a path: {why}.", "") from error
+        raise _not_a_source(shown, f"the source cannot be a path: {why}.") from error
     return path
 
 
-def _not_a_source(source: str, message: str, meant: str) -> InputError:
+def _not_a_source(source: str, message: str) -> InputError:
     kinds = f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
-    return InputError("CR0402", message, where=source, fix=meant or kinds)
-
-
-def _as_git_address(path: Path) -> str:
-    """``FOLDER@REF`` as git takes it, where the folder is a repository; else empty."""
-    folder, at, ref = str(path).rpartition("@")
-    is_repository = bool(at) and ((Path(folder) / ".git").exists() or is_bare(Path(folder)))
-    return f"git+{Path(folder).resolve().as_uri()}@{ref}" if is_repository else ""
+    return InputError("CR0402", message, where=source, fix=kinds)
 
 
 def needs_no_path(source: str) -> bool:

@@ -44,7 +44,7 @@ Progress = Callable[[int, int, str], None]
 Walk = Literal["all", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
-_MODULES = ("leak_forms", "leak_search")
+_MODULES = ("intake.packed_forms", "leaks.leak_search")
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def search_inside(
         with socket.create_server(("127.0.0.1", 0)) as server, open_sandbox(spec, backend) as sandbox:
             request["port"] = server.getsockname()[1]
             done = sandbox.exec(
-                [str(environment.python), "-P", "-B", "-c", _source("inside_search")],
+                [str(environment.python), "-P", "-B", "-c", _source("leaks.inside_search")],
                 timeout_seconds=_INSIDE_SECONDS,
                 stdin=json.dumps(request).encode(),
                 env=_variables(environment),
@@ -270,8 +270,9 @@ def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str
 
 @cache
 def _source(name: str) -> str:
-    return files("composer_replication.tasks.leaks").joinpath(f"{name}.py").read_text()
+    folder, _, module = name.partition(".")
+    return files(f"composer_replication.tasks.{folder}").joinpath(f"{module}.py").read_text()
 
 
 def _sources() -> list[tuple[str, str]]:
-    return [(f"composer_replication.tasks.leaks.{name}", _source(name)) for name in _MODULES]
+    return [(f"composer_replication.tasks.{name}", _source(name)) for name in _MODULES]

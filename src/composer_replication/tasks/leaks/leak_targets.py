@@ -9,7 +9,6 @@ import posixpath
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
@@ -39,23 +38,23 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
     restored = [_counts_of(original[path] if path in touched else files[path]) for path in {*files, *touched}]
     tests = _hidden_tests(task, files)
     found = []
-    for place in _places(store, task, original):
+    for path, code, above, below, symbols in _places(store, task, original):
         distinctive = {
             line
-            for line in distinctive_lines(place.golden)
+            for line in distinctive_lines(code)
             if sum(counts[line] for counts in restored) == 1
             and not any(counts[line] for counts in broken)
             and _has_a_name(line)
         }
-        before, golden, after = map(_stripped, (place.before, place.golden, place.after))
+        before, golden, after = map(_stripped, (above, code, below))
         window = [*before[-NUM_LINES_AROUND:], *golden, *after[:NUM_LINES_AROUND]]
         target = Target(
             task_id=task.task_id,
             window=tuple((line, line in distinctive) for line in window),
-            codes=_codes_of(original[place.path], files.get(place.path, b""), place.path, task),
+            codes=_codes_of(original[path], files.get(path, b""), path, task),
             tests=tests,
-            module=_module_path(place.path, {**files, place.path: b""}),
-            symbols=place.symbols,
+            module=_module_path(path, {**files, path: b""}),
+            symbols=symbols,
         )
         found.append(target)
     return found
@@ -65,30 +64,21 @@ def _stripped(text: str) -> list[str]:
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
-@dataclass(frozen=True)
-class _Place:
-    path: str
-    golden: str
-    before: str
-    after: str
-    symbols: tuple[str, ...]
-
-
-def _places(store: TaskStore, task: Task, original: Mapping[str, bytes]) -> list[_Place]:
-    """Where code was taken out, and what stands around it in the broken file."""
+def _places(
+    store: TaskStore, task: Task, original: Mapping[str, bytes]
+) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
+    """Where code was taken out: path, code, what stands before and after it in its file, and names to ask for."""
     record = store.record(task.task_id)
-    places = []
     for edit in record.edits:
         text = original[edit.path].decode()
         golden = text[edit.start : edit.end]
         if golden.strip():
             first = text.count("\n", 0, edit.start) + 1
             symbols = symbols_between(text, first, first + golden.rstrip().count("\n"))
-            places.append(_Place(edit.path, golden, text[: edit.start], text[edit.end :], symbols))
+            yield edit.path, golden, text[: edit.start], text[edit.end :], symbols
     for path in record.removed_files:
         text = original[path].decode("utf-8", "replace")
-        places.append(_Place(path, text, "", "", symbols_between(text, 1, len(text))))
-    return places
+        yield path, text, "", "", symbols_between(text, 1, len(text))
 
 
 def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
@@ -129,7 +119,7 @@ def _hidden_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
     return frozenset(f"{leaf}::{test}" for leaf, test in hidden if test not in shown)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _counts_of(data: bytes) -> Counter[str]:
     """How often each line occurs; most files are those of the task before."""
     return Counter(map(str.strip, data.decode("utf-8", "replace").splitlines()))

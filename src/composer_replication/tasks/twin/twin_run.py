@@ -270,7 +270,9 @@ def _run(
     nonce = secrets.token_hex(16)
     chosen = limits or Limits()
     chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
-    with tempfile.TemporaryDirectory(prefix="twin-", dir=process_folder()) as folder:
+    # Paths of this folder are arguments of recorded calls: the name must keep its length.
+    prefix = "record-" if program == "twin_recorder" else "twin-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
         write_files(tree, files)

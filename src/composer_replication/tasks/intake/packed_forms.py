@@ -1,6 +1,6 @@
 """The forms in which code may lie in a file: unpacked, decoded, and said how.
 
-Standard library only: the same text runs outside and, for ``inside_search``, inside a jail.
+Standard library only: the same text runs outside and, for the search of ``leaks``, inside a jail.
 Nothing is executed here, and each file unpacks to a bounded amount.
 """
 

@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 17127,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
-    "src/composer_replication/tasks": 24065,
+    "src/composer_replication/tasks": 23106,
     "src/composer_replication/traces": 3173,
     "src/composer_replication/trainer": 11052,
     "src/composer_replication/cli/explanations": 946,

@@ -298,18 +298,6 @@ def test_a_module_that_the_test_runner_has_too(
     assert "runner-dependency 1" in refused(make(files), "CR0419")
 
 
-def test_a_script_with_the_name_of_a_standard_module_is_named(
-    make: Make, refused: Callable[..., str]
-) -> None:
-    """In a src layout too the top is a place of import, and what the tests import ends them."""
-    script = "import sys\nsys.exit(3)\n"
-    source = {"planted.py": None, "src/planted.py": f"import queue\n{MODULE}", "queue.py": script}
-    message = refused(make({**source, "token_.py": script}), "CR0419")
-    assert "red-baseline 1" in message
-    assert "; at the top, with the name of a standard module: queue.py" in message
-    assert "token_" not in message
-
-
 # --- layouts that work -----------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from composer_replication.tasks.fair_split import is_named, words_of
 from composer_replication.tasks.planning.body_cuts import BodyCut
@@ -12,7 +12,7 @@ from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import subject_of
-from composer_replication.tasks.twin.build_twins import build_twins
+from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin
 from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
 from composer_replication.tasks.workers.workers import Workers
@@ -21,26 +21,13 @@ SAME_BEFORE = "the code before the patch does the same"
 UNNAMED = "nothing that stays in the tree says what it is called"
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What a search for twins found out about some functions of a repository, by pin.
-
-    ``without`` says why a function has no twin. ``unknown`` says why nothing is known of it: the run
-    failed, and the same build looks again.
-    """
-
-    num_twins: int = 0
-    without: Mapping[str, str] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
-
-
 def attach_twins(
     store: TaskStore,
     repository: PreparedRepository,
     tasks: Sequence[tuple[str, Deletion]],
     seed: int,
     workers: Workers,
-) -> Search:
+) -> TwinSearch:
     """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
 
     Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with
@@ -55,6 +42,9 @@ def attach_twins(
         seed: draws the mutated calls.
         workers: run the functions.
 
+    Returns:
+        Why functions have no twin, or nothing is known of them; the twins themselves are in the store.
+
     Raises:
         SandboxFailure: the sandbox broke.
     """
@@ -65,35 +55,31 @@ def attach_twins(
     blind = [task_id for task_id, _ in tasks if not store.secret(task_id).hidden]
     eager = frozenset(cut.pin for task_id in blind for cut in fair[task_id])
     bench = repository.bench_for(deletion for _, deletion in tasks)
-    twins, without, unknown = workers.call(twins_on, bench, [cuts[pin] for pin in sorted(cuts)], seed, eager)
-    digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
+    found = workers.call(twins_on, bench, [cuts[pin] for pin in sorted(cuts)], seed, eager)
+    digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
     for task_id, deletion in waiting:
         pins = [cut.pin for cut in fair[task_id]]
         for cut in twin_cuts(deletion):
             if cut.pin not in pins:
-                without.setdefault(cut.pin, UNNAMED)
+                found.without.setdefault(cut.pin, UNNAMED)
         own = {pin: digests[pin] for pin in pins if pin in digests}
         if own and store.record(task_id).instance_id:
             broken = subject_of(store, store.get(task_id)).broken(repository.bench.original, "hidden")
-            found = {pin: twins[pin] for pin in own}
-            for pin in workers.call(passed_by, broken, found, repository.bench):
+            twins = {pin: found.twins[pin] for pin in own}
+            for pin in workers.call(passed_by, broken, twins, repository.bench):
                 del own[pin]
-                without.setdefault(pin, SAME_BEFORE)
+                found.without.setdefault(pin, SAME_BEFORE)
         secret = store.secret(task_id)
-        if unknown.keys().isdisjoint(pins) and (own or secret.hidden):
+        if found.unknown.keys().isdisjoint(pins) and (own or secret.hidden):
             # Figures that were measured without the twins are measured again.
             record = replace(store.record(task_id), strength=None)
             store.put_task(record, replace(secret, twins=own))
-    return Search(len(twins), without, unknown)
+    return replace(found, twins={})
 
 
-def twins_on(
-    bench: Bench, cuts: Sequence[BodyCut], seed: int, eager: frozenset[str]
-) -> tuple[dict[str, Twin], dict[str, str], dict[str, str]]:
-    """As ``build_twins``, of functions of the repository that stands on a bench: twins, ``without``, ``unknown``."""
-    without: dict[str, str] = {}
-    unknown: dict[str, str] = {}
-    twins = build_twins(
+def twins_on(bench: Bench, cuts: Sequence[BodyCut], seed: int, eager: frozenset[str]) -> TwinSearch:
+    """As ``build_twins``, of functions of the repository that stands on a bench."""
+    return build_twins(
         bench.original,
         bench.environment,
         cuts,
@@ -101,10 +87,7 @@ def twins_on(
         left_out=bench.left_out,
         seed=seed,
         eager=eager,
-        note=without.__setitem__,
-        unknown=unknown.__setitem__,
     )
-    return dict(twins), without, unknown
 
 
 def passed_by(files: Mapping[str, bytes], twins: Mapping[str, Twin], bench: Bench) -> list[str]:

@@ -8,7 +8,7 @@ forges outcomes passes both. The prompt is the task's own, so nothing gives a ca
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from composer_replication.records import Outcome, Task
@@ -16,7 +16,7 @@ from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, bench_of, subject_of
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.test_copies import SourceOfTests, functions_by_file, read_tests
 
 _SUFFIX = "_contradicted"
 _TWIN_MAKER = """
@@ -117,16 +117,12 @@ def _contradict(
     tree: Mapping[str, bytes], node_ids: Sequence[str]
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Test files with twins in them, and the twin of each test that has one, by node id."""
-    names_of: dict[str, dict[tuple[str, ...], list[str]]] = {}
-    for node_id in node_ids:
-        path, *names = node_id.partition("[")[0].split("::")
-        names_of.setdefault(path, {}).setdefault(tuple(names), []).append(node_id)
     files, twins = {}, {}
-    for path, functions in names_of.items():
-        found = _with_twins(tree[path], functions) if path in tree else None
-        if found is None:
-            continue
-        files[path], twinned = found
+    for path, functions in functions_by_file(node_ids).items():
+        test_file = read_tests(tree, path)
+        text, twinned = _with_twins(test_file, functions) if test_file is not None else ("", [])
+        if twinned:
+            files[path] = text.encode()
         for function in twinned:
             for node_id in functions[function]:
                 head, bracket, parameters = node_id.partition("[")
@@ -135,50 +131,23 @@ def _contradict(
 
 
 def _with_twins(
-    data: bytes, functions: Mapping[tuple[str, ...], Sequence[str]]
-) -> tuple[bytes, list[tuple[str, ...]]] | None:
-    """The file with a twin for each function that can have one, and those; None when none can."""
-    try:
-        text = data.decode()
-        module = parse_syntax(text)
-    except (SyntaxError, ValueError):
-        return None
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    inserts: list[tuple[int, str]] = []
+    test_file: SourceOfTests, functions: Iterable[tuple[str, ...]]
+) -> tuple[str, list[tuple[str, ...]]]:
+    """The file with a twin for each function that can have one, and those."""
+    inserts = [(test_file.lines.starts[_first_place(test_file.module)], _TWIN_MAKER)]
     twinned = []
     for names in functions:
-        place = _place(module, names)
-        if place is None:
+        place = test_file.place(names)
+        if place is None or not isinstance(place.node, ast.FunctionDef):
             continue
-        after, margin = place
+        margin = " " * place.node.col_offset
         # Behind its class or function, so that a later definition of the same name is not met.
-        inserts.append((after, f"{margin}{names[-1]}{_SUFFIX} = _contradict({names[-1]})\n"))
+        inserts.append((place.end, f"\n{margin}{names[-1]}{_SUFFIX} = _contradict({names[-1]})"))
         twinned.append(names)
-    if not twinned:
-        return None
-    inserts.append((_first_place(module), _TWIN_MAKER))
-    for after, line in sorted(inserts, reverse=True):
-        lines.insert(after, line)
-    return "".join(lines).encode(), twinned
-
-
-def _place(module: ast.Module, names: tuple[str, ...]) -> tuple[int, str] | None:
-    """Line after which a twin can stand and its indentation; None where there is no such place."""
-    block: ast.Module | ast.ClassDef = module
-    for name in names[:-1]:
-        inner = [node for node in block.body if isinstance(node, ast.ClassDef) and node.name == name]
-        if len(inner) != 1:
-            return None
-        block = inner[0]
-    found = [node for node in block.body if isinstance(node, ast.FunctionDef) and node.name == names[-1]]
-    if len(found) != 1 or found[0].end_lineno is None:
-        return None
-    following = [node for node in block.body if node.lineno == found[0].end_lineno and node is not found[0]]
-    if following:  # two statements on one line
-        return None
-    return found[0].end_lineno, " " * found[0].col_offset
+    text = test_file.text
+    for offset, piece in sorted(inserts, reverse=True):
+        text = text[:offset] + piece + text[offset:]
+    return text, twinned
 
 
 def _first_place(module: ast.Module) -> int:

@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.tasks.intake.cache import cache_lock, sha256_of
@@ -105,17 +107,8 @@ class MeasuredTasks:
     num_outdated: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What one evaluation counted on a task, and the hash of the tests it used; None where a file has none."""
-
-    counted: Difficulty
-    tests: str | None
-
-    def to_json(self) -> list[int | str | None]:
-        row = self.counted
-        known = [] if self.tests is None else [self.tests]
-        return [row.num_samples, row.num_passed, row.num_hidden_passed, *known]
+_Row = tuple[int, int, int | None, str | None]
+"""What one evaluation counted on a task: samples, passes, hidden passes, and the hash of the tests it used, which old files lack."""
 
 
 def tests_sha256(store: TaskStore, task_id: str) -> str:
@@ -174,15 +167,16 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
     policy = policies.pop()
     path = Path(store_root) / FOLDER / policy.file_name
     today = _tests_of_today(store_root)
-    rows = {record.task_id: _Row(record, today(record.task_id)) for record in records}
+    rows: dict[str, _Row] = {
+        one.task_id: (one.num_samples, one.num_passed, one.num_hidden_passed, today(one.task_id))
+        for one in records
+    }
     with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
         counts = _read(path)[1] if path.is_file() else {}
         counts.setdefault(str(seed), {})
         fitting = {
             number: {
-                name: row
-                for name, row in by_task.items()
-                if name not in rows or row.tests == rows[name].tests
+                name: row for name, row in by_task.items() if name not in rows or row[3] == rows[name][3]
             }
             for number, by_task in counts.items()
         }
@@ -192,7 +186,9 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
             {
                 "policy": asdict(policy),
                 "evaluations": {
-                    number: {name: row.to_json() for name, row in by_task.items()}
+                    number: {
+                        name: list(row if row[3] is not None else row[:3]) for name, row in by_task.items()
+                    }
                     for number, by_task in fitting.items()
                     if by_task
                 },
@@ -224,7 +220,7 @@ def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None)
         names = {name for by_task in by_seed.values() for name in by_task if only is None or name in only}
         for task_id in sorted(names):
             kept = [by_task[task_id] for by_task in by_seed.values() if task_id in by_task]
-            rows = [row.counted for row in kept if row.tests == today(task_id)]
+            rows = [row for row in kept if row[3] == today(task_id)]
             if rows:
                 found.setdefault(task_id, []).append(_total(task_id, policy, rows))
             if len(rows) < len(kept):
@@ -232,59 +228,40 @@ def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None)
     return MeasuredTasks({task_id: tuple(rows) for task_id, rows in found.items()}, num_outdated)
 
 
-def _total(task_id: str, policy: MeasuredPolicy, rows: Sequence[Difficulty]) -> Difficulty:
-    hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
+def _total(task_id: str, policy: MeasuredPolicy, rows: Sequence[_Row]) -> Difficulty:
+    hidden = [row[2] for row in rows if row[2] is not None]
     return Difficulty(
         task_id,
         policy,
-        sum(row.num_samples for row in rows),
-        sum(row.num_passed for row in rows),
+        sum(row[0] for row in rows),
+        sum(row[1] for row in rows),
         sum(hidden) if len(hidden) == len(rows) else None,
     )
 
 
 def _read(path: Path) -> tuple[MeasuredPolicy, dict[str, dict[str, _Row]]]:
-    """Policy, and records by seed and task."""
+    """Policy, and counts by seed and task."""
     try:
         value = read_json(path)
-        policy = _policy(value["policy"])
+        policy = TypeAdapter(MeasuredPolicy).validate_python(asdict(MeasuredPolicy(**value["policy"])))
         return policy, {
-            str(int(seed)): {task_id: _row(task_id, policy, row) for task_id, row in by_task.items()}
+            str(int(seed)): {task_id: _row(row) for task_id, row in by_task.items()}
             for seed, by_task in value["evaluations"].items()
         }
     except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        detail = (
-            error.message.rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        )
+        detail = error.message if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         raise InputError(
             "CR0411",
-            f"the measured pass rates cannot be read: {detail}.",
+            f"the measured pass rates cannot be read: {' '.join(detail.split()).rstrip('.')}.",
             where=str(path),
             fix="delete that file, then composer-rl eval MODEL --tasks DIR --update-difficulty",
         ) from error
 
 
-def _policy(value: Mapping[str, Any]) -> MeasuredPolicy:
-    policy = MeasuredPolicy(**value)
-    kinds = {"temperature": (int, float), "context_lines": (int,), "max_new_tokens": (int,)}
-    for name, given in asdict(policy).items():
-        if not isinstance(given, kinds.get(name, (str,))):
-            raise TypeError(f"{name} of the policy is {given!r}")
-    return policy
-
-
-def _row(task_id: str, policy: MeasuredPolicy, row: list[Any]) -> _Row:
-    counts, known = row[:3], row[3:]
-    if len(known) > 1 or not all(isinstance(tests, str) for tests in known):
-        raise ValueError(f"{task_id} has {known!r} for its tests")
-    return _Row(_counts(task_id, policy, counts), known[0] if known else None)
-
-
-def _counts(task_id: str, policy: MeasuredPolicy, row: list[int | None]) -> Difficulty:
-    num_samples, num_passed, num_hidden = row
-    for count in (num_samples, num_passed, 0 if num_hidden is None else num_hidden):
-        if type(count) is not int or not 0 <= count <= (num_samples or 0):
-            raise ValueError(f"{task_id} passed {row!r} times")
-    if not num_samples or num_passed is None:
-        raise ValueError(f"{task_id} has no sample")
-    return Difficulty(task_id, policy, num_samples, num_passed, num_hidden)
+def _row(row: list[Any]) -> _Row:
+    num_samples, num_passed, num_hidden, *known = row
+    counts = (num_samples, num_passed, 0 if num_hidden is None else num_hidden)
+    are_counts = all(type(count) is int for count in counts) and 0 < num_samples >= max(counts)
+    if not are_counts or min(counts) < 0 or [*map(type, known)] not in ([], [str]):
+        raise ValueError(f"{row!r} are no counts")
+    return num_samples, num_passed, num_hidden, known[0] if known else None

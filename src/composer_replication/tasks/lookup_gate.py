@@ -21,8 +21,6 @@ from composer_replication.tasks.twin.twin_run import RecordedCall, record_calls
 
 MIN_SHARE = 0.5
 """Of the deleted lines: where a table can stand for less, whoever uses one still has to write the rest."""
-_RECORD_SECONDS = 600.0
-_NUM_RECORDINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,13 @@ def passed_by_lookup(bench: Bench, trials: Sequence[LookupTrial]) -> LookupFindi
     cuts = {cut.pin: cut for trial in trials for cut in _replaceable(trial.cuts)}
     if not cuts:
         return LookupFindings()
-    calls, problem = _recorded(bench, list(cuts.values()))
+    calls, problem = record_calls(
+        bench.original,
+        bench.environment,
+        list(cuts.values()),
+        backend=bench.backend,
+        left_out=bench.left_out,
+    )
     if problem:
         return LookupFindings(untried=_untried(trials, None, dict.fromkeys(cuts, problem)))
     answers, unanswered = answered_calls(
@@ -71,22 +75,6 @@ def passed_by_lookup(bench: Bench, trials: Sequence[LookupTrial]) -> LookupFindi
     passed = _passed(bench, [(trial, _tables(trial, known)) for trial in trials])
     untried = _untried([trial for trial in trials if trial.task_id not in passed], calls, unanswered)
     return LookupFindings(passed, untried)
-
-
-def _recorded(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[Mapping[str, Sequence[RecordedCall]], str]:
-    """The calls of the whole suite, and an empty text or what went wrong; a run that fails is made again."""
-    for _ in range(_NUM_RECORDINGS):
-        calls, problem = record_calls(
-            bench.original,
-            bench.environment,
-            cuts,
-            backend=bench.backend,
-            timeout_seconds=_RECORD_SECONDS,
-            left_out=bench.left_out,
-        )
-        if not problem:
-            break
-    return calls, problem
 
 
 def _untried(

@@ -10,17 +10,15 @@ sha256, its fingerprint does not cover it: it adds nothing to the records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
-from composer_replication.errors import InputError, needs_extra
+from composer_replication.errors import needs_extra
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, Row, iter_rows
 
 TASKS_FILE = "tasks.parquet"
-SECRETS_FILE = "secrets.parquet"
-"""In stores of version 3 and earlier."""
 _INTEGERS = frozenset({"num_body_lines"})
 _ROW_GROUP = 1000
 _ZSTD_LEVEL = 19
@@ -94,44 +92,6 @@ def read_parquet(data: bytes) -> list[dict[str, Any]]:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(str(error).splitlines()[0]) from error
     return rows
-
-
-def check_parquet(store: TaskStore) -> None:
-    """The Parquet files of a store say what its records say; one without them is fine.
-
-    The hashes are checked always, the rows where pyarrow is installed.
-
-    Raises:
-        InputError: a file is missing, changed, or not what follows from the records (CR0411).
-    """
-    names = [name for name in (TASKS_FILE, SECRETS_FILE) if name in store.derived]
-    found = {name: store.read_derived(name) for name in names}
-    if not found or not has_pyarrow():
-        return
-    pairs = list(iter_rows(store))
-    for index, name in enumerate((TASKS_FILE, SECRETS_FILE)):
-        if name not in found:
-            continue
-        try:
-            rows = read_parquet(found[name])
-        except ValueError as error:
-            raise _differs(store, name, "it cannot be read") from error
-        if [_compared(row) for row in rows] != [_compared(pair[index]) for pair in pairs]:
-            raise _differs(store, name, "its rows are not those that follow from the records")
-
-
-def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without its instruction: another version may write that in other words."""
-    return {name: value for name, value in row.items() if name != "problem_statement"}
-
-
-def _differs(store: TaskStore, name: str, detail: str) -> InputError:
-    return InputError(
-        "CR0411",
-        f"the task store is damaged: {detail}.",
-        where=str(store.root / name),
-        fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
-    )
 
 
 def _require_pyarrow() -> None:

@@ -11,9 +11,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
@@ -23,9 +23,8 @@ from composer_replication.tasks.views import write_files
 CONTEXT_LINES = 3
 """As git has it; readers of SWE-bench patches expect no other."""
 APPLY_SECONDS = 120
-_Opcode = tuple[Literal["replace", "delete", "insert", "equal"], int, int, int, int]
 _MODE = "100644"
-_NO_NEWLINE = b"\\ No newline at end of file\n"
+_NO_NEWLINE = "\\ No newline at end of file\n"
 _PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
 _ESCAPES = {"\a": "\\a", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r"}
 _BINARY = re.compile(r"^(GIT binary patch|Binary files .* differ)\r?$", re.MULTILINE)
@@ -63,14 +62,14 @@ def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:
         lines.append(f"new file mode {_MODE}\n")
     elif new is None:
         lines.append(f"deleted file mode {_MODE}\n")
-    hunks = b"".join(_hunks(_lines(old or b""), _lines(new or b"")))
+    try:
+        hunks = _hunks((old or b"").decode(), (new or b"").decode())
+    except UnicodeDecodeError as error:
+        raise _refused("the file is not UTF-8 text, so no patch can hold it", path) from error
     if hunks:
         lines.append(f"--- {'/dev/null' if old is None else _named('a/' + path)}\n")
         lines.append(f"+++ {'/dev/null' if new is None else _named('b/' + path)}\n")
-    try:
-        return "".join(lines) + hunks.decode()
-    except UnicodeDecodeError as error:
-        raise _refused("the file is not UTF-8 text, so no patch can hold it", path) from error
+    return "".join(lines) + hunks
 
 
 def _check_path(path: str) -> None:
@@ -107,63 +106,18 @@ def _named(name: str) -> str:
     return f"{quoted}\t" if " " in quoted and quoted == name else quoted
 
 
-def _lines(data: bytes) -> list[bytes]:
-    parts = data.split(b"\n")
-    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+def _hunks(old: str, new: str) -> str:
+    """What ``difflib`` makes of two texts, without its lines of names; a line without an end is said as git does."""
+    lines = difflib.unified_diff(_lines(old), _lines(new), n=CONTEXT_LINES, lineterm="\n")
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in islice(lines, 2, None)
+    )
 
 
-def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[bytes]:
-    for group in _Matcher(old, new).get_grouped_opcodes(CONTEXT_LINES):
-        a, b = group[0][1], group[0][3]
-        yield f"@@ -{_range(a, group[-1][2])} +{_range(b, group[-1][4])} @@\n".encode()
-        for tag, first, last, other_first, other_last in group:
-            if tag == "equal":
-                yield from (_line(b" ", line) for line in old[first:last])
-                continue
-            yield from (_line(b"-", line) for line in old[first:last])
-            yield from (_line(b"+", line) for line in new[other_first:other_last])
-
-
-class _Matcher(difflib.SequenceMatcher[bytes]):
-    """Matches what lies between the lines that are equal at both ends, and adds those.
-
-    Matching is quadratic, so the ends are cut off first. They are never left to the matcher: it may pair
-    the last lines with earlier ones, and ``git apply`` takes a hunk without context after it for the
-    end of the file.
-    """
-
-    def __init__(self, old: Sequence[bytes], new: Sequence[bytes]) -> None:
-        self._head = _num_equal(old, new)
-        self._tail = _num_equal(old[self._head :][::-1], new[self._head :][::-1])
-        self._ends = len(old), len(new)
-        middle, other_middle = (lines[self._head : len(lines) - self._tail] for lines in (old, new))
-        super().__init__(None, middle, other_middle, autojunk=False)
-
-    def get_opcodes(self) -> list[_Opcode]:
-        head, tail, (old_end, new_end) = self._head, self._tail, self._ends
-        found: list[_Opcode] = [("equal", 0, head, 0, head)] if head else []
-        found += [(tag, a + head, b + head, c + head, d + head) for tag, a, b, c, d in super().get_opcodes()]
-        if tail:
-            found.append(("equal", old_end - tail, old_end, new_end - tail, new_end))
-        return found
-
-
-def _num_equal(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
-
-
-def _range(first: int, last: int) -> str:
-    """``start,count`` of a hunk: lines count from 1, and an empty span names the line before it."""
-    return f"{first if first == last else first + 1},{last - first}"
-
-
-def _line(sign: bytes, line: bytes) -> bytes:
-    return sign + line if line.endswith(b"\n") else sign + line + b"\n" + _NO_NEWLINE
+def _lines(text: str) -> list[str]:
+    """At line feeds alone: a carriage return or a form feed is a part of its line."""
+    parts = text.split("\n")
+    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
 def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:

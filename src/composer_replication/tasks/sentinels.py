@@ -21,7 +21,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.tasks.test_copies import SourceOfTests, has_value, sites_of
+from composer_replication.tasks.test_copies import (
+    SourceOfTests,
+    functions_by_file,
+    has_value,
+    read_tests,
+    sites_of,
+)
 
 NUM_PLAIN_FILES = 3
 """Plain sentinels stand in so many of the test files, drawn for each grading."""
@@ -82,8 +88,8 @@ def possible_copies(
     ``draw`` chooses among the parametrisations of a function; None takes the first.
     """
     found: list[Copy] = []
-    for path, functions in _by_file(node_ids).items():
-        test_file = _read(files, path)
+    for path, functions in functions_by_file(node_ids).items():
+        test_file = read_tests(files, path)
         for names, ids in functions.items() if test_file else ():
             place = test_file.place(names) if test_file else None
             if place is None:
@@ -118,12 +124,12 @@ def make_plan(
     wanted: dict[str, list[Copy]] = {}
     for copy in copies:
         wanted.setdefault(copy.node_id.partition("::")[0], []).append(copy)
-    by_file = _by_file(node_ids)
+    by_file = functions_by_file(node_ids)
     plain = set(draw.sample(sorted(by_file), min(num_plain_files, len(by_file))))
     made = _Made(draw)
     changed = {}
     for path in sorted({*wanted, *plain}):
-        test_file = _read(files, path)
+        test_file = read_tests(files, path)
         if test_file is None:
             continue
         inserts = list(made.copies(test_file, wanted.get(path, ())))
@@ -184,22 +190,3 @@ class _Made:
             pieces.append(f"\n\ndef {name}():\n    {body}\n")
             wanted.add(f"{path}::{name}")
         return "".join(pieces)
-
-
-def _by_file(node_ids: Sequence[str]) -> dict[str, dict[tuple[str, ...], list[str]]]:
-    """Node ids by file and by the qualified name of their function."""
-    found: dict[str, dict[tuple[str, ...], list[str]]] = {}
-    for node_id in node_ids:
-        path, *names = node_id.partition("[")[0].split("::")
-        found.setdefault(path, {}).setdefault(tuple(names), []).append(node_id)
-    return found
-
-
-def _read(files: Mapping[str, bytes], path: str) -> SourceOfTests | None:
-    """A test file, or None where it cannot be read as UTF-8 Python."""
-    try:
-        return SourceOfTests(
-            files[path].decode("utf-8-sig" if files[path][:3] == b"\xef\xbb\xbf" else "utf-8")
-        )
-    except (KeyError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from composer_replication.tasks.planning.lines import Lines
@@ -111,6 +111,25 @@ class SourceOfTests:
         leaf = draw.choice(leaves) if leaves else None
         start, end = self.span(leaf or chosen)
         return start, end, _other(leaf and leaf.value, draw)
+
+
+def functions_by_file(node_ids: Sequence[str]) -> dict[str, dict[tuple[str, ...], list[str]]]:
+    """Node ids by file and by the qualified name of their function."""
+    found: dict[str, dict[tuple[str, ...], list[str]]] = {}
+    for node_id in node_ids:
+        path, *names = node_id.partition("[")[0].split("::")
+        found.setdefault(path, {}).setdefault(tuple(names), []).append(node_id)
+    return found
+
+
+def read_tests(files: Mapping[str, bytes], path: str) -> SourceOfTests | None:
+    """A test file, or None where it cannot be read as UTF-8 Python."""
+    try:
+        return SourceOfTests(
+            files[path].decode("utf-8-sig" if files[path][:3] == b"\xef\xbb\xbf" else "utf-8")
+        )
+    except (KeyError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def sites_of(function: _Function) -> list[ast.stmt]:

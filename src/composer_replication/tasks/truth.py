@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.tasks.attach_strength import attach_strength
-from composer_replication.tasks.attach_twins import Search, attach_twins, twin_cuts
+from composer_replication.tasks.attach_twins import attach_twins, twin_cuts
 from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import subject_of
+from composer_replication.tasks.twin.build_twins import TwinSearch
 from composer_replication.tasks.workers.workers import Workers
 
 NO_TRUTH = "no-truth"
@@ -65,7 +66,7 @@ def add_truth(
     """
     rows = _by_repository(tasks)
 
-    def record(own: list[ValidTask]) -> tuple[str, Search]:
+    def record(own: list[ValidTask]) -> tuple[str, TwinSearch]:
         repository = own[0].repository
         return repository.slug, attach_twins(
             store, repository, [(task.task_id, task.deletion) for task in own], seed, workers
@@ -75,7 +76,7 @@ def add_truth(
         tasks = [(task.task_id, task.deletion) for task in own]
         attach_strength(store, tasks, own[0].repository.bench, seed, workers=workers)
 
-    found: dict[str, Search] = dict(each(record, rows, "twins of repositories"))
+    found: dict[str, TwinSearch] = dict(each(record, rows, "twins of repositories"))
     left = []
     for task in tasks:
         if store.get(task.task_id).has_hidden_tests:
@@ -124,7 +125,7 @@ def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> 
     return repository.slug, workers.call(passed_by_lookup, bench, trials)
 
 
-def _why_refused(task: ValidTask, search: Search) -> tuple[str, str]:
+def _why_refused(task: ValidTask, search: TwinSearch) -> tuple[str, str]:
     cuts = twin_cuts(task.deletion)
     unknown = [search.unknown[cut.pin] for cut in cuts if cut.pin in search.unknown]
     if unknown:

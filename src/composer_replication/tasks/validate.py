@@ -27,7 +27,6 @@ from composer_replication.tasks.gates import (
     suite_trial,
 )
 from composer_replication.tasks.instructions.written_instructions import written_instruction
-from composer_replication.tasks.parquet import check_parquet
 from composer_replication.tasks.proving_sandbox import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
@@ -105,7 +104,6 @@ def validate_store(
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
-    # Said at once; what is in them is compared when the tasks are known to be whole.
     for name in store.derived:
         store.read_derived(name)
     task_ids = store.require_task_ids()
@@ -115,8 +113,6 @@ def validate_store(
         taken = _whole(store, journal.taken_over)
         rest = [task_id for task_id in task_ids if task_id not in taken]
         failed = _try_all(store, rest, journal, jobs=jobs, repeat=max(1, repeat), progress=progress)
-    if not any(failure.gate == "damaged" for failure in failed):
-        check_parquet(store)
     without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
     passed = len(task_ids) - len(failed)
     return ValidationSummary(
@@ -234,8 +230,8 @@ def _check_stubs(twins: Sequence[Twin], bench: Bench) -> None:
         SandboxFailure: the sandbox broke.
     """
     for scores in judge_stubs(bench.original, bench.environment, twins, backend=bench.backend):
-        if scores.failed is not None:
-            raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {scores.failed.error}")
+        if scores.report.error:
+            raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {scores.report.error}")
         if scores.passed_by:
             raise GateFailed(
                 "stub-passes", f"the recorded behaviour is there with return {scores.passed_by[0]}"

@@ -110,9 +110,9 @@ CUTS = {cut.symbol: cut for cut in find_body_cuts("fields.py", SOURCE)}
 
 @pytest.fixture(scope="module")
 def built(environment: Environment) -> tuple[Mapping[str, Twin], dict[str, str]]:
-    notes: dict[str, str] = {}
-    twins = build_twins(FILES, environment, list(CUTS.values()), min_body_lines=3, note=notes.__setitem__)
-    return {twin.symbol: twin for twin in twins.values()}, notes
+    cuts = list(CUTS.values())
+    found = build_twins(FILES, environment, cuts, eager={cut.pin for cut in cuts})
+    return {twin.symbol: twin for twin in found.twins.values()}, found.without
 
 
 def arguments(twin: Twin) -> list[tuple[Any, ...]]:
@@ -182,9 +182,9 @@ def test_the_golden_code_must_agree_with_itself_every_time(environment: Environm
     tests = "from fields import gated\ndef test_gated():\n    assert gated(1, 2) == 3 and gated(4, 7) == 11\n"
     (cut,) = find_body_cuts("fields.py", source)
     files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
-    notes: dict[str, str] = {}
-    assert build_twins(files, environment, [cut], note=notes.__setitem__) == {}
-    assert notes == {"fields.py::gated": "the golden code does not agree with itself"}
+    found = build_twins(files, environment, [cut])
+    assert found.twins == {}
+    assert found.without == {"fields.py::gated": "the golden code does not agree with itself"}
 
 
 def test_what_is_recorded_of_one_function_does_not_hang_on_others(environment: Environment) -> None:
@@ -204,9 +204,9 @@ def test_both(number):
 """
     files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
     cuts = find_body_cuts("fields.py", source)
-    both, problem = record_calls(files, environment, cuts, timeout_seconds=300)
+    both, problem = record_calls(files, environment, cuts)
     assert problem == ""
-    alone, _ = record_calls(files, environment, cuts[1:], timeout_seconds=300)
+    alone, _ = record_calls(files, environment, cuts[1:])
     assert len(both[cuts[0].pin]) == 2
     assert both[cuts[1].pin] == alone[cuts[1].pin]
 
@@ -217,7 +217,7 @@ def test_a_small_domain_is_searched_two_steps_far(environment: Environment) -> N
     tests = "from fields import near\ndef test_near():\n    assert near(1) == 1 and near(4) == 4\n"
     (cut,) = find_body_cuts("fields.py", source)
     files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
-    (twin,) = build_twins(files, environment, [cut], eager={cut.pin}).values()
+    (twin,) = build_twins(files, environment, [cut], eager={cut.pin}).twins.values()
     numbers = [number for (number,) in arguments(twin)]
     assert numbers[:2] == [1, 4]
     assert {2, 0, -1, 5, 3, -4, 8} <= set(numbers)

@@ -20,6 +20,7 @@ from composer_replication.tasks.gates import Bench
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_copies import SourceOfTests
 
 TESTS = '''"""Doc
 string."""
@@ -145,6 +146,7 @@ def test_a_test_that_is_not_a_plain_function_is_refused_by_name(planted: TaskSto
     assert len(made) == 1
     assert refused == {}
     assert module._contradict({}, elsewhere.tests.visible) == ({}, {})
+    assert module._contradict({"tests/absent.py": b"def broken(:"}, elsewhere.tests.visible) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -156,9 +158,9 @@ def test_a_test_that_is_not_a_plain_function_is_refused_by_name(planted: TaskSto
     ],
 )
 def test_places(text: str, names: tuple[str, ...]) -> None:
-    found = module._with_twins(text.encode(), {names: ()})
-    assert found is not None
-    compile(found[0], "x", "exec")
+    twinned, found = module._with_twins(SourceOfTests(text), [names])
+    assert found == [names]
+    compile(twinned, "x", "exec")
 
 
 @pytest.mark.parametrize(
@@ -168,12 +170,11 @@ def test_places(text: str, names: tuple[str, ...]) -> None:
         ("if True:\n    def test_a(): pass\n", ("test_a",)),
         ("def test_a(): pass\ndef test_a(): pass\n", ("test_a",)),
         ("class T: pass\n", ("T", "test_a")),
-        ("def broken(:\n", ("broken",)),
         ("test_a = 1\n", ("test_a",)),
     ],
 )
 def test_no_place(text: str, names: tuple[str, ...]) -> None:
-    assert module._with_twins(text.encode(), {names: ()}) is None
+    assert module._with_twins(SourceOfTests(text), [names])[1] == []
 
 
 @pytest.mark.long

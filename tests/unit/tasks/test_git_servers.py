@@ -131,12 +131,11 @@ def test_a_repository_over_https(https: str) -> None:
     assert {name: data.decode() for name, data in found.files.items() if ".dist-info" not in name} == FILES
 
 
-def test_https_tells_unknown_private_and_absent_apart(https: str) -> None:
+def test_https_tells_unknown_from_absent_and_private(https: str) -> None:
     unknown = error_of(f"git+{https}/thing.git@v9")
     assert (unknown.code, unknown.message) == ("CR0407", "the repository has nothing called v9.")
     private = error_of(f"git+{https}/private/thing.git@v1")
     assert private.code == "CR0407"
-    assert "wants a password or a key" in private.message
     assert "clone it yourself" in private.fix
     absent = error_of(f"git+{https}/absent.git@v1")
     assert (absent.code, absent.message) == ("CR0407", "git cannot reach the repository.")
@@ -164,22 +163,14 @@ def test_a_server_that_never_answers(scheme: str, monkeypatch: pytest.MonkeyPatc
     assert (error.code, error.message) == ("CR0407", "git cannot reach the repository in time.")
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("git@127.0.0.1: Permission denied (publickey).", "wants a password or a key"),
-        ("Host key verification failed.", "the key of the ssh host is not known"),
-        ("ssh: connect to host 127.0.0.1 port 22: Connection refused", "git cannot reach the repository"),
-    ],
-)
-def test_what_ssh_says(said: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in the place of ssh says what it says there, and keeps how it was called: it may ask nothing."""
+def test_ssh_may_ask_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in the place of ssh keeps how it was called."""
     program, words = tmp_path / "bin" / "ssh", tmp_path / "words"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> "{words}"\necho "{said}" >&2\nexit 255\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{words}"\nexit 255\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     error = error_of("git@127.0.0.1:o/thing.git@v1")
     assert error.code == "CR0407"
-    assert expected in error.message
+    assert error.message == "git cannot reach the repository."
     assert "-oBatchMode=yes" in words.read_text()

@@ -66,28 +66,10 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_repository_that_is_given_as_a_folder(repository: Path, tmp_path: Path) -> None:
-    """Its work tree is read; without one, or with a ref behind it, the answer is what to type, and that works."""
-    bare = tmp_path / "a bare one"
-    git(tmp_path, "clone", "--quiet", "--bare", str(repository), str(bare))
-    for given, ref in (
-        (str(bare), "REF"),
-        (f"{bare}@v1", "v1"),
-        (f"{repository}@v1", "v1"),
-        (str(repository / ".git"), "REF"),
-    ):
-        with pytest.raises(InputError) as caught:
-            open_source(given)
-        assert caught.value.code == "CR0402"
-        address = caught.value.fix.partition("git+file://")
-        assert address[1]
-        assert (
-            open_source(f"{address[1]}{address[2]}".replace("@REF", "@v1"))
-            .files["thing/__init__.py"]
-            .endswith(b"1\n")
-        )
-        assert caught.value.fix.endswith(f"@{ref}")
+    """Its work tree is read; without one there is no project, and a ref belongs behind an address."""
     assert open_source(str(repository)).files["thing/__init__.py"].endswith(b"2\n")
-    assert code_of(f"{tmp_path}/nothing@v1") == "CR0402"
+    for given in (repository / ".git", f"{repository}@v1", tmp_path / "nothing@v1"):
+        assert code_of(str(given)) == "CR0402"
 
 
 def code_of(source: str) -> str:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,33 +75,3 @@ def test_what_is_masked_or_no_source_is_not_read(tiny_store: TaskStore, clamp: T
     for place in (masked, path.with_suffix(".txt")):
         place.write_text(golden_file(tiny_store, clamp))
     assert installed_copies(tiny_store, clamp) == []
-
-
-def test_threads_read_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that come while it is read wait for it, and another folder waits for nobody."""
-    folders = [tmp_path / "one", tmp_path / "other"]
-    for folder in folders:
-        folder.mkdir()
-        for number in range(3):
-            (folder / f"m{number}.py").write_text(f"line = {number}\n")
-    read: Counter[str] = Counter()
-    real = module._read
-
-    def counted(path: str) -> bytes:
-        read[path] += 1
-        time.sleep(0.02)  # long enough for every thread to come
-        return real(path)
-
-    monkeypatch.setattr(module, "_read", counted)
-    gate = threading.Barrier(8)
-
-    def scan(number: int) -> object:
-        gate.wait()
-        return module._below(str(folders[number % 2]), ())
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(scan, range(8)))
-    assert set(read.values()) == {1}
-    assert len(read) == 6
-    assert found[0] is found[2]
-    assert found[0] is not found[1]

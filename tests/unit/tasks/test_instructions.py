@@ -15,7 +15,6 @@ from composer_replication.errors import InputError
 from composer_replication.records import Hole, Task
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.instructions import writing as instructions
-from composer_replication.tasks.instructions.broken_regions import broken_region
 from composer_replication.tasks.instructions.surroundings import look_around
 from composer_replication.tasks.instructions.writing import (
     MAX_SOURCES,
@@ -78,7 +77,7 @@ def test_surroundings_of_a_method() -> None:
     assert found.header == "    @property\n    def second(self, a=1,\n               b=2):"
     assert found.docstring == '        """Say two.\n\n        More.\n        """'
     assert (found.owner, found.siblings, found.neighbours) == ("Box", ("first", "third"), ("outside",))
-    assert (found.first_line, found.line) == (12, 19)
+    assert found.line == 19
 
 
 def test_surroundings_of_a_function_without_a_docstring() -> None:
@@ -91,22 +90,7 @@ def test_surroundings_of_a_function_without_a_docstring() -> None:
 def test_a_file_that_does_not_parse_still_has_a_place() -> None:
     text, hole, _ = broken("outside")
     found = look_around(text + "\n(((", hole)
-    assert (found.line, found.first_line, found.header, found.neighbours) == (26, 26, "", ())
-
-
-def test_the_broken_region_is_a_view_without_the_removed_lines() -> None:
-    text, hole, deletion = broken("outside")
-    assert broken_region(text, hole, deletion.num_body_lines, context_lines=2).splitlines() == [
-        "--- box.py",
-        "   23",
-        "   24",
-        "   25   def outside(x: int) -> int:",
-        "      - ... 3 lines removed",
-        "   26 +     raise NotImplementedError",
-    ]
-    region = broken_region(text, hole, deletion.num_body_lines)
-    assert "x * 2" not in region
-    assert not shows_body(region, deletion.golden_body)
+    assert (found.line, found.header, found.neighbours) == (26, "", ())
 
 
 def test_what_an_instruction_says(tiny_store: TaskStore) -> None:

@@ -85,7 +85,7 @@ def runner() -> Environment:
 @pytest.fixture(scope="module")
 def twins(runner: Environment) -> dict[str, Twin]:
     found = build_twins(FILES, runner, list(CUTS.values()))
-    return {twin.symbol: twin for twin in found.values()}
+    return {twin.symbol: twin for twin in found.twins.values()}
 
 
 @pytest.fixture

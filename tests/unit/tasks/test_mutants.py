@@ -120,7 +120,7 @@ def test_the_twin_finds_each_fault_that_changes_an_answer() -> None:
     files = {"clip.py": REAL.encode(), "test_clip.py": TESTS.encode()}
     cut: BodyCut = find_body_cuts("clip.py", REAL)[0]
     runner: Environment = open_environment(resolve([], "the tests"))
-    twin = build_twins(files, runner, [cut])[cut.pin]
+    twin = build_twins(files, runner, [cut]).twins[cut.pin]
     mutants = mutants_of(REAL, cut)
     # comparison x2, negated test x2, return None x3; "<=" for "<" changes nothing that can be seen
     assert len(mutants) == 7

@@ -90,7 +90,7 @@ def test_the_text_is_the_one_that_git_writes(tmp_path: Path) -> None:
         "@@ -2,7 +2,7 @@\n 2\n 3\n 4\n-5\n+five\n 6\n 7\n 8\n"
         "diff --git a/empty b/empty\nnew file mode 100644\n"
         "diff --git a/gone b/gone\ndeleted file mode 100644\n"
-        "--- a/gone\n+++ /dev/null\n@@ -1,0 +0,0 @@\n-x\n\\ No newline at end of file\n".replace("1,0", "1,1")
+        "--- a/gone\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n\\ No newline at end of file\n"
     )
 
 

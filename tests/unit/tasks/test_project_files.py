@@ -109,7 +109,6 @@ POINT = {"pytest11": {"plug": "pkg.plugin"}}
     [
         {"pyproject.toml": '[project.entry-points.pytest11]\nplug = "pkg.plugin"'},
         {"pyproject.toml": '[tool.poetry.plugins.pytest11]\nplug = "pkg.plugin"'},
-        {"pyproject.toml": '[tool.flit.entrypoints.pytest11]\nplug = "pkg.plugin"'},
         {"setup.cfg": "[options.entry_points]\npytest11 =\n    plug = pkg.plugin\n"},
         {"setup.py": "setup(entry_points={'pytest11': ['plug = pkg.plugin']})"},
         {"setup.py": "POINTS = {'pytest11': 'plug=pkg.plugin'}\nsetup(entry_points=POINTS)"},
@@ -147,8 +146,6 @@ def test_an_entry_point_cannot_bring_lines_of_its_own() -> None:
         {"pyproject.toml": '[tool.poetry-dynamic-versioning.files."pkg/_version.py"]\n'},
         {"pyproject.toml": '[tool.versioneer]\nversionfile_source = "pkg/_version.py"'},
         {"setup.cfg": "[versioneer]\nversionfile_source = pkg/_version.py\n"},
-        {"pyproject.toml": '[tool.versioningit.write]\nfile = "pkg/_version.py"'},
-        {"pyproject.toml": '[[tool.scikit-build.generate]]\npath = "pkg/_version.py"\ntemplate = "{"'},
         {"pkg/meson.build": "custom_target('v', output: '_version.py', command: ['x'])"},
     ],
 )

@@ -83,7 +83,6 @@ def test_names_beside_the_removed_ones(sized_store: TaskStore) -> None:
 def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     text = instruction(sized_store, "t-function-whole")
     assert text.startswith("Write the function `clamp` again: it was removed from `tinymath/numbers.py`.\n")
-    assert "```python\nfrom tinymath import clamp\n```" in text
     assert "clamp(50" not in text  # only a hidden test calls it so
     assert "Lines are missing in other files too: `tinymath/__init__.py`." in text
     assert "`tinymath/numbers.py` still defines `absolute`, `square`, `is_even`, `sign`, `mean`." in text
@@ -104,16 +103,16 @@ def test_a_whole_method_is_known_by_its_attribute(sized_store: TaskStore) -> Non
     assert "The class `Vector` still has `__init__`, `dot`, `scaled`." in text
 
 
-def test_a_whole_class_is_known_by_its_import(sized_store: TaskStore) -> None:
+def test_a_whole_class_is_known_by_its_tests(sized_store: TaskStore) -> None:
     text = instruction(sized_store, "t-class-whole")
     assert "Write the class `Vector` again" in text
-    assert "```python\nfrom tinymath import Vector\n```" in text
+    assert "assert Vector(3, 4).length == 5" in text
 
 
-def test_a_removed_module_is_known_by_the_names_that_visible_tests_import(sized_store: TaskStore) -> None:
+def test_a_removed_module_is_known_by_its_visible_tests(sized_store: TaskStore) -> None:
     text = instruction(sized_store, "t-module-whole")
     assert text.startswith("Write the module `tinymath.text` again: the file `tinymath/text.py` is gone.\n")
-    assert "from tinymath import shout\nfrom tinymath import initials\n" in text
+    assert "shout(" in text
     assert "palindrome" not in text  # no visible test needs it
 
 

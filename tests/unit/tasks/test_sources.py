@@ -176,19 +176,6 @@ def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Pat
     assert "tests/thing_spec.py" in open_source(str(root)).files
 
 
-def test_doctests_alone_are_named_and_counted(tmp_path: Path) -> None:
-    module = b'def f():\n    """One.\n\n    >>> f()\n    1\n    >>> f() + 1\n    2\n    """\n    return 1\n'
-    text = b">>> import thing\n"
-    files = {**without("tests/test_thing.py"), "thing/more.py": module, "README.rst": text}
-    with pytest.raises(InputError) as caught:
-        open_source(str(folder_of(tmp_path / "thing", files)))
-    assert caught.value.code == "CR0419"
-    assert "doctests alone (3 in 2 files, the first is README.rst)" in caught.value.message
-    assert "tests/test_NAME.py" in str(caught.value)
-    both = {**files, "tests/test_thing.py": GOOD["tests/test_thing.py"]}
-    assert open_source(str(folder_of(tmp_path / "both", both))).files["thing/more.py"] == module
-
-
 def test_a_text_file_is_no_archive(tmp_path: Path) -> None:
     path = tmp_path / "thing.txt"
     path.write_text("x")

@@ -329,13 +329,8 @@ def test_where_recording_fails_tasks_stay_and_the_next_build_records(tmp_path: P
 import sys
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.twin import build_twins
-real, calls = build_twins.record_calls, []
-def record(*args, **options):
-    calls.append(1)
-    return real(*args, **{**options, "timeout_seconds": 0.05})
-build_twins.record_calls = record
+build_twins.record_calls = lambda *_, **__: ({}, "the recording did not end")
 summary = build_tasks([sys.argv[1]], sys.argv[2], with_truth=True, jobs=1)
-assert len(calls) == 2, calls
 assert list(summary.unrecorded) == ["fields==1"], summary
 assert dict(summary.rejected) == {"truth-unknown": 2}, summary
 """

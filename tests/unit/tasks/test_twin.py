@@ -218,10 +218,9 @@ def runner() -> Environment:
 
 @pytest.fixture(scope="module")
 def built(runner: Environment) -> tuple[Mapping[str, Twin], dict[str, str]]:
-    notes: dict[str, str] = {}
-    twins = build_twins(FILES, runner, list(CUTS.values()), note=notes.__setitem__)
-    short = {pin.removeprefix(PIN): twin for pin, twin in twins.items()}
-    return short, {pin.removeprefix(PIN): reason for pin, reason in notes.items()}
+    found = build_twins(FILES, runner, list(CUTS.values()))
+    short = {pin.removeprefix(PIN): twin for pin, twin in found.twins.items()}
+    return short, {pin.removeprefix(PIN): reason for pin, reason in found.without.items()}
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +265,7 @@ def test_a_search_that_has_cost_enough_ends_with_few_calls(runner, twins, monkey
     poor = whole.replace(limit, "MAX_NODES = 300")
     read = twin_run._source
     monkeypatch.setattr(twin_run, "_source", lambda name: poor if name == "twin_player" else read(name))
-    (short,) = build_twins(FILES, runner, [CUTS["squeeze"]]).values()
+    (short,) = build_twins(FILES, runner, [CUTS["squeeze"]]).twins.values()
     assert 10 <= len(short.mutated) < 40 < len(twins["squeeze"].mutated)
     assert short.recorded == twins["squeeze"].recorded
 
@@ -294,9 +293,9 @@ def test_summed(number):
     whole, limit = twin_run._source("twin_player"), "MAX_NODES = 1_000_000"
     poor = whole.replace(limit, "MAX_NODES = 500")
     read = twin_run._source
-    (all_of_them,) = build_twins(files, runner, cuts).values()
+    (all_of_them,) = build_twins(files, runner, cuts).twins.values()
     monkeypatch.setattr(twin_run, "_source", lambda name: poor if name == "twin_player" else read(name))
-    (few,) = build_twins(files, runner, cuts).values()
+    (few,) = build_twins(files, runner, cuts).twins.values()
     assert (len(all_of_them.recorded), len(few.recorded)) == (40, 10)
     assert few.recorded == all_of_them.recorded[:10]
     assert len(few.mutated) >= 10
@@ -485,10 +484,10 @@ def test_no_expected_digest_enters_the_sandbox(judge, twins) -> None:
 @pytest.mark.long
 def test_equal_input_and_seed_give_equal_bytes(runner: Environment, twins) -> None:
     cuts = [CUTS[name] for name in ("chosen", "Box.push", "top_up")]
-    again = build_twins(FILES, runner, cuts)
+    again = build_twins(FILES, runner, cuts).twins
     for cut in cuts:
         assert twin_bytes(again[cut.pin]) == twin_bytes(twins[cut.symbol])
-    other = build_twins(FILES, runner, cuts[:1], seed=1)[cuts[0].pin]
+    other = build_twins(FILES, runner, cuts[:1], seed=1).twins[cuts[0].pin]
     assert other.recorded == twins["chosen"].recorded
     assert other.mutated != twins["chosen"].mutated
 
@@ -590,7 +589,7 @@ def test_call():
 """
     files = {**FILES, "tests/test_goods.py": tests.encode()}
     cuts = [CUTS["top_up"], CUTS["spread"]]
-    calls, problem = record_calls(files, runner, cuts, timeout_seconds=60)
+    calls, problem = record_calls(files, runner, cuts)
     assert problem == ""
     assert [len(calls[cut.pin]) for cut in cuts] == [1, 1]
     assert calls[CUTS["top_up"].pin][0].tests == ("tests/test_goods.py::test_call",)
@@ -607,7 +606,7 @@ def test_paths(tmp_path):
         top_up({}, place, number)
 """
     files = {**FILES, "tests/test_goods.py": tests.encode()}
-    first, second = (record_calls(files, runner, [CUTS["top_up"]], timeout_seconds=60) for _ in range(2))
+    first, second = (record_calls(files, runner, [CUTS["top_up"]]) for _ in range(2))
     assert first == second
     assert len(first[0][CUTS["top_up"].pin]) == 4
     path = pickle.loads(first[0][CUTS["top_up"].pin][1].blob)[0][1]
@@ -624,8 +623,9 @@ def test_who_may_be_a_candidate() -> None:
     assert not is_candidate(dataclasses.replace(cut, symbol="squeeze#2"))
     assert not is_candidate(dataclasses.replace(cut, path="shop/_goods.py"))
     assert is_candidate(dataclasses.replace(cut, path="shop/__init__.py"))
-    assert is_candidate(dataclasses.replace(cut, symbol="_squeeze"), public_only=False)
-    assert not is_candidate(cut, min_body_lines=6)
+    short = dataclasses.replace(cut, golden_body="\n    return text")
+    assert not is_candidate(short)
+    assert is_candidate(short, is_eager=True)
 
 
 def test_several_twins_in_one_sandbox_say_what_each_says_alone(runner: Environment, twins) -> None:

@@ -200,7 +200,7 @@ def twinned(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     secret = store.secret(task.task_id)
     files = store.files(task, "golden")
     (cut,) = [cut for cut in find_body_cuts(task.path, files[task.path].decode()) if cut.symbol == "clamp"]
-    twins = build_twins(files, store.environment(task), [cut], min_body_lines=2)
+    twins = build_twins(files, store.environment(task), [cut], eager={cut.pin}).twins
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
     assert digests
     store.put_task(store.record(task.task_id), replace(secret, twins=digests))
@@ -302,7 +302,7 @@ def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path
         store.files(task, "golden"),
         store.environment(task),
         [subject_of(twin)],
-        [Job(0, "constant", {"constant": "0"})],
+        [Job(0, "constants", {"constants": ["0"]})],
         timeout_seconds=60,
     )
     zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]

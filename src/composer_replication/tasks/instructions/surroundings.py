@@ -21,15 +21,13 @@ _tree = lru_cache(maxsize=16)(parsed)
 class Surroundings:
     """What the broken file says about a hole.
 
-    ``line`` is the marker's line, ``first_line`` the first one of the function around it
-    (decorators included). ``header`` are the lines from there to the docstring, ``docstring``
-    the docstring's own lines, both as they stand in the file. ``name`` is the qualified name of
+    ``line`` is the marker's line. ``header`` are the lines from the first one of the function around it
+    (decorators included) to the docstring, ``docstring`` the docstring's own lines, both as they stand in the file. ``name`` is the qualified name of
     the function, empty where none was found. ``owner`` is the class around,
     ``siblings`` its other members, ``neighbours`` what else the file defines at the top.
     """
 
     line: int
-    first_line: int
     header: str
     docstring: str
     name: str
@@ -56,7 +54,6 @@ def look_around(broken_text: str, hole: Hole) -> Surroundings:
         cut = begin if begin > 0 else cut  # else all on one line: it stays together
     return Surroundings(
         line=line,
-        first_line=first,
         header=head[:cut].rstrip(),
         docstring=head[cut:].rstrip(),
         name="" if function is None else ".".join(getattr(node, "name", "") for node in chain),

@@ -1,15 +1,13 @@
 """What is to be done, in words: written from what stays in the tree, without a model.
 
 Where bodies were taken out, a text lists the functions with signature and docstring, as the
-broken files have them. Where code is gone altogether, it says how the visible tests import
-what is missing, and what else the files define. Both name the tests that have
-to pass and show their source. Neither golden code nor a hidden test is a source of a text,
+broken files have them. Where code is gone altogether, it says what else the files define. Both name
+the tests that have to pass and show their source, with the imports that moved into them. Neither golden code nor a hidden test is a source of a text,
 and the finished text is searched for every deleted span before anybody sees it.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +20,10 @@ from composer_replication.tasks.instructions.surroundings import (
     look_around,
     public_names,
 )
-from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import shifted_line
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_functions import Place, function_texts
 
 MAX_FUNCTIONS = 20
@@ -48,14 +44,13 @@ class Material:
 
     ``places`` are the surroundings of each hole with its path (body removals only), ``files``
     the text of each file that lost code and is still there, ``sources`` path and source of
-    each visible test function, ``imports`` how those tests ask for what is gone (whole removals only).
+    each visible test function: where code is gone altogether it imports what is missing.
     """
 
     task: Task
     places: tuple[tuple[str, Surroundings], ...]
     files: Mapping[str, str]
     sources: tuple[tuple[str, str], ...]
-    imports: tuple[str, ...] = ()
 
 
 def write_instruction(store: TaskStore, task: Task) -> str:
@@ -84,7 +79,7 @@ def write_instruction(store: TaskStore, task: Task) -> str:
         ),
     )
     bare = replace(clean, sources=(), places=tuple((p, replace(s, docstring="")) for p, s in clean.places))
-    for shown in (clean, replace(clean, sources=()), bare, replace(bare, imports=())):
+    for shown in (clean, replace(clean, sources=()), bare):
         text = stated_text(statement, shown) if statement else instruction_text(shown)
         if not shows_any(text, spans):
             return text
@@ -107,60 +102,13 @@ def read_material(store: TaskStore, task: Task) -> Material:
     files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
     places = list(_visible_places(store, task))
     sources = [(path, _source(tree, path, line, name)) for path, line, name in places]
-    is_whole = task.removal == "whole"
+    holes = () if task.removal == "whole" else task.holes
     return Material(
         task,
-        () if is_whole else tuple((hole.path, look_around(files[hole.path], hole)) for hole in task.holes),
+        tuple((hole.path, look_around(files[hole.path], hole)) for hole in holes),
         files,
         tuple((path, source) for path, source in sources if source),
-        _gone_imports(tree, sources, {path: files.get(path, "") for path in {*changed, *task.removed_files}})
-        if is_whole
-        else (),
     )
-
-
-def _gone_imports(
-    tree: Mapping[str, bytes], sources: list[tuple[str, str]], changed: Mapping[str, str]
-) -> tuple[str, ...]:
-    """The imports of some test functions that find no more what they name.
-
-    Args:
-        tree: the rollout tree.
-        sources: path and source of each visible test function.
-        changed: the text of each file that lost code, empty where the file is gone.
-    """
-    roots = recorded_folders(tree)
-    modules = {
-        _dotted(name): text for path, text in changed.items() for name in (path, below_root(path, roots))
-    }
-    found: dict[str, None] = {}
-    for path, source in sources:
-        words = set(re.findall(r"\w+", source))
-        file = parsed(tree.get(path, b"").decode("utf-8", "replace"))
-        for node in ast.walk(file) if file is not None else ():
-            for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-                bound = alias.asname or alias.name.partition(".")[0]
-                if bound in words and _finds_nothing(node, alias.name, modules):
-                    alone = (
-                        ast.ImportFrom(node.module, [alias], node.level)
-                        if isinstance(node, ast.ImportFrom)
-                        else ast.Import([alias])
-                    )
-                    found[ast.unparse(alone)] = None
-    return tuple(found)
-
-
-def _dotted(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def _finds_nothing(node: ast.AST, name: str, modules: Mapping[str, str]) -> bool:
-    if not isinstance(node, ast.ImportFrom):
-        return modules.get(name) == ""
-    if modules.get(f"{node.module}.{name}") == "":
-        return True
-    text = modules.get(node.module or "")
-    return text is not None and re.search(rf"\b{re.escape(name)}\b", text) is None
 
 
 def _source(tree: Mapping[str, bytes], path: str, line: int, name: str) -> str:
@@ -259,9 +207,6 @@ def _whole_parts(material: Material) -> Iterator[str]:
         members = class_members(material.files.get(task.path, ""), owner) if owner else None
         if members:
             yield f"The class `{owner}` still has {listed(members)}."
-    if material.imports:
-        yield "The tests import what is missing like this:"
-        yield fenced("\n".join(material.imports[:MAX_FUNCTIONS]))
     others = sorted({*material.files, *task.removed_files} - {task.path})
     if others:
         yield f"Lines are missing in other files too: {listed(others)}."

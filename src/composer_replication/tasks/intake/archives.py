@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import os
 import re
@@ -18,13 +17,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from composer_replication.errors import InputError
+from composer_replication.tasks.intake.packed_forms import forms_of
 
-_MAX_LOOKED_BYTES = 32 * 1024**2
 _CODE_SUFFIXES = (".py", ".pyc", ".pyo", ".pyi", ".ipynb", ".so", ".whl", ".egg", ".pkl", ".pickle")
-_PACKED_STARTS = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
+_NOT_LOOKED_INTO = (b"BZh", b"\xfd7zXZ")
 _DEFINITION = re.compile(rb"^[ \t+>-]*(async def|def|class) \w+.*:", re.MULTILINE)
 MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
@@ -204,53 +203,15 @@ def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> No
 
 
 def holds_code(data: bytes) -> bool:
-    """Whether a compressed file or an archive may hold Python code; one that cannot be looked into whole may.
-
-    Archives in archives are such ones, and texts with a definition in them.
-    """
-    try:
-        if data[:4] == b"PK\x03\x04":
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                infos = archive.infolist()
-                if sum(info.file_size for info in infos) > _MAX_LOOKED_BYTES:
-                    return True
-                inner = [
-                    (info.filename, _zip_member(archive, info, Path(info.filename), info.filename))
-                    for info in infos
-                    if not info.is_dir()
-                ]
-        else:
-            plain = _unpacked(data)
-            if len(plain) > _MAX_LOOKED_BYTES or (plain is data and plain[257:262] != b"ustar"):
-                return True  # of no kind that can be looked into, whatever it is called
-            inner = [("", plain)]
-            if plain[257:262] == b"ustar":
-                with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
-                    handles = ((one.name, tar.extractfile(one)) for one in tar if one.isfile())
-                    inner = [(name, handle.read()) for name, handle in handles if handle is not None]
-    except (*_BAD_ARCHIVE, InputError, ValueError):
-        return True
-    return any(
-        name.lower().endswith(_CODE_SUFFIXES) or _DEFINITION.search(part) or part.startswith(_PACKED_STARTS)
-        for name, part in inner
+    """Whether a compressed file or an archive may hold Python code, within others too; one that cannot be looked into whole may."""
+    packed, *inner = forms_of("", data)
+    return not inner or any(
+        form.problem
+        or form.path.lower().endswith(_CODE_SUFFIXES)
+        or _DEFINITION.search(form.data)
+        or form.data.startswith(_NOT_LOOKED_INTO)
+        for form in (packed, *inner)
     )
-
-
-def _unpacked(data: bytes) -> bytes:
-    """What a compressed file holds, at most ``_MAX_LOOKED_BYTES``; a file that is not compressed as it is."""
-    makers: tuple[tuple[bytes, Callable[[], Any]], ...] = (
-        (b"\x1f\x8b", lambda: zlib.decompressobj(31)),
-        (b"BZh", bz2.BZ2Decompressor),
-        (b"\xfd7zXZ", lambda: lzma.LZMADecompressor(memlimit=_MAX_LOOKED_BYTES * 4)),
-    )
-    for start, make in makers:
-        if data.startswith(start):
-            stream = make()
-            plain = bytes(stream.decompress(data, _MAX_LOOKED_BYTES))
-            if not stream.eof or stream.unused_data:
-                raise ValueError("more than one part, or too large to be looked into")
-            return plain
-    return data
 
 
 def too_large(names_and_sizes: Collection[tuple[str, int]]) -> str:

@@ -47,29 +47,14 @@ _LIMITED = (
 The signal ends git at once, where an error of writing would be noticed at the very end."""
 _TOO_LARGE = re.compile(rf"File too large|died of signal {signal.SIGXFSZ}\b")
 
-_REFUSED = re.compile(
-    r"Authentication failed|could not read (?:Username|Password)|terminal prompts disabled|Permission denied"
-    r"|returned error: 40[13]\b"
-)
-"""A server that answers, and wants a name, a password or a key; the language is fixed by ``LC_ALL``."""
-
 
 class GitFailed(Exception):
     """Git gave an error. Its text is not kept, because it may hold an address with a secret."""
 
-    def __init__(
-        self,
-        *,
-        is_late: bool = False,
-        is_too_large: bool = False,
-        is_refused: bool = False,
-        is_unknown_host: bool = False,
-    ) -> None:
+    def __init__(self, *, is_late: bool = False, is_too_large: bool = False) -> None:
         super().__init__("git failed")
         self.is_late = is_late
         self.is_too_large = is_too_large
-        self.is_refused = is_refused
-        self.is_unknown_host = is_unknown_host
 
 
 def run_git(
@@ -129,11 +114,7 @@ def run_git(
             text = err.decode("utf-8", "replace")
             refuse_full_disk(text, repository or Path(folder))
             is_too_large = process.returncode == -signal.SIGXFSZ or bool(_TOO_LARGE.search(text))
-            raise GitFailed(
-                is_too_large=is_too_large,
-                is_refused=bool(_REFUSED.search(text)),
-                is_unknown_host="Host key verification failed" in text,
-            )
+            raise GitFailed(is_too_large=is_too_large)
         return printed.read_bytes()
 
 

@@ -342,19 +342,14 @@ def _damaged(found: GitCommit) -> InputError:
 
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
-    late = " in time" if error.is_late else ""
-    message, fix = f"git cannot reach the repository{late}.", f"git ls-remote {address.url}"
-    if error.is_refused:
-        message = (
-            "the server wants a password or a key, which git is not given here, or has no such repository."
-        )
-        fix = (
-            "put the key into your ssh agent and name git+ssh://…, or clone it yourself and give the folder."
-        )
-    elif error.is_unknown_host:
-        message = "the key of the ssh host is not known on this machine."
-        fix = f"git ls-remote {address.url} shows it; compare it before you say yes."
-    return InputError("CR0407", message, where=address.source, fix=fix)
+    """Git's own words are not repeated: they may hold an address with a secret."""
+    return InputError(
+        "CR0407",
+        f"git cannot reach the repository{' in time' if error.is_late else ''}.",
+        where=address.source,
+        fix=f"git ls-remote {address.url} says why; git is given no password here, and no key but those of an ssh "
+        "agent: clone it yourself and give the folder.",
+    )
 
 
 def _unknown(address: GitAddress) -> InputError:

@@ -179,9 +179,7 @@ def _name_and_version(read: ProjectFiles) -> tuple[str, str]:
     if read.info.get("Name"):
         return read.info["Name"][0], (read.info.get("Version") or [""])[0]
     project, poetry = read.table("project"), read.table("tool", "poetry")
-    flit = read.table("tool", "flit", "metadata")
-    names = (project.get("name"), poetry.get("name"), flit.get("dist-name"), flit.get("module"))
-    written = [one for one in names if isinstance(one, str) and one]
+    written = [one for one in (project.get("name"), poetry.get("name")) if isinstance(one, str) and one]
     if written:
         version = next((str(one["version"]) for one in (project, poetry) if one.get("version")), "")
         return written[0], version or _dynamic_version(read)
@@ -230,7 +228,6 @@ def _version_at(read: ProjectFiles, where: Mapping[str, Any]) -> str:
 def _requires_python(read: ProjectFiles) -> str:
     for text in (
         read.table("project").get("requires-python"),
-        read.table("tool", "flit", "metadata").get("requires-python"),
         next(iter(read.info.get("Requires-Python", [])), ""),
         read.ini("options", "python_requires"),
         read.setup.get("python_requires"),
@@ -270,10 +267,6 @@ def _read_toml(project: Project, read: ProjectFiles) -> None:
     for name, environment in inner_table(tool, "hatch", "envs").items():
         for key in ("dependencies", "extra-dependencies"):
             _add(project.groups, name, read.lines(inner_table(environment).get(key)))
-    flit = inner_table(tool, "flit", "metadata")
-    project.dependencies += read.lines(flit.get("requires"))
-    for name, lines in inner_table(flit, "requires-extra").items():
-        _add(project.extras, name, read.lines(lines))
     _read_poetry(project, inner_table(tool, "poetry"))
     if not project.dependencies and "dependencies" in texts(standard.get("dynamic")):
         project.dependencies += read.named(["requirements.txt"])
@@ -464,11 +457,11 @@ def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
 
 
 def _points_in_tables(read: ProjectFiles) -> Iterator[tuple[str, dict[str, Any]]]:
-    for owner in ("project", "tool.poetry", "tool.flit"):
+    for owner in ("project", "tool.poetry"):
         keys = owner.split(".")
         yield "console_scripts", read.table(*keys, "scripts")
         yield "gui_scripts", read.table(*keys, "gui-scripts")
-    for place in ("project.entry-points", "tool.poetry.plugins", "tool.flit.entrypoints"):
+    for place in ("project.entry-points", "tool.poetry.plugins"):
         keys = place.split(".")
         for group in read.table(*keys):
             yield group, read.table(*keys, group)

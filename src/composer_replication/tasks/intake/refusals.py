@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
@@ -25,9 +25,6 @@ _COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_pa
 NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
 _NUM_NAMED = 3
-SILENT_SECONDS = 2.0
-"""What takes longer has a progress bar."""
-_REPORT_EVERY_SECONDS = 1.0
 _COMPILING_BACKENDS = ("maturin", "scikit_build_core", "mesonpy", "setuptools_rust")
 
 
@@ -96,8 +93,7 @@ def explain(
 
     A red baseline is often the third consequence: of a requirement that nothing declares or that has no wheel
     (``missing-requirement``), of compiled modules (``needs-compiling``), of a module that only a build writes
-    (``generated-file``); else files that were left out, or a script that stands where a module of the standard
-    library is looked for.
+    (``generated-file``); else files that were left out.
 
     Args:
         error: the refusal.
@@ -107,7 +103,7 @@ def explain(
     if error.reason != "red-baseline":
         return error
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
-    detail = f"{error.detail}{_missed(likeliest)}{_in_the_way(source.files)}"
+    detail = f"{error.detail}{_missed(likeliest)}"
     missing = _missing_module(error.detail, source.files)
     is_own = missing.partition(".")[0] in own_modules(source.files)
     if missing and not is_own and missing.partition(".")[0] not in sys.stdlib_module_names:
@@ -156,13 +152,6 @@ def _why_missing(module: str, source: RepositorySource, installed: Collection[st
     return f"nothing that is declared brings the module {module}{computed}"
 
 
-def _in_the_way(files: Collection[str]) -> str:
-    """Scripts at the top that an import of the standard library finds first, since the top is a place of import."""
-    found = [path for path in sorted(files) if path.removesuffix(".py") in sys.stdlib_module_names]
-    shown = ", ".join(found[:_NUM_NAMED])
-    return f"; at the top, with the name of a standard module: {shown}" if found else ""
-
-
 def _missed(left_out: Sequence[str]) -> str:
     """What the tree has not got, for a sentence's end."""
     if not left_out:
@@ -179,8 +168,7 @@ def open_sources(
     Args:
         sources: folders, archives, ``sdist:NAME==VERSION``, addresses for git.
         jobs: how many are fetched at a time.
-        progress: called with (done, total, what) from the calling thread, first after ``SILENT_SECONDS``, then
-            once a second and with each one done: a fetch may take minutes.
+        progress: called with (done, total, what) from the calling thread after each one.
 
     Raises:
         InputError: none can be used; the first one's (CR0402 to CR0408).
@@ -189,8 +177,9 @@ def open_sources(
     refused: dict[str, InputError] = {}
     with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
         futures = {source: fetchers.submit(open_source, source) for source in sources}
-        if progress is not None:
-            _report(futures.values(), progress)
+        for done, _ in enumerate(as_completed(futures.values()), start=1):
+            if progress is not None:
+                progress(done, len(futures), "sources")
         for source, future in futures.items():
             try:
                 opened.append(future.result())
@@ -199,16 +188,6 @@ def open_sources(
     if not opened:
         raise next(iter(refused.values()))
     return opened, {source: as_unusable(error) for source, error in refused.items()}
-
-
-def _report(futures: Collection[Future[RepositorySource]], progress: Callable[[int, int, str], None]) -> None:
-    """Report until all are done; what is done before anybody would ask shows no bar."""
-    pending = wait(futures, timeout=SILENT_SECONDS).not_done
-    while pending:
-        progress(len(futures) - len(pending), len(futures), "sources")
-        pending = wait(pending, timeout=_REPORT_EVERY_SECONDS, return_when=FIRST_COMPLETED).not_done
-        if not pending:
-            progress(len(futures), len(futures), "sources")
 
 
 def as_unusable(error: InputError) -> UnusableRepository:

@@ -25,7 +25,6 @@ from composer_replication.tasks.intake.archives import (
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import (
     fetch_commit,
-    is_bare,
     is_git_source,
     names_commit,
     public_address,
@@ -86,9 +85,6 @@ class RepositorySource:
         return f"{self.name}=={self.version}"
 
 
-_DOCTEST = re.compile(rb"^[ \t]*>>> ", re.MULTILINE)
-
-
 def open_source(source: str) -> RepositorySource:
     """Read a repository.
 
@@ -105,14 +101,11 @@ def open_source(source: str) -> RepositorySource:
     if is_git_source(source):
         return _open_git(source)
     if not source.strip():
-        raise _not_a_source(source, "the source is empty.", "")
+        raise _not_a_source(source, "the source is empty.")
     path, origin = _path_of(source), ""
     if source.startswith("sdist:"):
         path, origin = _fetch_sdist(source)
     choice = _Choice()
-    if path.is_dir() and is_bare(path):
-        message = "the folder is a git repository without a work tree."
-        raise _not_a_source(source, message, f"git+{path.resolve().as_uri()}@REF")
     if path.is_dir():
         found = _read(
             choice, lambda rule: read_folder(path, rule, skip=skips_folder, skip_with=is_environment)
@@ -123,7 +116,7 @@ def open_source(source: str) -> RepositorySource:
         digest = sha256_of(path.read_bytes())
     else:
         problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
-        raise _not_a_source(source, f"the source {problem}.", _as_git_address(path))
+        raise _not_a_source(source, f"the source {problem}.")
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
@@ -145,20 +138,13 @@ def _path_of(source: str) -> Path:
     except (OSError, RuntimeError) as error:
         shown = source if len(source) <= _SHOWN_CHARACTERS else f"{source[:_SHOWN_CHARACTERS]}…"
         why = getattr(error, "strerror", None) or "it names the home of nobody"
-        raise _not_a_source(shown, f"the source cannot be a path: {why}.", "") from error
+        raise _not_a_source(shown, f"the source cannot be a path: {why}.") from error
     return path
 
 
-def _not_a_source(source: str, message: str, meant: str) -> InputError:
+def _not_a_source(source: str, message: str) -> InputError:
     kinds = f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
-    return InputError("CR0402", message, where=source, fix=meant or kinds)
-
-
-def _as_git_address(path: Path) -> str:
-    """``FOLDER@REF`` as git takes it, where the folder is a repository; else empty."""
-    folder, at, ref = str(path).rpartition("@")
-    is_repository = bool(at) and ((Path(folder) / ".git").exists() or is_bare(Path(folder)))
-    return f"git+{Path(folder).resolve().as_uri()}@{ref}" if is_repository else ""
+    return InputError("CR0402", message, where=source, fix=kinds)
 
 
 def needs_no_path(source: str) -> bool:
@@ -268,7 +254,13 @@ def _repository(
     if not names_its_files and not any(
         is_test_path(name) and _holds_tests(data) for name, data in files.items()
     ):
-        raise _no_tests(source, files)
+        raise InputError(
+            "CR0419",
+            "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
+            "holds a test function or a TestCase (examples in docstrings hide nothing).",
+            where=source,
+            fix="give a checkout of the repository, for many archives leave tests out, or move the tests to tests/.",
+        )
     projects = find_projects({**metadata, **files})
     files |= _written_by_builds(projects, {**metadata, **files}, _safe(fallback), commit)
     name, version = _file_names(projects[0])
@@ -314,26 +306,6 @@ def _file_names(project: Project) -> tuple[str, str]:
     """Name and version of a project where both can be parts of file names; else empty."""
     name, version = project.name.strip(), project.version.strip()
     return name if "\n" not in name else "", version if _VERSION.fullmatch(version) else ""
-
-
-def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
-    doctested = [name for name, data in files.items() if _DOCTEST.search(data)]
-    if not doctested:
-        return InputError(
-            "CR0419",
-            "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
-            "holds a test function or a TestCase.",
-            where=source,
-            fix="give a checkout of the repository, for many archives leave tests out, or move the tests to tests/.",
-        )
-    num_examples = sum(len(_DOCTEST.findall(files[name])) for name in doctested)
-    return InputError(
-        "CR0419",
-        f"the project has doctests alone ({num_examples} in {len(doctested)} files, the first is {doctested[0]}), and "
-        "examples in a docstring or a text hide nothing from whoever is to write the code.",
-        where=source,
-        fix="write them as functions (def test_…) in a file tests/test_NAME.py, or choose another repository.",
-    )
 
 
 def _safe(name: str) -> str:

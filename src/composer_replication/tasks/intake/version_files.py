@@ -78,7 +78,6 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     for table in (
         read.table("tool", "setuptools_scm"),
         read.table("tool", "setuptools-scm"),
-        read.table("tool", "vcs-versioning"),
         use_scm if isinstance(use_scm, Mapping) else {},
     ):
         yield from _at(
@@ -98,7 +97,6 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     for path, template in _at(pdm, ("write_to",), ("write_template",)):
         bases = (package_dir, "src", "") if not package_dir else (package_dir,)
         yield from ((posixpath.join(base, path), template) for base in bases)
-    yield from _at(read.table("tool", "versioningit", "write"), ("file",), ("template",))
     for path, table in read.table("tool", "poetry-dynamic-versioning", "files").items():
         yield path, str(inner_table(table).get("initial-content") or "")
     for path in texts(read.table("tool", "poetry-dynamic-versioning", "substitution").get("files")):
@@ -107,9 +105,6 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     versioneer = read.table("tool", "versioneer").get("versionfile_source")
     for path in (*texts(versioneer), read.ini("versioneer", "versionfile_source")):
         yield path, ""
-    generated = read.table("tool", "scikit-build").get("generate")
-    for table in generated if isinstance(generated, list) else ():
-        yield from _at(inner_table(table), ("path",), ("template",))
     yield from _meson(read)
 
 

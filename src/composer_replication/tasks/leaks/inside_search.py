@@ -51,7 +51,8 @@ CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.ar
 
 def load(modules):
     """Make the modules of the search importable under their own names."""
-    for name in ("composer_replication", "composer_replication.tasks", "composer_replication.tasks.leaks"):
+    for folder in ("", ".tasks", ".tasks.intake", ".tasks.leaks"):
+        name = f"composer_replication{folder}"
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = []
     for name, source in modules:

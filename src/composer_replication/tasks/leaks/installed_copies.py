@@ -10,8 +10,7 @@ import os
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -24,7 +23,6 @@ from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 
 _read_lock = Lock()
-_folder_locks: dict[tuple[str, tuple[str, ...]], Lock] = {}
 
 
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
@@ -36,63 +34,35 @@ def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
         SandboxFailure: the sandbox broke while the environment was made.
     """
     targets = [target for target in targets_of(store, task) if any(flag for _, flag in target.window)]
-    if not targets:
-        return []
     leaks: set[Leak] = set()
-    for installed in _installed(store.environment(task)):
-        suspects = [target for target in targets if _may_stand_in(target, installed.checks)]
-        for path, checks in installed.checks_of_files if suspects else ():
-            found = [target for target in suspects if _may_stand_in(target, checks)]
-            if found:
-                leaks |= Search(found, unmarshal=False).search_bytes(path, _read(path), in_tree=False)
+    for path, checks in _installed(store.environment(task)) if targets else ():
+        suspects = [target for target in targets if _may_stand_in(target, checks)]
+        if suspects:
+            leaks |= Search(suspects, unmarshal=False).search_bytes(path, _read(path), in_tree=False)
     return sorted(leaks, key=lambda leak: leak.path)
 
 
-def _line_check(line: str) -> int:
-    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
-    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
-
-
-@dataclass(frozen=True)
-class _Installed:
-    """Sorted check sums of the lines of Python files: of all together, and of each."""
-
-    checks: array[int]
-    checks_of_files: tuple[tuple[str, array[int]], ...]
-
-
-def _installed(environment: Environment) -> Iterator[_Installed]:
-    yield _below(str(environment.root), ())
+def _installed(environment: Environment) -> Iterator[tuple[str, array[int]]]:
     shown = base_interpreter()
-    for folder in shown.read_only:
-        yield _below(str(folder), tuple(map(str, shown.masked)))
-
-
-def _below(root: str, masked: tuple[str, ...]) -> _Installed:
-    """As ``_read_below``, once a process: threads that want the same folder wait for the one that reads it."""
-    with _read_lock:
-        lock = _folder_locks.setdefault((root, masked), Lock())
-    with lock:
-        return _read_below(root, masked)
+    with _read_lock:  # threads that want the same folder wait for the one that reads it
+        folders = [_below(str(environment.root), ())]
+        folders += [_below(str(folder), tuple(map(str, shown.masked))) for folder in shown.read_only]
+    for folder in folders:
+        yield from folder
 
 
 @cache
-def _read_below(root: str, masked: tuple[str, ...]) -> _Installed:
-    """What stands below a folder, which does not change while it is in use."""
-    of_files = []
+def _below(root: str, masked: tuple[str, ...]) -> list[tuple[str, array[int]]]:
+    """The sorted check sums of the lines of each Python file below a folder, which does not change while it is in use."""
+    found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in masked)
-        paths = [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
-        of_files += [(path, _sorted(map(_line_check, _lines(path)))) for path in paths]
-    return _Installed(_sorted(check for _, checks in of_files for check in checks), tuple(of_files))
-
-
-def _sorted(checks: Iterable[int]) -> array[int]:
-    return array("L", sorted(set(checks)))
-
-
-def _lines(path: str) -> list[str]:
-    return _read(path).decode("utf-8", "replace").splitlines()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                lines = _read(path).decode("utf-8", "replace").splitlines()
+                found.append((path, array("L", sorted(set(map(_line_check, lines))))))
+    return found
 
 
 def _read(path: str) -> bytes:
@@ -102,11 +72,18 @@ def _read(path: str) -> bytes:
         return b""
 
 
+def _line_check(line: str) -> int:
+    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
+    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
+
+
 def _may_stand_in(target: Target, checks: array[int]) -> bool:
     """Whether enough neighbouring lines, a distinctive one among them, have a line of the same check sum."""
     characters, has_distinctive = 0, False
     for line, is_distinctive in target.window:
-        if _has(checks, _line_check(line)):
+        check = _line_check(line)
+        place = bisect_left(checks, check)
+        if place < len(checks) and checks[place] == check:
             characters += len(line)
             has_distinctive |= is_distinctive
             if has_distinctive and characters >= MIN_RUN_CHARACTERS:
@@ -114,8 +91,3 @@ def _may_stand_in(target: Target, checks: array[int]) -> bool:
         else:
             characters, has_distinctive = 0, False
     return False
-
-
-def _has(checks: array[int], check: int) -> bool:
-    place = bisect_left(checks, check)
-    return place < len(checks) and checks[place] == check

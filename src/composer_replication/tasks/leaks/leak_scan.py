@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -45,7 +44,7 @@ Progress = Callable[[int, int, str], None]
 Walk = Literal["all", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
-_MODULES = ("leak_forms", "leak_search")
+_MODULES = ("intake.packed_forms", "leaks.leak_search")
 
 
 @dataclass(frozen=True)
@@ -96,90 +95,63 @@ def scan_store(
     store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
     tasks = store.tasks()
-    scan = _Scan(store, {task.task_id: targets_of(store, task) for task in tasks})
-    found = scan.run(tasks, jobs, progress)
+    targets = {task.task_id: targets_of(store, task) for task in tasks}
+    answers: list[dict[str, Any]] = []
+    with interruptible_pool(jobs, "tasks-leakscan") as pool:
+        if progress is not None:
+            progress(0, len(tasks), "what all tasks see")
+        shared = [pool.submit(work) for work in _shared_places(store, tasks, targets)]
+        futures = [pool.submit(_search_task, store, task, targets[task.task_id]) for task in tasks]
+        for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
+            answers.append(future.result())
+            if progress is not None:
+                progress(done, len(tasks), task.task_id)
+        answers += [one.result() for one in shared]
+
+    def together(key: str) -> list[Any]:
+        return [one for answer in answers for one in answer[key]]
+
     silent = tuple(
         task_id
-        for task_id, targets in scan.targets.items()
-        if not any(is_distinctive for target in targets for _, is_distinctive in target.window)
+        for task_id, own in targets.items()
+        if not any(is_distinctive for target in own for _, is_distinctive in target.window)
     )
     return ScanSummary(
         len(tasks),
-        tuple(sorted(found.leaks, key=_order)),
+        tuple(sorted({Leak(*map(str, leak)) for leak in together("leaks")}, key=_order)),
         silent,
-        found.num_files,
-        tuple(sorted(found.not_searched)),
-        tuple(sorted(found.failed_checks)),
+        sum(int(answer["num_files"]) for answer in answers),
+        tuple(sorted(set(map(str, together("not_searched"))))),
+        tuple(sorted(set(map(str, together("failed_checks"))))),
     )
 
 
-class _Scan:
-    """The searches of one scan and what they found."""
+def _shared_places(
+    store: TaskStore, tasks: Sequence[Task], targets: Mapping[str, Sequence[Target]]
+) -> list[Callable[[], dict[str, Any]]]:
+    """What is to be walked for several tasks: each system, by what is shown of it, then each environment."""
+    by_environment: dict[str, list[Target]] = {}
+    for task in tasks:
+        by_environment.setdefault(task.environment, []).extend(targets[task.task_id])
+    systems: dict[tuple[str, ...], tuple[list[Target], Environment]] = {}
+    walk = partial(search_inside, {}, (), backend=store.backend)
+    works: list[Callable[[], dict[str, Any]]] = []
+    for fingerprint, own in by_environment.items():
+        environment = store.environment_of(fingerprint)
+        system = tuple(sorted(_system_paths(environment)))
+        systems.setdefault(system, ([], environment))[0].extend(own)
+        works.append(partial(walk, own, environment, walk="environment"))
+    return [*(partial(walk, *one, walk="system") for one in systems.values()), *works]
 
-    def __init__(self, store: TaskStore, targets: Mapping[str, Sequence[Target]]) -> None:
-        self.store = store
-        self.targets = targets
-        self.found = _Found()
 
-    def run(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> _Found:
-        """All searches of a scan, the long ones first."""
-        with interruptible_pool(jobs, "tasks-leakscan") as pool:
-            if progress is not None:
-                progress(0, len(tasks), "what all tasks see")
-            shared = [pool.submit(work) for work in self._shared_places(tasks)]
-            futures = [(task, pool.submit(self._search_task, task)) for task in tasks]
-            for done, (task, future) in enumerate(futures, 1):
-                future.result()
-                if progress is not None:
-                    progress(done, len(tasks), task.task_id)
-            for one in shared:
-                one.result()
-        return self.found
-
-    def _shared_places(self, tasks: Sequence[Task]) -> list[Callable[[], None]]:
-        """What is to be walked for several tasks: each system, by what is shown of it, then each environment."""
-        by_environment: dict[str, list[Target]] = {}
-        for task in tasks:
-            by_environment.setdefault(task.environment, []).extend(self.targets[task.task_id])
-        systems: dict[tuple[str, ...], tuple[Environment, list[Target]]] = {}
-        works: list[Callable[[], None]] = []
-        for fingerprint, targets in by_environment.items():
-            environment = self.store.environment_of(fingerprint)
-            system = tuple(sorted(_system_paths(environment)))
-            systems.setdefault(system, (environment, []))[1].extend(targets)
-            works.append(partial(self._walk, environment, targets, "environment"))
-        return [*(partial(self._walk, *one, "system") for one in systems.values()), *works]
-
-    def _walk(self, environment: Environment, targets: Sequence[Target], walk: Walk) -> None:
-        self.found.add(search_inside({}, (), targets, environment, walk=walk, backend=self.store.backend))
-
-    def _search_task(self, task: Task) -> None:
-        """Search from inside a sandbox of a task."""
-        files = with_git(self.store.files(task, "rollout"))
-        targets, environment = self.targets[task.task_id], self.store.environment(task)
-        self.found.add(search_inside(files, (task,), targets, environment, backend=self.store.backend))
+def _search_task(store: TaskStore, task: Task, targets: Sequence[Target]) -> dict[str, Any]:
+    """Search from inside a sandbox of a task."""
+    files = with_git(store.files(task, "rollout"))
+    return search_inside(files, (task,), targets, store.environment(task), backend=store.backend)
 
 
 def _order(leak: Leak) -> tuple[str, str, str]:
     return leak.task_id, leak.channel, leak.path
-
-
-class _Found:
-    """Collects the answers of several searches; safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.leaks: set[Leak] = set()
-        self.not_searched: set[str] = set()
-        self.failed_checks: set[str] = set()
-        self.num_files = 0
-
-    def add(self, answer: dict[str, Any]) -> None:
-        with self._lock:
-            self.leaks |= {Leak(*map(str, leak)) for leak in answer["leaks"]}
-            self.not_searched |= set(map(str, answer["not_searched"]))
-            self.failed_checks |= set(map(str, answer["failed_checks"]))
-            self.num_files += int(answer["num_files"])
 
 
 def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
@@ -242,7 +214,7 @@ def search_inside(
         with socket.create_server(("127.0.0.1", 0)) as server, open_sandbox(spec, backend) as sandbox:
             request["port"] = server.getsockname()[1]
             done = sandbox.exec(
-                [str(environment.python), "-P", "-B", "-c", _source("inside_search")],
+                [str(environment.python), "-P", "-B", "-c", _source("leaks.inside_search")],
                 timeout_seconds=_INSIDE_SECONDS,
                 stdin=json.dumps(request).encode(),
                 env=_variables(environment),
@@ -298,8 +270,9 @@ def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str
 
 @cache
 def _source(name: str) -> str:
-    return files("composer_replication.tasks.leaks").joinpath(f"{name}.py").read_text()
+    folder, _, module = name.partition(".")
+    return files(f"composer_replication.tasks.{folder}").joinpath(f"{module}.py").read_text()
 
 
 def _sources() -> list[tuple[str, str]]:
-    return [(f"composer_replication.tasks.leaks.{name}", _source(name)) for name in _MODULES]
+    return [(f"composer_replication.tasks.{name}", _source(name)) for name in _MODULES]

@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from composer_replication.tasks.leaks.leak_forms import Form, forms_of
+from composer_replication.tasks.intake.packed_forms import Form, forms_of
 
 MIN_RUN_CHARACTERS = 60
 MIN_CODE_BYTES = 60

@@ -9,7 +9,6 @@ import posixpath
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
@@ -34,24 +33,28 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
     """
     files = store.files(task, "rollout")
     original = store.repository_files(store.record(task.task_id).repository_record)
-    counts = _LineCounts(files, original, {hole.path for hole in task.holes} | set(task.removed_files))
+    touched = {hole.path for hole in task.holes} | set(task.removed_files)
+    broken = list(map(_counts_of, files.values()))
+    restored = [_counts_of(original[path] if path in touched else files[path]) for path in {*files, *touched}]
     tests = _hidden_tests(task, files)
     found = []
-    for place in _places(store, task, original):
+    for path, code, above, below, symbols in _places(store, task, original):
         distinctive = {
             line
-            for line in distinctive_lines(place.golden)
-            if counts.is_only_in_restored(line) and _has_a_name(line)
+            for line in distinctive_lines(code)
+            if sum(counts[line] for counts in restored) == 1
+            and not any(counts[line] for counts in broken)
+            and _has_a_name(line)
         }
-        before, golden, after = map(_stripped, (place.before, place.golden, place.after))
+        before, golden, after = map(_stripped, (above, code, below))
         window = [*before[-NUM_LINES_AROUND:], *golden, *after[:NUM_LINES_AROUND]]
         target = Target(
             task_id=task.task_id,
             window=tuple((line, line in distinctive) for line in window),
-            codes=_codes_of(original[place.path], files.get(place.path, b""), place.path, task),
+            codes=_codes_of(original[path], files.get(path, b""), path, task),
             tests=tests,
-            module=_module_path(place.path, {**files, place.path: b""}),
-            symbols=place.symbols,
+            module=_module_path(path, {**files, path: b""}),
+            symbols=symbols,
         )
         found.append(target)
     return found
@@ -61,30 +64,21 @@ def _stripped(text: str) -> list[str]:
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
-@dataclass(frozen=True)
-class _Place:
-    path: str
-    golden: str
-    before: str
-    after: str
-    symbols: tuple[str, ...]
-
-
-def _places(store: TaskStore, task: Task, original: Mapping[str, bytes]) -> list[_Place]:
-    """Where code was taken out, and what stands around it in the broken file."""
+def _places(
+    store: TaskStore, task: Task, original: Mapping[str, bytes]
+) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
+    """Where code was taken out: path, code, what stands before and after it in its file, and names to ask for."""
     record = store.record(task.task_id)
-    places = []
     for edit in record.edits:
         text = original[edit.path].decode()
         golden = text[edit.start : edit.end]
         if golden.strip():
             first = text.count("\n", 0, edit.start) + 1
             symbols = symbols_between(text, first, first + golden.rstrip().count("\n"))
-            places.append(_Place(edit.path, golden, text[: edit.start], text[edit.end :], symbols))
+            yield edit.path, golden, text[: edit.start], text[edit.end :], symbols
     for path in record.removed_files:
         text = original[path].decode("utf-8", "replace")
-        places.append(_Place(path, text, "", "", symbols_between(text, 1, len(text))))
-    return places
+        yield path, text, "", "", symbols_between(text, 1, len(text))
 
 
 def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
@@ -125,40 +119,9 @@ def _hidden_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
     return frozenset(f"{leaf}::{test}" for leaf, test in hidden if test not in shown)
 
 
-class _LineCounts:
-    """How often a line occurs in the broken tree and in the restored one.
-
-    Both differ from the original in a few files only, so its lines are counted once for all tasks.
-    """
-
-    def __init__(self, broken: Mapping[str, bytes], original: Mapping[str, bytes], touched: set[str]) -> None:
-        self._all = _counts_of_all(tuple(sorted(original.items())))
-        paths = sorted({*broken, *original})
-        changed = [path for path in paths if broken.get(path) != original.get(path)]
-        self._before = [_counts_of(original[path]) for path in changed if path in original]
-        self._broken = [_counts_of(broken[path]) for path in changed if path in broken]
-        restored = {path: original[path] for path in changed if path in touched}
-        restored |= {path: broken[path] for path in changed if path in broken and path not in touched}
-        self._restored = [_counts_of(data) for data in restored.values()]
-
-    def is_only_in_restored(self, line: str) -> bool:
-        """Whether it occurs once in the restored tree, and not in the broken one."""
-        same = self._all[line] - sum(counts[line] for counts in self._before)
-        return not same + sum(counts[line] for counts in self._broken) and (
-            same + sum(counts[line] for counts in self._restored) == 1
-        )
-
-
-@lru_cache(maxsize=2)
-def _counts_of_all(files: tuple[tuple[str, bytes], ...]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for _, data in files:
-        counts.update(map(str.strip, data.decode("utf-8", "replace").splitlines()))
-    return counts
-
-
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _counts_of(data: bytes) -> Counter[str]:
+    """How often each line occurs; most files are those of the task before."""
     return Counter(map(str.strip, data.decode("utf-8", "replace").splitlines()))
 
 

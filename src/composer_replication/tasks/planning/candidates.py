@@ -21,7 +21,6 @@ from composer_replication.tasks.planning.source_file import SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import parses_after
 from composer_replication.tasks.planning.whole_removal import Selection, remove_whole
-from composer_replication.tasks.planning.written_references import reference_edits
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 
@@ -67,7 +66,6 @@ class _Part:
 
 class _Plan:
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
         self._graph = SymbolGraph(files)
         self._cuts: dict[str, list[BodyCut]] = {}
         for path in sorted(files):
@@ -197,28 +195,16 @@ class _Plan:
         removal = remove_whole(self._graph, part.selection)
         if removal is None:
             return None
-        references = reference_edits(
-            {path: content for path, content in self._files.items() if path not in removal.removed_files},
-            [*(f"{module}.{name}" for module, name in removal.reach.names), *part.selection.modules],
-            self._written_methods(part),
-        )
         return Deletion(
             part.path,
             part.symbol,
             granularity,  # type: ignore[arg-type]
             "whole",
-            (*removal.edits, *references),
+            removal.edits,
             part.cuts,
             removal.removed_files,
             moved_import_edits(self._graph, removal.reach),
         )
-
-    def _written_methods(self, part: _Part) -> list[str]:
-        names = []
-        for module, dotted in part.selection.methods:
-            top, _, rest = dotted.partition(".")
-            names += [f"{where}.{bound}.{rest}" for where, bound in self._graph.reach([(module, top)]).names]
-        return names
 
 
 def is_public(name: str) -> bool:

@@ -29,7 +29,7 @@ class Deletion:
     """One candidate: what is taken out, as edits of the original files.
 
     ``path`` and ``symbol`` name what it is about (a module's symbol is its dotted name).
-    ``edits`` change source and documentation files; ``removed_files`` are gone altogether and
+    ``edits`` change source files; ``removed_files`` are gone altogether and
     have no edits. ``bodies`` are the cuts of all functions inside, in original offsets: with
     ``removal`` body they are the edits; with whole they make the stubs that must fail.
     ``test_edits`` let test files be collected without the deleted names: an import moves into

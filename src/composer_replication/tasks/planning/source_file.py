@@ -47,8 +47,7 @@ class Use:
 
     ``kind`` is name, attribute, string or doctest; ``unit`` the top-level definition that
     holds it (``function``, ``Class``, ``Class.method``, a constant), if any; ``in_class`` the
-    class whose body (not a method) runs it. ``is_called`` is for a plain call or decorator,
-    ``depth`` the number of functions around.
+    class whose body (not a method) runs it.
     """
 
     identifier: str
@@ -58,8 +57,6 @@ class Use:
     unit: str | None
     in_class: str | None
     chain: str | None = None
-    is_called: bool = False
-    depth: int = 0
 
 
 @dataclass(eq=False, repr=False)
@@ -81,11 +78,6 @@ class SourceFile:
     """``NAME = …`` directly in the module, the last one of each name."""
     exports: list[Items] = field(default_factory=list)
     """The literal lists that make up ``__all__``."""
-    appended: list[tuple[str, ast.stmt]] = field(default_factory=list)
-    """``__all__.append("name")`` statements."""
-    string_lists: list[Items] = field(default_factory=list)
-    """Other literal lists of strings at module level."""
-
     phrases: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     """Line and words of other strings on one line: they may be annotations."""
 
@@ -109,8 +101,7 @@ class SourceFile:
     @cached_property
     def exported(self) -> frozenset[str]:
         """The strings in ``__all__``."""
-        listed = {name for items in self.exports for name in strings_of(items)}
-        return frozenset(listed | {name for name, _ in self.appended})
+        return frozenset(name for items in self.exports for name in strings_of(items))
 
     @cached_property
     def uses_by_identifier(self) -> dict[str, list[Use]]:
@@ -118,14 +109,6 @@ class SourceFile:
         found: dict[str, list[Use]] = {}
         for use in self.uses:
             found.setdefault(use.identifier, []).append(use)
-        return found
-
-    @cached_property
-    def uses_by_unit(self) -> dict[str, list[Use]]:
-        """The uses inside each definition."""
-        found: dict[str, list[Use]] = {}
-        for use in self.uses:
-            found.setdefault(use.unit or "", []).append(use)
         return found
 
     def constant(self, name: str) -> ast.stmt | None:

@@ -17,7 +17,6 @@ from composer_replication.tasks.planning.source_file import (
     dotted_text,
     is_type_checking,
     module_name,
-    strings_of,
 )
 from composer_replication.tasks.syntax_trees import parse_syntax
 
@@ -59,7 +58,6 @@ class _Reader(ast.NodeVisitor):
         self._classes: list[str] = []
         self._depth = 0  # functions around
         self._comprehensions = 0
-        self._called: set[int] = set()
         self._future_annotations = any(
             isinstance(node, ast.ImportFrom)
             and node.module == "__future__"
@@ -80,15 +78,11 @@ class _Reader(ast.NodeVisitor):
     def _at_module_level(self) -> bool:
         return not (self._depth or self._classes or self._comprehensions)
 
-    def _note(
-        self, identifier: str, kind: str, line: int, chain: str | None = None, *, is_called: bool = False
-    ) -> None:
+    def _note(self, identifier: str, kind: str, line: int, chain: str | None = None) -> None:
         in_body = self._classes and not (self._depth or self._comprehensions)
         inside = ".".join(self._classes) if in_body else None
         when, unit = self._is_import_time, self._unit
-        self._found.uses.append(
-            Use(identifier, kind, line, when, unit, inside, chain, is_called, self._depth)
-        )
+        self._found.uses.append(Use(identifier, kind, line, when, unit, inside, chain))
 
     def _visit_all(self, nodes: Iterable[ast.AST | None], *, call_time: bool = False) -> None:
         before = self._is_import_time
@@ -107,7 +101,6 @@ class _Reader(ast.NodeVisitor):
             owner = ".".join(self._classes)
             self._found.methods.setdefault((owner, node.name), []).append(node)
             self._unit = f"{owner}.{node.name}"
-        self._called.update(map(id, node.decorator_list))
         arguments = node.args
         self._visit_all([*node.decorator_list, *arguments.defaults, *arguments.kw_defaults])
         every = [
@@ -135,7 +128,6 @@ class _Reader(ast.NodeVisitor):
         if is_top:
             self._found.definitions.setdefault(node.name, []).append(node)
             self._unit = node.name
-        self._called.update(map(id, node.decorator_list))
         self._visit_all([*node.decorator_list, *node.bases, *node.keywords])
         self._classes.append(node.name)
         self._visit_all(node.body)
@@ -185,9 +177,6 @@ class _Reader(ast.NodeVisitor):
             self._export(value)
         else:
             self.visit(value)
-            is_list = self._at_module_level and isinstance(value, Items) and value.elts
-            if is_list and isinstance(value, Items) and len(list(strings_of(value))) == len(value.elts):
-                self._found.string_lists.append(value)
 
     def _export(self, value: ast.expr) -> None:
         """``[…]``, ``(…)``, ``[…] + other.__all__``: literal lists are exports, the rest are uses."""
@@ -202,22 +191,6 @@ class _Reader(ast.NodeVisitor):
             self._export(value.args[0])
         else:
             self.visit(value)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        call = node.value
-        if self._at_module_level and isinstance(call, ast.Call) and len(call.args) == 1:
-            said, only = dotted_text(call.func), call.args[0]
-            if said == "__all__.append" and isinstance(only, ast.Constant) and isinstance(only.value, str):
-                self._found.appended.append((only.value, node))
-                return
-            if said == "__all__.extend":
-                self._export(only)
-                return
-        self.visit(call)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        self._called.add(id(node.func))
-        self.generic_visit(node)
 
     def visit_Import(self, node: ast.Import) -> None:
         for index, alias in enumerate(node.names):
@@ -244,7 +217,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):
-            self._note(node.id, "name", node.lineno, is_called=id(node) in self._called)
+            self._note(node.id, "name", node.lineno)
         elif self._at_module_level:
             self._bind(node.id)
 
@@ -254,7 +227,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         chain = dotted_text(node.value)
         line = node.end_lineno or node.lineno
-        self._note(node.attr, "attribute", line, chain, is_called=id(node) in self._called)
+        self._note(node.attr, "attribute", line, chain)
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:

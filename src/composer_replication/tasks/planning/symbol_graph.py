@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from composer_replication.tasks.intake.source_folders import recorded_folders
 from composer_replication.tasks.intake.tree_rules import is_subject_path
@@ -81,7 +80,7 @@ class SymbolGraph:
 
     def star_exports(self, module: str, name: str) -> bool:
         """Whether ``from module import *`` brings the name."""
-        listed = [file.exported for file in self.by_module.get(module, []) if file.exports or file.appended]
+        listed = [file.exported for file in self.by_module.get(module, []) if file.exports]
         return any(name in exported for exported in listed) if listed else not name.startswith("_")
 
     def reach(self, names: Iterable[Name], modules: Iterable[str] = ()) -> Reach:
@@ -123,65 +122,6 @@ class SymbolGraph:
         return any(
             file.is_package and not file.is_test for module in packages for file in self.by_module[module]
         )
-
-    def origin(self, module: str, name: str, hops: int = 9) -> Name | None:
-        """Where a module-level name is defined, imports followed; None when that is outside or unclear."""
-        for file in self.by_module.get(module, []) if hops else ():
-            if name in file.definitions:
-                return (module, name)
-            for imported in file.imports:
-                if imported.name == "*" and self.star_exports(imported.target, name):
-                    found = self.origin(imported.target, name, hops - 1)
-                elif imported.bound == name and imported.name:
-                    found = self.origin(imported.target, imported.name, hops - 1)
-                else:
-                    continue
-                if found is not None:
-                    return found
-        return None
-
-    @cached_property
-    def run_at_import(self) -> frozenset[Name]:
-        """The functions and methods (``Class.method``) that module level calls, directly or through others.
-
-        Calls and decorators are followed by name; of a class that is called, ``__init__``,
-        ``__new__`` and ``__post_init__`` run.
-        """
-        pending = [
-            called
-            for file in self.sources
-            for use in file.uses
-            if use.is_import_time and use.is_called
-            for called in self._called(file, use)
-        ]
-        found: set[Name] = set()
-        while pending:
-            unit = pending.pop()
-            if unit in found:
-                continue
-            found.add(unit)
-            for file in self.by_module[unit[0]]:
-                for use in file.uses_by_unit.get(unit[1], ()):
-                    if use.is_called and use.depth == 1:
-                        pending += self._called(file, use)
-        return frozenset(found)
-
-    def runs_at_import(self, file: SourceFile, use: Use) -> bool:
-        """Whether the line of a use is reached when its module is imported."""
-        in_running = use.depth == 1 and (file.module, use.unit or "") in self.run_at_import
-        return use.is_import_time or in_running
-
-    def _called(self, file: SourceFile, use: Use) -> list[Name]:
-        if use.kind == "name":
-            found = self.origin(file.module, use.identifier)
-        elif use.chain in ("self", "cls") and use.unit and "." in use.unit:
-            return [(file.module, f"{use.unit.rpartition('.')[0]}.{use.identifier}")]
-        else:
-            found = self.origin(self.resolve(file, use.chain), use.identifier) if use.chain else None
-        if found is None:
-            return []
-        makers = [(found[0], f"{found[1]}.{name}") for name in ("__init__", "__new__", "__post_init__")]
-        return [found, *makers]
 
     def resolve(self, file: SourceFile, chain: str) -> str:
         """The absolute dotted text of ``a.b`` as one file sees it; its own names get its module in front."""

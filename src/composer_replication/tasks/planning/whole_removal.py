@@ -10,7 +10,6 @@ from composer_replication.tasks.planning.source_file import (
     ImportedName,
     SourceFile,
     is_type_checking,
-    strings_of,
 )
 from composer_replication.tasks.planning.symbol_graph import Name, Reach, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut
@@ -27,12 +26,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class WholeRemoval:
-    """``gone`` are the lines of each edited source file that go with the definitions."""
+    """The edits, the files that go altogether, and every name through which the definitions were had."""
 
     edits: tuple[Edit, ...]
     removed_files: tuple[str, ...]
     reach: Reach
-    gone: dict[str, frozenset[int]]
 
 
 def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
@@ -78,7 +76,7 @@ class _Removal:
             if own is None:
                 return None
             edits += own
-        return WholeRemoval(tuple(edits), self._removed, self._reach, gone)
+        return WholeRemoval(tuple(edits), self._removed, self._reach)
 
     def _cut(self, file: SourceFile) -> FileCut:
         return self._cuts.setdefault(file.path, FileCut(file))
@@ -115,13 +113,6 @@ class _Removal:
                     value = getattr(element, "value", None)
                     if isinstance(value, str) and (file.module, value) in self._reach.names:
                         self._cut(file).take_entry(items, index)
-            for items in file.string_lists if file.is_package else ():
-                for index, name in enumerate(strings_of(items)):
-                    if f"{file.module}.{name}" in self._selection.modules:
-                        self._cut(file).take_entry(items, index)  # a package that imports its parts by name
-            for name, statement in file.appended:
-                if (file.module, name) in self._reach.names:
-                    self._cut(file).take_statement(statement)
 
     def _is_bound_otherwise(self) -> bool:
         """Whether a module also binds one of the names in a way that stays."""
@@ -147,7 +138,7 @@ class _Removal:
             for file, use in self._graph.uses_of(identifier):
                 if file.path in self._removed or use.line in gone.get(file.path, ()):
                     continue
-                if not self._graph.runs_at_import(file, use):
+                if not use.is_import_time:
                     continue
                 if use.kind == "name" and (file.module, identifier) in self._reach.names:
                     return True
@@ -162,8 +153,6 @@ class _Removal:
         """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
         module = method[0]
         owner, _, name = method[1].rpartition(".")
-        if method in self._graph.run_at_import:
-            return True
         classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
         for file, use in self._graph.uses_of(name):
             if not use.is_import_time or use.line in gone.get(file.path, ()):

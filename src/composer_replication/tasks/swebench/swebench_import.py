@@ -57,7 +57,6 @@ _NAMES = re.compile(
     r"^(?:--- |\+\+\+ |rename from |rename to |copy from |copy to )(.+?)\t?\r?$", re.MULTILINE
 )
 _HEADER = re.compile(r'diff --git "?a/(.*?)"? "?b/(.*?)"?\r?$', re.MULTILINE)
-_HEADER_WITH_CR = re.compile(r"^(?:diff --git|--- |\+\+\+ |@@ ).*\r$", re.MULTILINE)
 _FIRST_HUNK = re.compile(r"^@@ ", re.MULTILINE)
 
 
@@ -329,27 +328,12 @@ def _make_trees(instance: Instance, base: RepositorySource) -> _Trees:
     made: list[dict[str, bytes]] = []
     for name, patch in (("test_patch", instance.test_patch), ("patch", instance.patch)):
         try:
-            files = _patched(files, patch)
+            whole = patch if not patch or patch.endswith("\n") else f"{patch}\n"
+            files = apply_patch(files, _inside(whole, files))
         except InputError as error:
             raise Refused("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
         made.append(files)
     return _Trees(*made)
-
-
-def _patched(files: dict[str, bytes], patch: str) -> dict[str, bytes]:
-    """The tree after a patch. One that was written with other ends of lines than its own is tried with those, too.
-
-    Raises:
-        InputError: it does not apply, or leaves the tree (CR0446).
-    """
-    whole = patch if not patch or patch.endswith("\n") else f"{patch}\n"
-    try:
-        return apply_patch(files, _inside(whole, files))
-    except InputError:
-        if not _HEADER_WITH_CR.search(whole):
-            raise
-        plain = whole.replace("\r\n", "\n")
-        return apply_patch(files, _inside(plain, files))
 
 
 def _inside(patch: str, files: Mapping[str, bytes]) -> str:

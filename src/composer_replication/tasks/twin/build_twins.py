@@ -1,7 +1,7 @@
 """Truth beyond the repository's own tests: what the deleted function did, call by call.
 
-    twins = build_twins(files, environment, cuts)          # where the golden code is known
-    score = judge_twin(candidate_files, environment, twins[pin], timeout_seconds=60)
+    found = build_twins(files, environment, cuts)          # where the golden code is known
+    score = judge_twin(candidate_files, environment, found.twins[pin], timeout_seconds=60)
 
 Record real calls in one run of the suite, replay them through the golden code, change them a
 little, keep what is the same in fresh processes, and refuse a twin that a stub or a table
@@ -12,8 +12,9 @@ inputs; see ``canonical_encoding`` for when two outcomes are the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
 
 from composer_replication.tasks.intake.environment import Environment
@@ -33,38 +34,45 @@ from composer_replication.tasks.twin.twin_run import (
     record_calls,
 )
 
-Note = Callable[[str, str], None]
-"""Told (pin, reason) for each function that gets no twin."""
-
 MIN_BODY_LINES = 4
 """A public function with fewer lines is as a rule one expression, and its name says all of it."""
-MIN_RECORDED, MIN_MUTATED, MIN_LINES_EVER = 2, 10, 1
+MIN_RECORDED, MIN_MUTATED = 2, 10
 NUM_MUTATED, NUM_MUTATED_TEXT = 60, 200
 """60 calls kill as many mutants as 200, except in functions that work on text."""
 TRIES_PER_MUTATED = 7  # about 400 for 60
-NUM_GOLDEN_RUNS = 3
 GOLDEN_SECONDS = 5.0
 """Processor time of the golden code in all calls of a twin; a candidate has several times as much."""
 _FILTER_SEEDS = ("1", "4242")
 _GATE_SEEDS = ("0", "7", "123")
-_RECORD_SECONDS = 600.0
-_NUM_RECORDINGS = 2
 _TEXT_WORK = re.compile(
     r"\bre\.\w|\.(sub|match|fullmatch|search|finditer|findall|split|rsplit|splitlines|replace|join|lower|upper|strip"
     r"|lstrip|rstrip|title|capitalize|startswith|endswith|translate|zfill|ljust|rjust|casefold|encode|decode)\("
 )
 
 
-def is_candidate(cut: BodyCut, *, min_body_lines: int = MIN_BODY_LINES, public_only: bool = True) -> bool:
-    """Whether a function may get a twin: public (dunder methods are not), long enough, defined once."""
+@dataclass(frozen=True, slots=True)
+class TwinSearch:
+    """What was found out about some functions of a repository, by pin.
+
+    ``without`` says why a function has no twin. ``unknown`` says why nothing is known of it: the run itself
+    failed, twice or alone in its sandbox, and the same build looks again.
+    """
+
+    twins: Mapping[str, Twin] = field(default_factory=dict)
+    without: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+def is_candidate(cut: BodyCut, *, is_eager: bool = False) -> bool:
+    """Whether a function may get a twin: public (dunder methods are not), long enough unless ``is_eager``, defined once.
+
+    Names that begin with an underscore are left out, and so dunder methods: their arguments are an
+    implementation's own, and honest candidates choose other ones.
+    """
     parts = [*PurePosixPath(cut.path).with_suffix("").parts, *cut.symbol.split(".")]
     is_public = not any(part.startswith("_") and part != "__init__" for part in parts[:-1])
     is_public = is_public and not parts[-1].startswith("_")
-    return (
-        "#" not in cut.symbol
-        and cut.num_body_lines >= max(min_body_lines, MIN_LINES_EVER)
-        and (is_public or not public_only)
-    )
+    return "#" not in cut.symbol and cut.num_body_lines >= (1 if is_eager else MIN_BODY_LINES) and is_public
 
 
 def build_twins(
@@ -75,12 +83,8 @@ def build_twins(
     backend: str | None = None,
     left_out: Sequence[str] = (),
     seed: int = 0,
-    min_body_lines: int = MIN_BODY_LINES,
-    public_only: bool = True,
     eager: Collection[str] = (),
-    note: Note | None = None,
-    unknown: Note | None = None,
-) -> Mapping[str, Twin]:
+) -> TwinSearch:
     """Record and check the twins of functions of one repository.
 
     The same files, environment, cuts and seed give the same bytes (``twin_bytes``), unless a
@@ -93,44 +97,26 @@ def build_twins(
         backend: sandbox backend; None for the best of this machine.
         left_out: tests and files that a run of the whole suite does without.
         seed: draws the mutations.
-        min_body_lines: shorter bodies get no twin; at least 1.
-        public_only: leave out names that begin with an underscore, and so dunder methods: their
-            arguments are an implementation's own, and honest candidates choose other ones.
         eager: pins of functions that get a twin however short they are, and with one recorded call:
             nothing else is hidden from whoever writes them. Every other gate holds for them too.
-        note: told the reason for each function that was looked at and has no twin.
-        unknown: told of each function of which nothing is known, because the run itself failed,
-            twice or alone in its sandbox; None: ``note`` is told.
 
     Returns:
-        Twins by pin, in the order of ``cuts``; only those that passed every gate.
+        Twins in the order of ``cuts``, only those that passed every gate, and the reason for every other function.
 
     Raises:
         SandboxFailure: the sandbox broke (CR03.., CR0426).
     """
-    tell = note or (lambda _pin, _reason: None)
-    build = _Build(
-        files,
-        environment,
-        backend,
-        left_out,
-        seed,
-        tell=tell,
-        unknown=unknown or tell,
-        eager=frozenset(eager),
-    )
+    build = _Build(files, environment, backend, seed, frozenset(eager))
     chosen = []
     for cut in cuts:
-        lines = MIN_LINES_EVER if cut.pin in build.eager else min_body_lines
-        if is_candidate(cut, min_body_lines=lines, public_only=public_only):
+        if is_candidate(cut, is_eager=cut.pin in build.eager):
             chosen.append(cut)
         else:
-            tell(cut.pin, "not public, too short, or defined twice")
-    calls = build.record(chosen)
+            build.without[cut.pin] = "not public, too short, or defined twice"
+    calls = build.record(chosen, left_out)
     twins = build.draft([cut for cut in chosen if cut.pin in calls], calls)
-    twins = build.filtered(twins)
-    twins = build.without_weak(twins)
-    return {twin.pin: twin for twin in build.with_green_golden(twins)}
+    twins = build.with_green_golden(build.without_weak(build.filtered(twins)))
+    return TwinSearch({twin.pin: twin for twin in twins}, build.without, build.unknown)
 
 
 class _Build:
@@ -141,70 +127,38 @@ class _Build:
         files: Mapping[str, bytes],
         environment: Environment,
         backend: str | None,
-        left_out: Sequence[str],
         seed: int,
-        *,
-        tell: Note,
-        unknown: Note,
         eager: frozenset[str],
     ) -> None:
-        self.files = files
-        self.environment = environment
-        self.backend = backend
-        self.left_out = left_out
+        self.record_calls = partial(record_calls, files, environment, backend=backend)
+        self.play = partial(play_apart, files, environment, backend=backend, call_seconds=GOLDEN_CALL_SECONDS)
         self.seed = seed
-        self.tell = tell
-        self.unknown = unknown
         self.eager = eager
+        self.without: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}
 
     def min_recorded(self, pin: str) -> int:
         """How many recorded calls a function must have."""
         return 1 if pin in self.eager else MIN_RECORDED
 
-    def record(self, cuts: Sequence[BodyCut]) -> dict[str, tuple[RecordedCall, ...]]:
-        """The calls of functions that have enough of them; a run that fails is made again."""
-        if not cuts:
-            return {}
-        for _ in range(_NUM_RECORDINGS):
-            calls, problem = record_calls(
-                self.files, self.environment, cuts, backend=self.backend, timeout_seconds=_RECORD_SECONDS,
-                left_out=self.left_out,
-            )  # fmt: skip
-            if not problem:
-                break
+    def record(self, cuts: Sequence[BodyCut], left_out: Sequence[str]) -> dict[str, tuple[RecordedCall, ...]]:
+        """The calls of functions that have enough of them."""
+        calls, problem = self.record_calls(cuts, left_out=left_out) if cuts else ({}, "")
         enough = {}
         for cut in cuts:
             wanted, own = self.min_recorded(cut.pin), calls.get(cut.pin, ())
             if problem:
-                self.unknown(cut.pin, problem)
+                self.unknown[cut.pin] = problem
             elif len(own) < wanted:
-                self.tell(cut.pin, f"fewer than {wanted} recorded calls")
+                self.without[cut.pin] = f"fewer than {wanted} recorded calls"
             else:
                 enough[cut.pin] = own
         return enough
 
-    def play(
-        self,
-        subjects: Sequence[Subject],
-        jobs: Sequence[Job],
-        hash_seed: str = "0",
-        call_seconds: float = GOLDEN_CALL_SECONDS,
-    ) -> list[JobReport]:
-        """As ``play_apart``, over the original files."""
-        return play_apart(
-            self.files,
-            self.environment,
-            subjects,
-            jobs,
-            backend=self.backend,
-            hash_seed=hash_seed,
-            call_seconds=call_seconds,
-        )
-
     def is_whole(self, pin: str, report: JobReport) -> bool:
-        """Whether a job came to its end; where not, it is told."""
+        """Whether a job came to its end; where not, it is noted."""
         if report.error:
-            (self.unknown if report.is_unknown else self.tell)(pin, report.error)
+            (self.unknown if report.is_unknown else self.without)[pin] = report.error
         return not report.error
 
     def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
@@ -218,7 +172,7 @@ class _Build:
             if not self.is_whole(cut.pin, report):
                 continue
             if report.line != cut.first_line:
-                self.tell(cut.pin, "its name leads to another definition")
+                self.without[cut.pin] = "its name leads to another definition"
                 continue
             twin = _draft_of(cut, calls[cut.pin], report)
             if self._is_large_enough(twin):
@@ -232,9 +186,9 @@ class _Build:
     def _is_large_enough(self, twin: Twin) -> bool:
         wanted = self.min_recorded(twin.pin)
         if len(twin.recorded) < wanted:
-            self.tell(twin.pin, f"fewer than {wanted} recorded calls have a result that can be compared")
+            self.without[twin.pin] = f"fewer than {wanted} recorded calls have a result that can be compared"
         elif len(twin.mutated) < MIN_MUTATED:
-            self.tell(twin.pin, "fewer than 10 mutated calls return")
+            self.without[twin.pin] = "fewer than 10 mutated calls return"
         else:
             return True
         return False
@@ -244,7 +198,7 @@ class _Build:
         kept = list(twins)
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
             jobs = [Job(number, options={"backwards": backwards}) for number in range(len(kept))]
-            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed)
+            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed=hash_seed)
             kept = [
                 _with_stable(_within_time(twin, report.seconds), report.digests)
                 for twin, report in zip(kept, reports, strict=True)
@@ -257,13 +211,12 @@ class _Build:
         """Leave out twins that a constant passes, or a table of all recorded calls."""
         kept = []
         for twin, scores in zip(twins, play_stubs(twins, self.play), strict=True):
-            if scores.failed is not None:
-                self.is_whole(twin.pin, scores.failed)
+            if not self.is_whole(twin.pin, scores.report):
                 continue
             if scores.passed_by:
-                self.tell(twin.pin, "a stub passes")
+                self.without[twin.pin] = "a stub passes"
             elif scores.lookup.passed:
-                self.tell(twin.pin, "a table of the recorded calls passes")
+                self.without[twin.pin] = "a table of the recorded calls passes"
             else:
                 num_misses = scores.lookup.num_mutated - scores.lookup.mutated_agree
                 kept.append(replace(twin, num_lookup_misses=num_misses))
@@ -272,9 +225,10 @@ class _Build:
     def with_green_golden(self, twins: Sequence[Twin]) -> list[Twin]:
         """Keep twins with which the golden code agrees in every call, three times."""
         kept = list(twins)
-        for hash_seed in _GATE_SEEDS[:NUM_GOLDEN_RUNS]:
+        for hash_seed in _GATE_SEEDS:
             jobs = [Job(number) for number in range(len(kept))]
-            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed, CALL_SECONDS)
+            subjects = [subject_of(twin) for twin in kept]
+            reports = self.play(subjects, jobs, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
             green = []
             for twin, report in zip(kept, reports, strict=True):
                 if not self.is_whole(twin.pin, report):
@@ -283,7 +237,7 @@ class _Build:
                 if score.passed and score.mutated_agree == score.num_mutated:
                     green.append(twin)
                 else:
-                    self.tell(twin.pin, "the golden code does not agree with itself")
+                    self.without[twin.pin] = "the golden code does not agree with itself"
             kept = green
         return kept
 

@@ -17,46 +17,24 @@ MAX_LOST = 11  # calls that ran out of time or took their process along; past th
 HARD_SECONDS = 0.5  # of processor time after a call's own limit: then it heard no signal
 
 
+def shared_number(place):
+    """An attribute whose value lies in the memory that parent and child share."""
+    return property(
+        lambda steps: steps.memory[place], lambda steps, value: steps.memory.__setitem__(place, value)
+    )
+
+
 class Steps:
     """Numbers what a job does. ``fatal`` are the steps of which earlier children died."""
 
+    now = shared_number(0)  # the number of the step that is done now, or LOADING or DONE
+    num_lost = shared_number(1)  # calls that cost a whole limit; children that come later go on counting
+    num_told = shared_number(2)  # calls that were reported; children that come later begin behind them
+
     def __init__(self, fatal, cpu_seconds):
-        self.memory = mmap.mmap(-1, 24)
+        self.memory = memoryview(mmap.mmap(-1, 24)).cast("q")
         self.fatal = fatal
         self.cpu_seconds = cpu_seconds
-
-    def _read(self, place):
-        return int.from_bytes(self.memory[place : place + 8], "little", signed=True)
-
-    def _write(self, place, value):
-        self.memory[place : place + 8] = value.to_bytes(8, "little", signed=True)
-
-    @property
-    def now(self):
-        """The number of the step that is done now, or LOADING or DONE."""
-        return self._read(0)
-
-    @now.setter
-    def now(self, value):
-        self._write(0, value)
-
-    @property
-    def num_lost(self):
-        """Calls that cost a whole limit; children that come later go on counting."""
-        return self._read(8)
-
-    @num_lost.setter
-    def num_lost(self, value):
-        self._write(8, value)
-
-    @property
-    def num_told(self):
-        """How many calls the parent's parent has heard of; children that come later begin behind them."""
-        return self._read(16)
-
-    @num_told.setter
-    def num_told(self, value):
-        self._write(16, value)
 
     @property
     def is_enough(self):

@@ -1,4 +1,4 @@
-"""Runs inside the sandbox, given as ``python -c``: calls functions of a tree with recorded arguments.
+"""Runs inside the sandbox, started by ``inside_channel``: calls functions of a tree with recorded arguments.
 
 Not imported by the package and never placed in a tree. Inputs come on standard input,
 canonical digests go out; what they ought to be is never here. Each job runs in a child
@@ -12,7 +12,6 @@ import base64
 import functools
 import importlib
 import inspect
-import json
 import os
 import random
 import resource
@@ -37,28 +36,10 @@ class Late(BaseException):
     """A call took too long. No ``Exception``: code that swallows those does not swallow this one."""
 
 
-def make_channel():
-    """Standard output under a private descriptor; what the tree prints goes to standard error."""
-    descriptor = os.dup(1)
-    os.set_inheritable(descriptor, False)
-    os.dup2(2, 1)
-    request = json.loads(sys.stdin.buffer.read())
-    nonce, dump, write = request.pop("nonce"), json.dumps, os.write
-
-    def send(event, **fields):
-        line = "\n" + dump({"nonce": nonce, "event": event, **fields}) + "\n"
-        data = line.encode("utf-8", "backslashreplace")
-        while data:
-            data = data[write(descriptor, data) :]
-
-    return request, send
-
-
-def load(sources):
-    """Make the modules that came as text importable under their own names."""
-    for name, source in sources:
-        module = sys.modules[name] = types.ModuleType(name)
-        exec(compile(source, name, "exec"), module.__dict__)
+def module_name(path, roots):
+    """The name under which tests import a file of the tree."""
+    prefix = next((f"{root}/" for root in roots if root != "." and path.startswith(f"{root}/")), "")
+    return path.removeprefix(prefix).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def find_function(path, symbol, module_name):
@@ -125,6 +106,7 @@ class Replay:
         self.encode, self.digest = encoding.encode, encoding.digest
         self.opaque = encoding.OpaqueValue
         self.loads = loads
+        self.constants = []
         self.seconds = request["call_seconds"]
         self.is_late = False
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -161,6 +143,12 @@ class Replay:
         except BaseException:
             return ("unloadable", "")
         try:
+            if self.constants:  # in the place of the function; a digest for each, in one text
+                given = self.encode((args, kwargs), is_result=False)
+                return (
+                    "ret",
+                    " ".join(self.digest(("ret", self.encode(one), given)) for one in self.constants),
+                )
             result = self.function(*args, **kwargs)
             encoded: tuple[Any, ...] = (
                 "ret",
@@ -226,7 +214,8 @@ class Job:
         pickler = sys.modules[call_pickle.MODULE]
         self.dumps, loads = call_pickle.make_dumps(pickler, os.getcwd(), self.request["max_bytes"])
         try:
-            function = find_function(self.twin["path"], self.twin["symbol"], self.twin["module"])
+            module = module_name(self.twin["path"], self.request["import_roots"])
+            function = find_function(self.twin["path"], self.twin["symbol"], module)
         except BaseException as error:
             self.send(
                 "done", job=self.number, line=0, error=f"{type(error).__name__}: {error}"[:300], seconds=0
@@ -237,13 +226,10 @@ class Job:
         started = time.process_time()
         if self.job["mode"] == "mutate":
             self._mutate(sources)
-        elif self.job["mode"] == "constant":
-            value = ast.literal_eval(self.job["constant"])
-            self.replay.function = lambda *_args, **_kwargs: value
-            self._replay_all()
         elif self.job["mode"] == "answers":
             self._answer()
         else:
+            self.replay.constants = [ast.literal_eval(text) for text in self.job.get("constants", ())]
             self._replay_all()
         seconds = time.process_time() - started
         self.send("done", job=self.number, line=line, error="", seconds=seconds)
@@ -375,11 +361,9 @@ def run_job(request, number, send):
         send("late", job=number)
 
 
-def main():
-    """Do the jobs of the request on standard input."""
-    request, send = make_channel()
+def main(request, send):
+    """Do the jobs of a request."""
     root = os.getcwd()
-    load(request["sources"])
     sys.modules["call_pickle"].load_cloudpickle(request["cloudpickle"])
     sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     # Below what the sandbox may use: past that limit the run of all is over, past this one a call is.
@@ -395,6 +379,3 @@ def main():
         run_job(request, number, send)
     send("end")
     os._exit(0)
-
-
-main()

@@ -1,4 +1,4 @@
-"""Runs inside the sandbox, given as ``python -c``: pytest while a profile hook keeps real calls.
+"""Runs inside the sandbox, started by ``inside_channel``: pytest while a profile hook keeps real calls.
 
 Not imported by the package and never placed in a tree. The functions stay what they are:
 nothing is wrapped, so identity, signature and pickle name are those of the repository. A
@@ -16,31 +16,6 @@ import zlib
 
 ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators: no call to replay
 MAX_ATTEMPTS = 1000  # of one function; a hot one must not make the suite slow
-
-
-def make_channel():
-    """Standard output under a private descriptor; what tests print goes to standard error."""
-    descriptor = os.dup(1)
-    os.set_inheritable(descriptor, False)
-    os.dup2(2, 1)
-    request = json.loads(sys.stdin.buffer.read())
-    nonce = request.pop("nonce")
-
-    def send(event, **fields):
-        data = ("\n" + json.dumps({"nonce": nonce, "event": event, **fields}) + "\n").encode(
-            "utf-8", "backslashreplace"
-        )
-        while data:
-            data = data[os.write(descriptor, data) :]
-
-    return request, send
-
-
-def load(sources):
-    """Make the modules that came as text importable under their own names."""
-    for name, source in sources:
-        module = sys.modules[name] = types.ModuleType(name)
-        exec(compile(source, name, "exec"), module.__dict__)
 
 
 def function_of(code, module):
@@ -177,11 +152,9 @@ class Recorder:
         return Plugin()
 
 
-def main():
-    """Run what the request on standard input asks for."""
-    request, send = make_channel()
+def main(request, send):
+    """Run the suite, and send the calls."""
     root = os.getcwd()
-    load(request["sources"])
     call_pickle = sys.modules["call_pickle"]
     pickler = call_pickle.load_cloudpickle(request["cloudpickle"])
     dumps, _ = call_pickle.make_dumps(pickler, root, request["max_bytes"])
@@ -209,6 +182,3 @@ def main():
         send("calls", target=number, attempts=target.num_attempts, calls=base64.b64encode(packed).decode())
     send("end", exit_code=int(code))
     os._exit(0)  # threads that a test left behind must not hold the result back
-
-
-main()

@@ -47,6 +47,8 @@ ADDRESS_BYTES = 3 * 1024**3
 PLAYER_BYTES = 1024**3
 """Memory of the player: a mutated integer may ask for a list of any length. At most half of what its sandbox
 may use, so that such a call fails alone and not the sandbox."""
+_RECORD_SECONDS = 600.0
+_NUM_RECORDINGS = 2
 _PLAY_SECONDS = 1800.0
 _JOB_WALL_SECONDS = 60.0
 """Of ``play_apart`` by the clock, for each of its jobs, where that is more than ``_PLAY_SECONDS``."""
@@ -54,7 +56,11 @@ _OWN_LIMITS = Limits(memory_bytes=4 * 1024**3)
 """Of a sandbox that replays golden code and its relatives."""
 _OUTPUT_BYTES = 512 * 1024**2
 _MAX_CALLS_BYTES = 64 * 1024**2
-_SHARED = ("canonical_encoding", "call_pickle", "call_mutation", "call_steps", "unseeded_random")
+_MODULES = {
+    "twin_recorder": ("call_pickle", "suite_plugin"),
+    "twin_player": ("canonical_encoding", "call_pickle", "call_mutation", "call_steps", "unseeded_random"),
+}
+"""What each program needs beside itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Subject:
 class Job:
     """One child process of the player.
 
-    ``mode`` is replay, mutate, constant or answers; ``options`` are the player's own words for
+    ``mode`` is replay, mutate, constants or answers; ``options`` are the player's own words for
     the rest. ``overlay`` are files to write over the tree before it is imported.
     """
 
@@ -119,12 +125,11 @@ def record_calls(
     cuts: Sequence[BodyCut],
     *,
     backend: str | None = None,
-    limits: Limits | None = None,
-    timeout_seconds: float,
-    max_calls: int = MAX_CALLS,
     left_out: Sequence[str] = (),
 ) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
     """Run the whole suite once, but for tests and files that are ``left_out``, and keep the calls of all functions.
+
+    A run that fails is made once more.
 
     Returns:
         The calls by pin, and an empty text or what went wrong with the run.
@@ -132,35 +137,27 @@ def record_calls(
     Raises:
         SandboxFailure: the sandbox broke.
     """
-    nonce = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="record-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
-        tree.mkdir()
-        write_files(tree, files)
-        request = {
-            "nonce": nonce,
-            "sources": [
-                *helper_sources(("call_pickle",)),
-                ("suite_plugin", runner_text("suite_plugin.py")),
-            ],
-            "cloudpickle": _cloudpickle(),
-            "targets": [[cut.path, cut.first_line] for cut in cuts],
-            "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
-            "arguments": ARGUMENTS,
-            "options": suite_arguments(tree),
-            "left_out": list(left_out),
-            "import_roots": import_roots(tree),
-            "max_calls": max_calls,
-            "max_bytes": MAX_CALL_BYTES,
-            "ours": str(process_folder()),
-        }
-        done = _run(
-            "twin_recorder", tree, environment, request,
-            backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed="0",
-        )  # fmt: skip
-    records = _records(done.stdout, nonce)
-    if not records or records[-1].get("event") != "end":
-        return {}, f"the recording did not end{last_words(done)}"
+    options = {
+        "targets": [[cut.path, cut.first_line] for cut in cuts],
+        "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
+        "arguments": ARGUMENTS,
+        "left_out": list(left_out),
+        "max_calls": MAX_CALLS,
+        "max_bytes": MAX_CALL_BYTES,
+        "ours": str(process_folder()),
+    }
+    for _ in range(_NUM_RECORDINGS):
+        done, records = _run(
+            "twin_recorder", files, environment, options, backend=backend, timeout_seconds=_RECORD_SECONDS
+        )
+        if records and records[-1]["event"] == "end":
+            return _recorded(records, cuts), ""
+    return {}, f"the recording did not end{last_words(done)}"
+
+
+def _recorded(
+    records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]
+) -> dict[str, tuple[RecordedCall, ...]]:
     ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
     found: dict[str, tuple[RecordedCall, ...]] = {}
     for record in records:
@@ -171,7 +168,7 @@ def record_calls(
                 RecordedCall(base64.b64decode(blob), tuple(ids[number] for number in numbers))
                 for blob, numbers in json.loads(text)
             )
-    return found, ""
+    return found
 
 
 def play(
@@ -197,33 +194,30 @@ def play(
     Raises:
         SandboxFailure: the sandbox broke, or the player did not even start (CR0426).
     """
-    nonce = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="twin-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
-        tree.mkdir()
-        write_files(tree, files)
-        roots = import_roots(tree)
-        request = {
-            "nonce": nonce,
-            "sources": helper_sources(_SHARED),
-            "cloudpickle": _cloudpickle(),
-            "import_roots": roots,
-            "twins": [_subject_to_json(subject, roots) for subject in subjects],
-            "jobs": [
-                {"twin": job.subject, "mode": job.mode, "overlay": dict(job.overlay), **job.options}
-                for job in jobs
-            ],
-            "call_seconds": call_seconds,
-            "job_seconds": job_seconds,
-            "max_bytes": 4 * MAX_CALL_BYTES,
-            "address_bytes": ADDRESS_BYTES,
-            "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
-        }
-        done = _run(
-            "twin_player", tree, environment, request,
-            backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
-        )  # fmt: skip
-    return _read_player(done, nonce, len(jobs), timeout_seconds, job_seconds)
+    options = {
+        "twins": [
+            {
+                "path": subject.path,
+                "symbol": subject.symbol,
+                "blobs": [base64.b64encode(blob).decode() for blob in subject.blobs],
+            }
+            for subject in subjects
+        ],
+        "jobs": [
+            {"twin": job.subject, "mode": job.mode, "overlay": dict(job.overlay), **job.options}
+            for job in jobs
+        ],
+        "call_seconds": call_seconds,
+        "job_seconds": job_seconds,
+        "max_bytes": 4 * MAX_CALL_BYTES,
+        "address_bytes": ADDRESS_BYTES,
+        "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
+    }
+    done, records = _run(
+        "twin_player", files, environment, options,
+        backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
+    )  # fmt: skip
+    return _read_player(done, records, len(jobs), timeout_seconds, job_seconds)
 
 
 def play_apart(
@@ -231,13 +225,11 @@ def play_apart(
     environment: Environment,
     subjects: Sequence[Subject],
     jobs: Sequence[Job],
-    *,
-    backend: str | None = None,
-    hash_seed: str = "0",
-    call_seconds: float = CALL_SECONDS,
-    job_seconds: float = JOB_SECONDS,
+    **options: Any,
 ) -> list[JobReport]:
     """As ``play``, for code of our own making. Where one job takes the sandbox down, all are parted until it stands alone.
+
+    ``options`` are ``backend``, ``hash_seed``, ``call_seconds`` and ``job_seconds`` of ``play``.
 
     Returns:
         A report for each job; of one that took down its own sandbox nothing is known.
@@ -247,17 +239,9 @@ def play_apart(
     """
     if not jobs:
         return []
+    seconds = max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs))
     reports, problem = play(
-        files,
-        environment,
-        subjects,
-        jobs,
-        backend=backend,
-        limits=_OWN_LIMITS,
-        timeout_seconds=max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)),
-        hash_seed=hash_seed,
-        call_seconds=call_seconds,
-        job_seconds=job_seconds,
+        files, environment, subjects, jobs, limits=_OWN_LIMITS, timeout_seconds=seconds, **options
     )
     if not problem:
         return reports
@@ -267,50 +251,52 @@ def play_apart(
     return [
         report
         for part in (jobs[:half], jobs[half:])
-        for report in play_apart(
-            files, environment, subjects, part,
-            backend=backend, hash_seed=hash_seed, call_seconds=call_seconds, job_seconds=job_seconds,
-        )
-    ]  # fmt: skip
-
-
-def _subject_to_json(subject: Subject, roots: Sequence[str]) -> dict[str, Any]:
-    return {
-        "path": subject.path,
-        "symbol": subject.symbol,
-        "module": module_name(subject.path, roots),
-        "blobs": [base64.b64encode(blob).decode() for blob in subject.blobs],
-    }
-
-
-def module_name(path: str, roots: Sequence[str]) -> str:
-    """The name under which tests import a file of the tree."""
-    prefix = next((f"{root}/" for root in roots if root != "." and path.startswith(f"{root}/")), "")
-    return path.removeprefix(prefix).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for report in play_apart(files, environment, subjects, part, **options)
+    ]
 
 
 def _run(
     program: str,
-    tree: Path,
+    files: Mapping[str, bytes],
     environment: Environment,
-    request: Mapping[str, Any],
+    options: Mapping[str, Any],
     *,
     backend: str | None,
-    limits: Limits | None,
+    limits: Limits | None = None,
     timeout_seconds: float,
-    hash_seed: str,
-) -> ExecResult:
+    hash_seed: str = "0",
+) -> tuple[ExecResult, list[dict[str, Any]]]:
+    """Start a program over a tree in a fresh sandbox; how it ended, and what it sent."""
+    nonce = secrets.token_hex(16)
     chosen = limits or Limits()
     chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
-    spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen)
-    variables = {**run_variables(environment), "PYTHONHASHSEED": hash_seed}
-    with open_sandbox(spec, backend) as sandbox:
-        return sandbox.exec(
-            [str(environment.python), "-P", "-B", "-c", _source(program)],
-            timeout_seconds=timeout_seconds,
-            stdin=json.dumps(request).encode(),
-            env=variables,
+    # Paths of this folder are arguments of recorded calls: the name must keep its length.
+    prefix = "record-" if program == "twin_recorder" else "twin-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        write_files(tree, files)
+        request = {
+            **options,
+            "nonce": nonce,
+            "program": program,
+            "sources": helper_sources((*_MODULES[program], program)),
+            "cloudpickle": _cloudpickle(),
+            "import_roots": import_roots(tree),
+        }
+        if program == "twin_recorder":
+            request["options"] = suite_arguments(tree)
+        spec = SandboxSpec(
+            tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen
         )
+        with open_sandbox(spec, backend) as sandbox:
+            done = sandbox.exec(
+                [str(environment.python), "-P", "-B", "-c", _source("inside_channel")],
+                timeout_seconds=timeout_seconds,
+                stdin=json.dumps(request).encode(),
+                env={**run_variables(environment), "PYTHONHASHSEED": hash_seed},
+            )
+    return done, _records(done.stdout, nonce)
 
 
 def _records(stdout: str, nonce: str) -> list[dict[str, Any]]:
@@ -326,9 +312,12 @@ def _records(stdout: str, nonce: str) -> list[dict[str, Any]]:
 
 
 def _read_player(
-    done: ExecResult, nonce: str, num_jobs: int, timeout_seconds: float, job_seconds: float
+    done: ExecResult,
+    records: Sequence[dict[str, Any]],
+    num_jobs: int,
+    timeout_seconds: float,
+    job_seconds: float,
 ) -> tuple[list[JobReport], str]:
-    records = _records(done.stdout, nonce)
     reports = [JobReport() for _ in range(num_jobs)]
     if not records or records[0]["event"] != "ready":
         raise SandboxFailure(
@@ -385,6 +374,8 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
 
 @cache
 def _source(name: str) -> str:
+    if name == "suite_plugin":
+        return runner_text("suite_plugin.py")
     return resources("composer_replication.tasks.twin").joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 

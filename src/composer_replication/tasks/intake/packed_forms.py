@@ -1,6 +1,6 @@
 """The forms in which code may lie in a file: unpacked, decoded, and said how.
 
-Standard library only: the same text runs outside and, for ``inside_search``, inside a jail.
+Standard library only: the same text runs outside and, for the search of ``leaks``, inside a jail.
 Nothing is executed here, and each file unpacks to a bounded amount.
 """
 
@@ -26,6 +26,7 @@ _LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 _ONLY_BASE64 = bytes(code if code in _LETTERS else 32 for code in range(256))
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}+(?:\\n|[\r\n\"' ,])*+)++={0,2}")
 _NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
+_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others zipfile unpacks all at once
 _GZIP = b"\x1f\x8b"
 _ESCAPES = ((b"\\\\", b"\\"), (b"\\n", b"\n"), (b"\\t", b"\t"), (b'\\"', b'"'), (b"\\'", b"'"))
 _BROKEN = (
@@ -106,6 +107,8 @@ def _members(path: str, data: bytes, budget: _Budget) -> _Found:
         kind = "wheel" if path.endswith((".whl", ".egg")) else "archive"
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for info in archive.infolist():
+                if info.compress_type not in _BOUNDED_METHODS:
+                    raise ValueError(f"{info.filename} is neither stored nor deflated")
                 if not info.is_dir():
                     with archive.open(info) as stream:
                         yield f"{path}!/{info.filename}", kind, budget.take(stream)

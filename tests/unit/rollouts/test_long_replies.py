@@ -65,6 +65,10 @@ PIECES = [
     ("llama", "<|python_tag|>x"),
     ("llama", '{"name": "a", "parameters": {"b": 1}}; '),
     ("llama", '\n{"name": '),
+    ("mistral", "[TOOL_CALLS]a{"),
+    ("mistral", '[TOOL_CALLS]a{"b": 1}'),
+    ("deepseek", "<｜tool▁call▁begin｜>a<｜tool▁sep｜>{}<｜tool▁calls▁end｜>"),
+    ("kimi", "<|tool_call_begin|>a<|tool_call_argument_begin|>{}<|tool_calls_section_end|>"),
     ("harmony", " to=functions.a<|message|>{}<|end|>"),
     ("harmony", " to=functions.a<|message|>{}<|return|>"),
     ("fenced", "```bash\nls\n```\n"),
@@ -78,6 +82,16 @@ def test_many_calls_are_read_in_one_pass(dialect: str, piece: str, passed: Passe
     text = piece * (MEGABYTE // 4 // len(piece))
     read_calls(text, dialect)
     assert 0 < passed.count < 5 * len(text)
+
+
+@pytest.mark.parametrize("item", ['{"name": "a", "arguments": {"b": 1}}', "1", '{"no": "call"}', '"a"'])
+def test_each_item_of_a_list_of_calls_is_read_from_its_own_text(item: str, passed: Passed) -> None:
+    num_items = MEGABYTE // 10 // len(item)
+    text = f"[TOOL_CALLS] [{', '.join([item] * num_items)}]"
+    calls = read_calls(text, "mistral")
+    assert len(calls) == num_items
+    assert sum(len(call.arguments) for call in calls) < len(text)
+    assert passed.count < 6 * len(text)
 
 
 @pytest.mark.parametrize("size", [*range(1005, 1030), 4090, 4096, 4100, 20_000])
@@ -103,6 +117,7 @@ def test_json_is_read_whole_wherever_a_piece_of_it_ends(size: int, last: str) ->
         ("fenced", ("```bash\n" + " " * 100) * 10_000),
         ("hermes", "<tool_call>" + " " * MEGABYTE),
         ("hermes", '<tool_call>{"name": "' + "a" * MEGABYTE),
+        ("mistral", "[TOOL_CALLS]" + "a" * MEGABYTE),
         ("llama", ";" + " " * MEGABYTE),
     ],
 )

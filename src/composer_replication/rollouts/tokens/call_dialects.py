@@ -4,6 +4,9 @@
 |---|---|
 | ``hermes`` | ``<tool_call>`` and JSON (Hermes, Qwen), ``<function=…>`` (Qwen 3.5, Nemotron) or ``<arg_key>`` (GLM) |
 | ``llama`` | a JSON object with ``parameters`` on a line of its own, or what follows ``<|python_tag|>`` |
+| ``mistral`` | ``[TOOL_CALLS]`` and a JSON list, or name and JSON |
+| ``deepseek`` | ``<｜tool▁call▁begin｜>`` to ``<｜tool▁call▁end｜>`` |
+| ``kimi`` | ``<|tool_call_begin|>functions.NAME:0`` to ``<|tool_call_end|>`` |
 | ``harmony`` | a message to ``functions.NAME`` (GPT-OSS) |
 | ``fenced`` | a code block in plain text: for models and templates without tools |
 
@@ -125,6 +128,11 @@ def until(text: str, place: int, *ends: str) -> tuple[str, int]:
     return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
 
 
+def place_before(text: str, place: int, sign: str) -> int:
+    """The place before ``sign`` where it ends at ``place``, so that it is read again."""
+    return place - len(sign) if text.endswith(sign, 0, place) else place
+
+
 def pairs_between(text: str, begin: str, middle: str, end: str) -> dict[str, str] | None:
     """Keys and values between tags; None where a tag is missing."""
     pairs, place = {}, 0
@@ -152,6 +160,18 @@ def call_of_pairs(
         value = text.removeprefix("\n").removesuffix("\n") if is_xml else text
         arguments[key] = _value(value, known.get(key, {}).get("type", "string"))
     return make_call(name, json.dumps(arguments))
+
+
+def items_of(value: object, text: str, begin: int, stop: int) -> Iterator[tuple[object, str]]:
+    """The items of a JSON list that stands in a text, each with its own text; anything else is one item."""
+    if not isinstance(value, list):
+        yield value, text[begin:stop]
+        return
+    place = behind_blanks(text, begin + 1)
+    for _ in value:
+        item, end = _JSON.raw_decode(text, place)
+        yield item, text[place:end]
+        place = behind_blanks(text, behind_blanks(text, end) + 1)
 
 
 def calls_of(value: object, raw: str) -> tuple[ToolCall, ...]:
@@ -233,6 +253,7 @@ _Parsed = tuple[tuple[ToolCall, ...], int]
 _Dialect = tuple[re.Pattern[str], Callable[[_Reply, re.Match[str]], _Parsed]]
 _KEYWORD = re.compile(r'(\w++)="([^"]*+)"')
 _KEYWORDS = re.compile(r'(?:\w++="[^"]*+"(?:, (?!$)|$))*+')
+_MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 # nothing is given back in these, so that a long line costs its length alone
 _FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE)
@@ -260,7 +281,7 @@ def dialect_of(template: str | Mapping[str, str] | None) -> str:
     for name, signs in _SIGNS.items():
         if all(sign in template_text for sign in signs):
             return name
-    if any(sign in template_text for sign in ("tool_call", "TOOL_CALL", "tool▁call")):
+    if "tool_call" in template_text:
         raise InputError(
             "CR0819",
             "the chat template writes calls of tools in a way that is not known.",
@@ -393,6 +414,50 @@ def _llama(reply: _Reply, found: re.Match[str]) -> _Parsed:
     return (make_call(name, json.dumps(dict(_KEYWORD.findall(rest))) if is_whole else rest),), stop
 
 
+def _mistral(reply: _Reply, found: re.Match[str]) -> _Parsed:
+    """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
+    text, begin = reply.text, behind_blanks(reply.text, found.end())
+    try:
+        value, stop = json_at(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, begin)
+    except BAD_JSON:
+        value = None
+    if value is not None:
+        return tuple(
+            call for item, raw in items_of(value, text, begin, stop) for call in calls_of(item, raw)
+        ), stop
+    named = _MISTRAL_CALL.match(text, begin)
+    body, end = until(text, named.end() if named else begin, "[TOOL_CALLS]", "</s>")
+    if named is None:
+        return (raw_call(body),), place_before(text, end, "[TOOL_CALLS]")
+    read = object_at(text, named.end())
+    if read is not None:
+        return (make_call(named[1], text[read[1] : read[2]], named[2] or ""),), read[2]
+    return (make_call(named[1], body, named[2] or ""),), place_before(text, end, "[TOOL_CALLS]")
+
+
+def _deepseek(reply: _Reply, found: re.Match[str]) -> _Parsed:
+    """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
+    body, stop = until(reply.text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    before, separator, after = body.partition("<｜tool▁sep｜>")
+    if not separator:
+        return (raw_call(body),), stop
+    name, fence, rest = after.partition("\n```json\n")
+    if fence and before.strip() == "function":
+        return (make_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
+    return (make_call(before, after),), stop
+
+
+def _kimi(reply: _Reply, found: re.Match[str]) -> _Parsed:
+    """The id, which holds the name, and the arguments."""
+    body, stop = until(reply.text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
+    call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
+    if not separator:
+        return (raw_call(body),), stop
+    call_id = call_id.strip()
+    name = re.sub(r":\d+$", "", call_id.removeprefix("functions."))
+    return (make_call(name, arguments, call_id),), stop
+
+
 def _harmony(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
     body, stop = until(reply.text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
@@ -423,12 +488,18 @@ DIALECTS: Final[Mapping[str, _Dialect]] = {
         re.compile(r'<\|python_tag\|>|(?:^[ \t]*|(?<=;)\s*)(?=\{\s*"(?:type|name)"\s*:)', re.MULTILINE),
         _llama,
     ),
+    "mistral": (re.compile(r"\[TOOL_CALLS\]"), _mistral),
+    "deepseek": (re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
+    "kimi": (re.compile(r"<\|tool_call_begin\|>"), _kimi),
     "harmony": (re.compile(r"<\|message\|>"), _harmony),
     "fenced": (_FENCE, _fenced),
 }
 """By name: how a call opens, and how it is read from there."""
 _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "deepseek": ("<｜tool▁call▁begin｜>",),
+    "kimi": ("<|tool_call_begin|>",),
     "harmony": ("<|channel|>", "<|message|>"),
+    "mistral": ("[TOOL_CALLS]",),
     "hermes": ("<tool_call>",),
     "llama": ('"parameters"', "ipython"),
 }

@@ -279,8 +279,6 @@ class GuardHook(RunLines):
         guard, evaluate = self.heldout_guard, self.heldout_eval_fn
         if guard is None:
             return
-        if evaluate is None:  # only reachable on an instance that skipped the constructor
-            raise ValueError("heldout_guard is set but heldout_eval_fn is not")
         signals = self._signals()
         signals.read(self._metrics.get("train", {}))
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
@@ -288,6 +286,8 @@ class GuardHook(RunLines):
             return
         if not is_new:
             self._count_stale_reward(reward)
+        if evaluate is None:  # only reachable on an instance that skipped the constructor
+            raise ValueError("heldout_guard is set but heldout_eval_fn is not")
         round_idx = self.state.global_step
         folded = fold(
             guard,

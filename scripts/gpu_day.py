@@ -48,17 +48,17 @@ def training_step() -> dict[str, float]:
 def packed_prompts() -> dict[str, float]:
     """Log-probabilities of 16 rows of 2 prompts: each prompt once, against each row whole."""
     import torch
+    from trl.trainer.utils import add_fused_lm_head
 
-    from composer_replication.trainer.prefix_sharing import shared_prefix_logps
+    from composer_replication.trainer.packed_rows import shared_prefix_logps
 
     model = _model().eval()
+    add_fused_lm_head(model)
     prompts = torch.randint(1, 1000, (2, NUM_TOKENS), device=DEVICE).repeat_interleave(8, 0)
     answers = torch.randint(1, 1000, (16, 256), device=DEVICE)
     ones = torch.ones_like
     with torch.no_grad():
-        shared, _ = shared_prefix_logps(
-            model, prompts, ones(prompts), answers, ones(answers), temperature=1.0
-        )
+        shared, _ = shared_prefix_logps(model, prompts, ones(prompts), answers, ones(answers))
         whole = model(input_ids=torch.cat([prompts, answers], 1), logits_to_keep=257).logits[:, :-1]
         plain = whole.float().log_softmax(-1).gather(-1, answers[..., None])[..., 0]
     return {"mean_difference": float((shared.float() - plain).abs().mean())}

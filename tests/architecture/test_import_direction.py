@@ -83,7 +83,7 @@ def test_every_contract_holds() -> None:
             "trainer.planted",
         ),
         ("guard-by-protocol", "losses.planted", "from composer_replication import safety", "losses.planted"),
-        ("trainer-alone", "trainer.guard_fold", "import composer_replication.tasks.store", "tasks.store"),
+        ("trainer-alone", "trainer.guard", "import composer_replication.tasks.store", "tasks.store"),
         ("torch-homes", "rollouts.planted", "import torch", "rollouts.planted -> torch"),
         ("torch-homes", "cli.planted", "def late() -> None:\n    import torch", "cli.planted -> torch"),
         ("trl-home", "report.planted", "import transformers", "report.planted -> transformers"),

@@ -18,7 +18,7 @@ SETTINGS = {
     "trainer.alpha_sdpo": 0.5,
     "guard.max_proxy_real_gap": 9.0,
 }
-_CLOCK = ("step_time", "step_seconds", "seconds", "grading_seconds", "eval_seconds", "eval_seconds_share")
+_CLOCK = ("step_time", "step_seconds", "seconds", "grading_seconds", "eval_seconds")
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from tiny_trainer import build_trainer
 from worker_runs import under_a_falling_truth, whole_and_resumed
 
 from composer_replication.errors import ComposerError
-from composer_replication.trainer.chained_rows import COLUMN
+from composer_replication.trainer.chained_rows import SEGMENT_STARTS
 from composer_replication.trainer.episode_rollouts import model_sampler
 from composer_replication.trainer.model_modes import parameter_sha256, whole_tensors
 from composer_replication.trainer.saved_model import gathered_weights, save_model
@@ -46,7 +46,7 @@ def plain_run(folder: Path) -> dict[str, Any]:
     return {"sha256": parameter_sha256(trainer.model), "gathered": num_gathered}
 
 
-def shared_prompts(folder: Path, **settings: Any) -> dict[str, Any]:
+def shared_prompts(folder: Path) -> dict[str, Any]:
     by_sharing: dict[bool, Any] = {}
     for shares in (False, True):
         trainer = build_trainer(
@@ -58,17 +58,12 @@ def shared_prompts(folder: Path, **settings: Any) -> dict[str, Any]:
             num_prompts=16,
             learning_rate=1e-2,
             **SETTINGS,
-            **settings,
         )
         trainer.train()
         by_sharing[shares] = weights_of(trainer.model)
     plain, shared = by_sharing[False], by_sharing[True]
     apart = max(float((shared[name] - weight).abs().max()) for name, weight in plain.items())
     return {"apart": apart, "off": trainer.prefix_sharing_off_reasons}
-
-
-def packed_prompts(folder: Path) -> dict[str, Any]:
-    return shared_prompts(folder, gradient_checkpointing=True)
 
 
 def resumed_run(folder: Path) -> dict[str, Any]:
@@ -107,7 +102,7 @@ def chains_on_one_process(folder: Path) -> dict[str, Any]:
         output = roll_out(prompts, trainer)
         is_first = dist.get_rank() == 0
         output["env_mask"] = [[1] * len(ids) for ids in output["completion_ids"]]
-        output[COLUMN] = [[len(ids)] if is_first else [] for ids in output["completion_ids"]]
+        output[SEGMENT_STARTS] = [[len(ids)] if is_first else [] for ids in output["completion_ids"]]
         for ids, mask in zip(output["completion_ids"], output["env_mask"], strict=True):
             if is_first:
                 ids += [70, 71, 72, 73]

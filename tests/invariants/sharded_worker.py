@@ -26,7 +26,6 @@ from tiny_trainer import build_trainer
 from worker_runs import whole_and_resumed
 
 from composer_replication.channel_tables import HintsSection
-from composer_replication.trainer import token_scores
 from composer_replication.trainer.model_modes import parameter_sha256
 
 LAUNCH = {
@@ -76,30 +75,6 @@ def taught_by_the_bare_model(folder: Path) -> dict[str, Any]:
     }
 
 
-def large_logits(folder: Path) -> dict[str, Any]:
-    """As if no logits fitted: the head is gathered and applied in tiles, behind a cache and in packs."""
-    apart, scored = {}, []
-    sampled_logp, limit = token_scores.sampled_logp, token_scores.MAX_LOGITS_BYTES
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        scored.append(args[1])
-        return sampled_logp(*args, **kwargs)
-
-    token_scores.sampled_logp, token_scores.MAX_LOGITS_BYTES = counted, 0  # type: ignore[assignment]
-    try:
-        for name, checkpoints in (("cache", False), ("packs", True)):
-            scored.clear()
-            result = runs.shared_prompts(folder / name, gradient_checkpointing=checkpoints)
-            apart[name] = (
-                result["apart"],
-                len(scored),
-                all(hasattr(weight, "full_tensor") for weight in scored),
-            )
-    finally:
-        token_scores.sampled_logp, token_scores.MAX_LOGITS_BYTES = sampled_logp, limit  # type: ignore[assignment]
-    return apart
-
-
 def shard_the_weights() -> None:
     """As ``accelerate launch`` with FSDP2, where processors count as accelerators."""
     os.environ |= LAUNCH
@@ -122,8 +97,6 @@ def main(folder: Path) -> None:
         resumed_channels,
         taught_by_the_bare_model,
         runs.shared_prompts,
-        runs.packed_prompts,
-        large_logits,
         runs.resumed_run,
         runs.halting_run,
         runs.uneven_sampling,

@@ -70,7 +70,7 @@ def run_and_kill(folder: Path, settings: dict[str, Any], *, kill_at: int) -> Non
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines without what depends on the clock, or on where logging began again."""
-    skipped = ("step_time", "step_seconds", "killswitch/eval_seconds", "killswitch/eval_seconds_share")
+    skipped = ("step_time", "step_seconds", "killswitch/eval_seconds")
     return [
         {
             # a running sum in float32 rounds by where it began

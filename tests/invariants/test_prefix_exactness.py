@@ -7,25 +7,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from trl.trainer.utils import add_fused_lm_head
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny_architectures import MODELS, tiny_model
 
-from composer_replication.trainer import packed_rows, prefix_sharing
-from composer_replication.trainer.prefix_sharing import shared_prefix_logps, unsupported_reason
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
-
-    from composer_replication.trainer.token_scores import TokenScorer
+from composer_replication.trainer import packed_rows
+from composer_replication.trainer.packed_rows import shared_prefix_logps
+from composer_replication.trainer.prefix_support import inner_model, packing_reason
 
 VOCABULARY = 61
 
@@ -77,11 +74,10 @@ def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-def assert_sharing_changes_nothing(
-    model: torch.nn.Module, batch: Batch, *, temperature: float, prompts_per_forward: int | None = None
-) -> None:
+def assert_sharing_changes_nothing(model: torch.nn.Module, batch: Batch, *, temperature: float) -> None:
     """Compare values to 1e-5 and gradients to 1e-4 of the largest."""
-    assert unsupported_reason(model) is None
+    assert packing_reason(model) is None
+    add_fused_lm_head(inner_model(model), temperature=temperature, outputs=("log_probs", "entropy"))
     plain, plain_entropies = plain_logps(model, batch, temperature)
     shared, entropies = shared_prefix_logps(
         model,
@@ -89,9 +85,6 @@ def assert_sharing_changes_nothing(
         batch.prompt_mask,
         batch.completion_ids,
         batch.completion_mask,
-        temperature=temperature,
-        compute_entropy=True,
-        prompts_per_forward=prompts_per_forward,
     )
     assert entropies is not None
     assert shared.shape == plain.shape == entropies.shape
@@ -130,18 +123,11 @@ def gemma() -> torch.nn.Module:
     return checkpointed("gemma3-hybrid")
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_packed_under_gradient_checkpointing_every_architecture_gives_the_plain_forward(name: str) -> None:
-    model = checkpointed(name)
+def test_every_architecture_gives_the_plain_forward(name: str, checkpointing: bool) -> None:
+    model = checkpointed(name) if checkpointing else build(name)
     assert_sharing_changes_nothing(model, make_batch(UNEQUAL_GROUPS, 7, seed=1), temperature=0.7)
-
-
-@pytest.mark.parametrize("prompts_per_forward", [None, 3])
-@pytest.mark.parametrize("name", MODELS)
-def test_every_architecture_gives_the_plain_forward(name: str, prompts_per_forward: int | None) -> None:
-    model = build(name)
-    batch = make_batch(UNEQUAL_GROUPS, 7, seed=1)
-    assert_sharing_changes_nothing(model, batch, temperature=0.7, prompts_per_forward=prompts_per_forward)
 
 
 def test_the_comparison_is_not_empty(llama: torch.nn.Module) -> None:
@@ -156,33 +142,17 @@ def test_the_comparison_is_not_empty(llama: torch.nn.Module) -> None:
 @given(
     groups=GROUPS,
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
-    prompts_per_forward=st.sampled_from([None, 1, 2]),
-    seed=st.integers(0, 2**16),
-)
-def test_any_groups_in_any_order(
-    llama: torch.nn.Module,
-    groups: list[tuple[int, list[int]]],
-    temperature: float,
-    prompts_per_forward: int | None,
-    seed: int,
-) -> None:
-    batch = make_batch(groups, 5, seed)
-    if not batch.completion_mask.any():
-        batch.completion_mask[0, 0] = 1  # a batch without a token has its own test
-    assert_sharing_changes_nothing(
-        llama, batch, temperature=temperature, prompts_per_forward=prompts_per_forward
-    )
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    groups=GROUPS,
     together=st.booleans(),
     at_most=st.integers(1, 4),
     seed=st.integers(0, 2**16),
 )
 def test_any_groups_in_any_packs(
-    gemma: torch.nn.Module, groups: list[tuple[int, list[int]]], together: bool, at_most: int, seed: int
+    gemma: torch.nn.Module,
+    groups: list[tuple[int, list[int]]],
+    temperature: float,
+    together: bool,
+    at_most: int,
+    seed: int,
 ) -> None:
     batch = make_batch(groups, 5, seed)
     if not batch.completion_mask.any():
@@ -190,9 +160,7 @@ def test_any_groups_in_any_packs(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_rows, "num_processes", lambda: 2 if together else 1)  # all packs in one forward
         patch.setattr(packed_rows, "rows_of_a_pack", lambda rows, *_: min(rows, at_most))
-        assert_sharing_changes_nothing(
-            gemma, batch, temperature=1.3, prompts_per_forward=3 if together else None
-        )
+        assert_sharing_changes_nothing(gemma, batch, temperature=temperature)
 
 
 @pytest.mark.parametrize("where", ["prompt", "completion", "both"])
@@ -240,18 +208,6 @@ def test_one_completion_column(llama: torch.nn.Module) -> None:
     assert_sharing_changes_nothing(llama, make_batch([(5, [1, 1]), (2, [1])], 1, seed=4), temperature=1.0)
 
 
-@pytest.mark.parametrize("prompts_per_forward", [1, 2])
-@pytest.mark.parametrize("where", ["prompt", "completion", "both"])
-def test_holes_in_the_masks(llama: torch.nn.Module, where: str, prompts_per_forward: int) -> None:
-    batch = make_batch([(8, [6, 6]), (5, [6])], 6, seed=5)
-    if where != "completion":
-        batch.prompt_mask[:, -2] = 0
-    if where != "prompt":
-        batch.completion_mask[1, 2] = 0
-    # A column after the hole keeps its position; the plain forward counts columns as well.
-    assert_sharing_changes_nothing(llama, batch, temperature=1.0, prompts_per_forward=prompts_per_forward)
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_lora_gradients_reach_the_adapter_through_the_prompt(checkpointing: bool) -> None:
     model: Any = get_peft_model(
@@ -269,61 +225,15 @@ def test_bfloat16_agrees_as_far_as_bfloat16_does() -> None:
     batch = make_batch(UNEQUAL_GROUPS, 7, seed=7)
     exact, _ = plain_logps(build("llama").float(), batch, 1.0)
     plain, _ = plain_logps(model, batch, 1.0)
+    add_fused_lm_head(model)
     shared, _ = shared_prefix_logps(
         model,
         batch.prompt_ids,
         batch.prompt_mask,
         batch.completion_ids,
         batch.completion_mask,
-        temperature=1.0,
     )
     assert shared.dtype == torch.float32
     rounding = float((plain - exact).detach().abs().mean())
     assert float((shared - exact).detach().abs().mean()) < 2 * rounding
     assert gradient(model, shared.sum()).isfinite().all()
-
-
-def _shift_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = prefix_sharing.forward_with_cache
-
-    def shifted(
-        model: torch.nn.Module,
-        ids: torch.Tensor,
-        cache: DynamicCache,
-        positions: torch.Tensor,
-        *rest: torch.Tensor | None,
-        logits_to_keep: int = 0,
-        scorer: TokenScorer | None = None,
-    ) -> torch.Tensor:
-        moved = positions if logits_to_keep else positions + 1
-        return original(model, ids, cache, moved, *rest, logits_to_keep=logits_to_keep, scorer=scorer)
-
-    monkeypatch.setattr(prefix_sharing, "forward_with_cache", shifted)
-
-
-def _swap_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = prefix_sharing.copy_cache_to_rows
-    monkeypatch.setattr(
-        prefix_sharing, "copy_cache_to_rows", lambda cache, rows: original(cache, rows.roll(1))
-    )
-
-
-def _cut_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = prefix_sharing.copy_cache_to_rows
-
-    def detached(cache: DynamicCache, rows: torch.Tensor) -> None:
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
-        original(cache, rows)
-
-    monkeypatch.setattr(prefix_sharing, "copy_cache_to_rows", detached)
-
-
-@pytest.mark.parametrize("corrupt", [_shift_positions, _swap_prompts, _cut_the_gradient])
-def test_a_corrupted_cache_does_not_pass(
-    llama: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, corrupt: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    batch = make_batch(UNEQUAL_GROUPS, 7, seed=1)
-    corrupt(monkeypatch)
-    with pytest.raises(AssertionError):
-        assert_sharing_changes_nothing(llama, batch, temperature=0.7, prompts_per_forward=3)

@@ -18,8 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_architectures import MODELS, SIZES
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.routed_experts import UNKNOWN, Routers, routers_of
-from composer_replication.trainer.router_replay import Replay
+from composer_replication.trainer.router_replay import UNKNOWN, Replay, Routers, routers_of
 
 LATENT: dict[str, Any] = {
     **SIZES,
@@ -206,7 +205,7 @@ def test_foreign_routing_is_the_published_formula(name: str) -> None:
     assert routers and all(replayed[1][part].abs().max() > 1e-6 for part in routers)  # and learns
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["mixtral", "deepseek-v2-groups"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_layers_that_run_again_choose_the_same(name: str, reentrant: bool) -> None:
     model = model_of(name)

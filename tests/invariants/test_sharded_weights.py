@@ -51,20 +51,10 @@ def test_the_model_is_gathered_and_loads(ranks: Ranks) -> None:
     assert all(result["halting_run"]["adapter"] is None for result in ranks[1])
 
 
-@pytest.mark.parametrize("scenario", ["shared_prompts", "packed_prompts"])
-def test_prompts_are_shared(ranks: Ranks, scenario: str) -> None:
+def test_prompts_are_shared(ranks: Ranks) -> None:
     for result in ranks[1]:
-        assert result[scenario]["off"] == []
-        assert result[scenario]["apart"] < 1e-6
-
-
-@pytest.mark.parametrize("layout", ["cache", "packs"])
-def test_logits_are_never_held_where_they_are_large(ranks: Ranks, layout: str) -> None:
-    for result in ranks[1]:
-        apart, num_scored, are_spread = result["large_logits"][layout]
-        assert apart < 1e-6
-        assert num_scored > 0
-        assert are_spread
+        assert result["shared_prompts"]["off"] == []
+        assert result["shared_prompts"]["apart"] < 1e-6
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Ranks) -> None:

@@ -23,6 +23,7 @@ from tiny_trainer import build_trainer
 from worker_runs import under_a_falling_truth, whole_and_resumed
 
 from composer_replication.channel_tables import CurriculumSection
+from composer_replication.config import EffortSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
@@ -31,7 +32,7 @@ from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import head_of
-from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
+from composer_replication.trainer.policy_options import PolicyOptions
 from composer_replication.trainer.processes import once
 
 
@@ -123,7 +124,7 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
         scale_rewards="none",
         beta=0.05,
         learning_rate=1e-2,
-        policy_options=PolicyOptions(kl_in_reward=True, effort=EffortPrice(), dynamic_sampling_rounds=2),
+        policy_options=PolicyOptions(kl_in_reward=True, effort=EffortSection(), dynamic_sampling_rounds=2),
     )
     trainer.train()
     return {

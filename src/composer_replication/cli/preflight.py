@@ -95,8 +95,7 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """
     with needs_extra("train", "training"):
         import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
-        from composer_replication.trainer.early_refusals import check_arguments
-        from composer_replication.trainer.preset_settings import resolve_method
+        from composer_replication.trainer.preset_settings import check_arguments, resolve_method
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
         lora_config(config.model.lora)

@@ -59,7 +59,7 @@ class Replica:
         from composer_replication.replicas.outer_step import OuterState
         from composer_replication.replicas.replica_loop import ReplicaLoop
         from composer_replication.run_folder import append_jsonl
-        from composer_replication.trainer.replica_callback import ReplicaCallback
+        from composer_replication.trainer.run_callback import ReplicaCallback
 
         self.rounds.records.agree(identity)
         state = OuterState(trainer.model, self.options)

@@ -196,7 +196,7 @@ def _keep_split(tasks: RunTasks, folder: RunFolder) -> None:
         return
     path = folder.root / "split.json"
     if path.is_file():
-        from composer_replication.trainer.guard_fold import refuse_foreign_split
+        from composer_replication.trainer.guard import refuse_foreign_split
 
         found = str(read_json(path).get("fingerprint"))
         refuse_foreign_split(found, tasks.split.fingerprint, where=str(path))
@@ -220,17 +220,16 @@ def _open_parts(
     if launched_rank() == 0:
         assembly.record_sandbox(config, folder, grader)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-    from composer_replication.trainer.early_refusals import check_num_prompts
     from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.model_modes import parameter_sha256
     from composer_replication.trainer.model_trial import loading_note
-    from composer_replication.trainer.preset_settings import overlong_punishment
+    from composer_replication.trainer.preset_settings import check_num_prompts, overlong_punishment
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
         training_dataset,
     )
-    from composer_replication.trainer.trl_values import refusals
+    from composer_replication.trainer.setting_errors import refusals
 
     limit_cpu_threads(config)
     arguments, method = prepared.arguments, prepared.method

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -16,44 +15,12 @@ def require(fits: bool, message: str, *, where: str, fix: str = "correct the arg
         raise UsageError("CR0722", message, where=where, fix=fix)
 
 
-def require_number(value: float, name: str, *, low: float, high: float = math.inf, where: str) -> None:
-    """Raise CR0722 unless ``low <= value <= high`` and the number is finite."""
-    limit = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
-    require(
-        math.isfinite(value) and low <= value <= high,
-        f"{name} is {value!r} and must be a finite number {limit}.",
-        where=where,
-    )
-
-
-def require_positive(value: float, name: str, *, where: str) -> None:
-    """Raise CR0722 unless the number is finite and above 0."""
-    require(
-        math.isfinite(value) and value > 0,
-        f"{name} is {value!r} and must be a finite number above 0.",
-        where=where,
-    )
-
-
 def require_same_shape(tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
     """Raise CR0782 unless all tensors have one shape; broadcasting would hide a wrong one."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise InputError(
             "CR0782", f"shapes do not fit: {shapes}.", where=where, fix="pass tensors of one shape."
-        )
-
-
-def require_weights(weight: torch.Tensor, name: str, *, where: str) -> None:
-    """Raise CR0711 unless every weight is finite and at least 0."""
-    is_wrong = ~torch.isfinite(weight) | (weight < 0)
-    if bool(is_wrong.any()):
-        place = is_wrong.nonzero()[0].tolist()
-        raise InputError(
-            "CR0711",
-            f"{name} holds {weight[tuple(place)].item()!r} at {place}; weights are finite and at least 0.",
-            where=where,
-            fix="repair or drop what that weight belongs to.",
         )
 
 

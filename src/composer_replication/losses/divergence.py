@@ -17,8 +17,6 @@ import math
 import torch
 
 from composer_replication.losses.argument_checks import (
-    require,
-    require_number,
     require_same_shape,
     wide,
 )
@@ -53,10 +51,9 @@ def support_divergence(
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
-        UsageError: CR0722, jsd_alpha outside 0 to 1.
         InputError: CR0782, shapes that differ.
     """
-    _require_pair(student_logp_NK, teacher_logp_NK, where="support_divergence")
+    require_same_shape({"student": student_logp_NK, "teacher": teacher_logp_NK}, where="support_divergence")
     return divergence(with_tail_class(student_logp_NK), with_tail_class(teacher_logp_NK), jsd_alpha=jsd_alpha)
 
 
@@ -66,11 +63,9 @@ def divergence(
     """Divergence of two whole distributions (rows that sum to 1): formulas of ``support_divergence``.
 
     Raises:
-        UsageError: CR0722, jsd_alpha outside 0 to 1.
         InputError: CR0782, shapes that differ.
     """
-    require_number(jsd_alpha, "jsd_alpha", low=0, high=1, where="divergence")
-    _require_pair(student_logp_NS, teacher_logp_NS, where="divergence")
+    require_same_shape({"student": student_logp_NS, "teacher": teacher_logp_NS}, where="divergence")
     student, teacher = wide(student_logp_NS), wide(teacher_logp_NS).detach()
     if jsd_alpha == 0:
         return _kl(teacher, student)
@@ -108,8 +103,3 @@ def _log_mixture(student: torch.Tensor, teacher: torch.Tensor, jsd_alpha: float)
         teacher.where(~is_empty, 0.0) + math.log(jsd_alpha),
     )
     return mixed.masked_fill(is_empty, -torch.inf)
-
-
-def _require_pair(student: torch.Tensor, teacher: torch.Tensor, *, where: str) -> None:
-    require_same_shape({"student": student, "teacher": teacher}, where=where)
-    require(student.dim() >= 1 and student.size(-1) > 0, "the support is empty.", where=where)

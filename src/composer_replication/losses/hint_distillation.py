@@ -16,11 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from composer_replication.losses.argument_checks import (
-    require_number,
-    require_positive,
     require_same_shape,
     require_something,
-    require_weights,
     wide,
 )
 
@@ -72,8 +69,7 @@ def hint_distillation_loss(
 
     Raises:
         EmptyMaskError: CR0780, no unmasked token.
-        InputError: CR0782, shapes that do not fit; CR0711, a weight below 0 or not finite.
-        UsageError: CR0722, a threshold below 0, or a denominator that is not above 0.
+        InputError: CR0782, shapes that do not fit.
     """
     where = "hint_distillation_loss"
     kept_BT = _checked_mask(divergence_BT, mask_BT, where=where)
@@ -82,8 +78,6 @@ def hint_distillation_loss(
     weights_BT = _checked_weights(divergence_BT, kept_BT, weight_BT, turn_weight_B, where=where)
     open_BT = kept_BT & open_B[:, None]
     count = kept_BT.sum()
-    if num_tokens is not None:
-        require_positive(float(num_tokens), "num_tokens", where=where)
     loss = (weights_BT * divergence_BT).where(open_BT, 0.0).sum() / (
         count if num_tokens is None else num_tokens
     )
@@ -114,10 +108,8 @@ def importance_weights(
 
     Raises:
         InputError: CR0782, shapes that differ.
-        UsageError: CR0722, a clip that is not above 0.
     """
     where = "importance_weights"
-    require_positive(clip, "clip", where=where)
     tensors = {"logp_BT": logp_BT, "sampled_logp_BT": sampled_logp_BT, "mask_BT": mask_BT}
     require_same_shape(tensors, where=where)
     kept_BT = mask_BT.bool()
@@ -136,11 +128,7 @@ def certainty_weights(teacher_entropy_BT: torch.Tensor, *, strength: float) -> t
     Departs from SRPO: weights are not normalised to mean 1, so that one batch's weights do not depend on
     which other rows it holds.
     Reference: SRPO (2026, arXiv 2604.02288).
-
-    Raises:
-        UsageError: CR0722, a strength below 0.
     """
-    require_number(strength, "strength", low=0, where="certainty_weights")
     return torch.exp(-strength * wide(teacher_entropy_BT).detach())
 
 
@@ -157,11 +145,9 @@ def information_gate(
         Divergence (B,), not a number where the turn has no token; open (B,) of booleans.
 
     Raises:
-        UsageError: CR0722, a threshold below 0.
         InputError: CR0782, shapes that differ.
     """
     where = "information_gate"
-    require_number(gate_threshold, "gate_threshold", low=0, where=where)
     require_same_shape({"divergence_BT": divergence_BT, "mask_BT": mask_BT}, where=where)
     kept_BT = mask_BT.bool()
     count_B = kept_BT.sum(-1)
@@ -178,12 +164,7 @@ def decayed_weight(weight: float, *, step: int, decay_steps: int) -> float:
 
     w(s) = weight (1 + cos(pi min(s / S, 1))) / 2. Hint distillation saturates late; its weight should fall while the
     policy gradient's stays.
-
-    Raises:
-        UsageError: CR0722, a number below 0.
     """
-    for name, value in (("weight", weight), ("step", step), ("decay_steps", decay_steps)):
-        require_number(value, name, low=0, where="decayed_weight")
     if decay_steps == 0:
         return weight
     return weight * (1 + math.cos(math.pi * min(step / decay_steps, 1.0))) / 2
@@ -208,9 +189,7 @@ def _checked_weights(
     if weight_BT is not None:
         require_same_shape({"divergence_BT": divergence_BT, "weight_BT": weight_BT}, where=where)
         weights_BT = weight_BT.detach().to(weights_BT.dtype).where(kept_BT, 1.0)
-        require_weights(weights_BT, "weight_BT", where=where)
     if turn_weight_B is not None:
         require_same_shape({"turns": divergence_BT[:, 0], "turn_weight_B": turn_weight_B}, where=where)
-        require_weights(turn_weight_B, "turn_weight_B", where=where)
         weights_BT = weights_BT * turn_weight_B.detach().to(weights_BT.dtype)[:, None]
     return weights_BT

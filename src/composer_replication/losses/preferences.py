@@ -16,7 +16,6 @@ from composer_replication.losses.argument_checks import (
     require,
     require_same_shape,
     require_something,
-    require_weights,
     wide,
 )
 
@@ -81,7 +80,7 @@ def preference_loss(
 
     Raises:
         UsageError: CR0722, no reference where the kind needs one.
-        InputError: CR0782, shapes that differ; CR0711, a weight below 0 or not finite.
+        InputError: CR0782, shapes that differ.
         EmptyMaskError: CR0780, no pair with a weight above 0.
     """
     weights_P = _checked_weights(policy_chosen_logp_P, policy_rejected_logp_P, weight_P)
@@ -151,7 +150,6 @@ def _checked_weights(
     if weight_P is None:
         return torch.ones_like(chosen_P, dtype=dtype, requires_grad=False)
     require_same_shape({"policy_chosen": chosen_P, "weight_P": weight_P}, where=where)
-    require_weights(weight_P, "weight_P", where=where)
     return weight_P.detach().to(dtype)
 
 

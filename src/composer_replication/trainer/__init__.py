@@ -6,13 +6,13 @@ line for every step, prefix sharing, which forwards each prompt once for its who
 loss channels: hints at the turns that went wrong, and replayed preferences.
 
     composer_trainer   ComposerReplicationTrainer; import it from there
-    guard_hook         when the guard is asked, with which numbers, and what follows
+    guard              one fold of the guard: when it is asked, with which numbers, and what follows
     guard_callback     the guard for any other trainer of transformers or TRL
-    checkpoints        whole, half-written or damaged, and whose they are; own_state is what we put into them
+    checkpoints        whole, half-written or damaged, and whose they are; run_borders has what we put into them
     metrics_log        metrics.jsonl and verdicts.jsonl
-    prefix_sharing, prefix_generation, prefix_wiring
+    packed_rows        each prompt forwarded once in training; prefix_generation in sampling, prefix_wiring where
     preset_settings    a recipe's method of the GRPO family; policy_terms_wiring and fresh_groups carry it out
-    early_refusals     what a recipe alone is refused for, before a model is loaded
+    setting_errors     what settings alone are refused for, before a model is loaded
     checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup
     collator           hinted turns and pairs to tensors, and which ids carry loss

@@ -1,9 +1,9 @@
-"""Between TRL's batch of one generation and records: rollouts out of it, hinted turns and pairs into it.
+"""Between TRL's batch of one generation and records: rollouts out of it, pairs into it.
 
 TRL shuffles and splits every tensor of a batch along its first dimension, so what a row needs travels as
 tensors whose first dimension is the row.
 
-Letters: B rows, S slots a row (the most hinted turns that any row has), P and Q prompt columns, T completion columns.
+Letters: B rows, T completion columns.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
-from composer_replication.trainer.chained_rows import COLUMN
+from composer_replication.trainer.chained_rows import SEGMENT_STARTS
 from composer_replication.trainer.collator import (
     OTHER_CONTEXT,
-    HintedRows,
     PairRows,
     TokenRows,
-    collate_hinted_turns,
     differs_by_hint,
     misaligned,
 )
@@ -31,16 +29,6 @@ from composer_replication.trainer.collator import (
 Batch = dict[str, Any]
 SAMPLED = "is_sampled"
 """Under this name a batch says which completion ids (B, T) the policy sampled, before TRL has emptied any mask."""
-_HINT_TENSORS = (
-    "hint_prompt_ids",
-    "hint_prompt_mask",
-    "hint_hinted_ids",
-    "hint_hinted_mask",
-    "hint_completion_ids",
-    "hint_completion_mask",
-    "hint_sampled_logp",
-    "hint_weight",
-)
 
 
 def rollouts_of(
@@ -63,7 +51,7 @@ def rollouts_of(
     completions = batch["completion_ids"].tolist()
     is_sampled_BT = batch.get(SAMPLED, batch["completion_mask"] * batch.get("tool_mask", 1))
     logps = _sampled_logps(batch)
-    chains = batch[COLUMN].tolist() if COLUMN in batch else [[]] * len(prompts)
+    chains = batch[SEGMENT_STARTS].tolist() if SEGMENT_STARTS in batch else [[]] * len(prompts)
     rollouts = []
     for idx, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
         turns = []
@@ -114,9 +102,9 @@ def matched_turns(
 
     Raises:
         InputError: with ``strict``, a turn that was not sampled in its row, in another context or with other
-            log-probabilities; the answer is no list of rows, or has another number of them (CR0751).
+            log-probabilities (CR0751).
+        ValueError: the answer has another number of rows.
     """
-    _refuse_other_answers(turns_by_row, len(rollouts))
     kept: list[list[HintedTurn]] = []
     num_left_out = 0
     for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):
@@ -134,51 +122,6 @@ def matched_turns(
     return kept, num_left_out
 
 
-def hint_tensors(turns_by_row: Sequence[Sequence[HintedTurn]], *, pad_id: int, strict: bool = True) -> Batch:
-    """Hinted turns as tensors (B, S, columns); a slot without a turn has empty masks."""
-    slots = max((len(turns) for turns in turns_by_row), default=0)
-    flat = [turn for turns in turns_by_row for turn in turns]
-    shape = (len(turns_by_row), slots)
-    if not flat:
-        return {name: torch.zeros(*shape, *(() if name == "hint_weight" else (0,))) for name in _HINT_TENSORS}
-    rows = collate_hinted_turns(flat, pad_id=pad_id, strict=strict)
-    places = torch.tensor([(row, k) for row, turns in enumerate(turns_by_row) for k in range(len(turns))])
-    student, teacher = rows.student, rows.teacher
-    parts = (
-        student.prompt_ids_NP,
-        student.prompt_mask_NP,
-        teacher.prompt_ids_NP,
-        teacher.prompt_mask_NP,
-        student.completion_ids_NT,
-        student.completion_mask_NT,
-        rows.sampled_logp_NT,
-        rows.weight_N,
-    )
-    batch: Batch = {}
-    for name, part in zip(_HINT_TENSORS, parts, strict=True):
-        tensor = part.new_zeros(*shape, *part.shape[1:])
-        tensor[places[:, 0], places[:, 1]] = part
-        batch[name] = tensor
-    return batch
-
-
-def hinted_rows_in(batch: Mapping[str, Any]) -> HintedRows | None:
-    """The hinted turns that a (shuffled, split) batch carries, padding of other rows cut off; None if none."""
-    if "hint_weight" not in batch or not batch["hint_completion_mask"].any():
-        return None
-    used = batch["hint_completion_mask"].bool().any(-1)
-    parts = [batch[name][used] for name in _HINT_TENSORS]
-    prompt, prompt_mask, hinted, hinted_mask, ids, mask, logp, weight = parts
-    width = int(mask.sum(-1).max())
-    ids, mask, logp = ids[:, :width], mask[:, :width], logp[:, :width]
-    return HintedRows(
-        TokenRows(*_cut_left(prompt, prompt_mask), ids, mask, mask),
-        TokenRows(*_cut_left(hinted, hinted_mask), ids, mask, mask),
-        logp,
-        weight,
-    )
-
-
 def sibling_tensors(
     batch: Batch, rewards: Sequence[float | None], *, pass_reward: float, pad_id: int
 ) -> Batch:
@@ -190,7 +133,11 @@ def sibling_tensors(
     """
     ids, mask = batch["completion_ids"], batch["completion_mask"]
     loss_mask = mask * batch.get("tool_mask", 1)
-    is_chain = batch[COLUMN].bool().any(-1) if COLUMN in batch else torch.zeros(ids.size(0), dtype=torch.bool)
+    is_chain = (
+        batch[SEGMENT_STARTS].bool().any(-1)
+        if SEGMENT_STARTS in batch
+        else torch.zeros(ids.size(0), dtype=torch.bool)
+    )
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for row, prompt in enumerate(_kept(batch["prompt_ids"], batch["prompt_mask"])):
         reward = rewards[row]
@@ -228,24 +175,6 @@ def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
         ),
         batch["sibling_weight"][used],
     )
-
-
-def _refuse_other_answers(answer: Any, num_rows: int) -> None:
-    """A hint source answers with a list of as many rows as it was asked about, each of hinted turns (CR0751)."""
-    fix = "return one list of HintedTurns for each rollout, empty where there is nothing to say."
-    if not isinstance(answer, Sequence):
-        raise misaligned(
-            f"the hint source answered with a {type(answer).__name__} and not with a list of rows",
-            "hint_source",
-            fix=fix,
-        )
-    if len(answer) != num_rows:
-        raise misaligned(f"the hint source answered for {len(answer)} rows of {num_rows}", "hint_source")
-    for row, turns in enumerate(answer):
-        if not isinstance(turns, Sequence) or not all(isinstance(turn, HintedTurn) for turn in turns):
-            raise misaligned(
-                "the hint source's answer for a row is no list of hinted turns", f"row {row}", fix=fix
-            )
 
 
 def _key(turn: HintedTurn) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -19,9 +19,12 @@ from typing import Any
 
 import torch
 
+from composer_replication.errors import InputError
 from composer_replication.trainer.processes import gathered
+from composer_replication.trainer.router_replay import ROUTED_EXPERTS, refusal
+from composer_replication.trainer.trl_surface import TrlSurface
 
-COLUMN = "segment_starts"
+SEGMENT_STARTS = "segment_starts"
 """Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
 
 
@@ -102,11 +105,10 @@ Answer = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 Scorer = Callable[[torch.Tensor, torch.Tensor, int], Answer]
 
 
-class ChainedRows:
+class ChainedRows(TrlSurface):
     """A mixin of the trainer: whether the rows at hand are chained, and what then goes through the model."""
 
     _segment_starts: torch.Tensor | None = None
-    accelerator: Any
 
     def take_segment_starts(self, starts: Sequence[Sequence[int]]) -> None:
         """What the rollout function under way said of its rows."""
@@ -123,7 +125,7 @@ class ChainedRows:
 
     def _with_segment_starts(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self._segment_starts is not None:
-            batch[COLUMN] = self._segment_starts
+            batch[SEGMENT_STARTS] = self._segment_starts
         return batch
 
     def _score_chains(
@@ -141,3 +143,81 @@ class ChainedRows:
         logps_NL, entropies_NL, aux_loss = score(rows.ids_NW, rows.mask_NW, rows.num_columns)
         entropies_BT = None if entropies_NL is None else rows.chained(entropies_NL)
         return rows.chained(logps_NL), entropies_BT, aux_loss
+
+
+class CheckedRollouts:
+    """A rollout function whose completions are looked at before TRL takes their last token.
+
+    Its column ``segment_starts``, where it has one, says which rows are chains of conversations (``chained_rows``), and
+    ``routed_experts`` which experts its tokens went to (``router_replay``).
+
+    Args:
+        rollout_func: the user's.
+    """
+
+    def __init__(self, rollout_func: Callable[..., dict[str, Any]]) -> None:
+        self.rollout_func = rollout_func
+
+    def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
+        output = dict(self.rollout_func(prompts, trainer))
+        completion_ids = output.get("completion_ids", ())
+        refuse_empty_completions(completion_ids, where="the rollout function")
+        starts = output.pop(SEGMENT_STARTS, None)
+        if starts is not None:
+            refuse_bad_starts(starts, completion_ids, output.get("env_mask"))
+            trainer.take_segment_starts(starts)
+        routing = output.pop(ROUTED_EXPERTS, None)
+        if routing is not None:
+            if any(starts or ()):
+                raise refusal("a row is a chain of conversations (segment_starts)")
+            trainer.take_routed_experts(routing, output.get("prompt_ids", ()), completion_ids)
+        return output
+
+
+def refuse_empty_completions(completion_ids: Sequence[Sequence[int]], *, where: str) -> None:
+    """A completion of no token has no last one, and no probability to learn.
+
+    Raises:
+        InputError: CR0777.
+    """
+    empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
+    if empty:
+        raise InputError(
+            "CR0777",
+            f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
+            where=where,
+            fix="give at least the end token for an answer that says nothing.",
+        )
+
+
+def refuse_bad_starts(
+    starts: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]] | None,
+) -> None:
+    """A later conversation begins inside its completion, after the one before, with an id that carries no loss.
+
+    Raises:
+        InputError: CR0872.
+    """
+    problem = ""
+    if len(starts) != len(completion_ids):
+        problem = f"there are {len(starts)} lists for {len(completion_ids)} completions"
+    elif masks is None and any(starts):
+        problem = "there is no env_mask, and the first id of a conversation was not sampled"
+    else:
+        for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=True)):
+            edges = [0, *places, len(ids)]
+            if any(after <= before for before, after in pairwise(edges)):
+                problem = f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids"
+            elif masks is not None and any(masks[row][place] for place in places):
+                problem = f"a conversation of row {row} begins with an id that carries loss"
+            if problem:
+                break
+    if problem:
+        raise InputError(
+            "CR0872",
+            f"segment_starts cannot be followed: {problem}.",
+            where="the rollout function's segment_starts",
+            fix="give, for each row, the places in completion_ids where the prompt of a later conversation begins.",
+        )

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
 
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
+from composer_replication.trainer.trl_surface import TrlSurface
 
 R = TypeVar("R")
 Scope = Callable[[], AbstractContextManager[Any]]
 """Opens what a forward is made in: autocast, or the teacher's weights."""
 
 
-class ChannelStep:
+class ChannelStep(TrlSurface):
     """Which part of the optimizer step a micro-batch is, and where a channel's numbers go."""
 
-    state: Any
-    args: Any
-    accelerator: Any
-    model: Any
-    current_gradient_accumulation_steps: Any
-    _tokenizer: Any
-    _metrics: Any
     _in_evaluation: bool = False
     _weights_are_sharded: bool = False
     _micro_steps: dict[str, tuple[int, int]] | None = None
@@ -89,10 +80,6 @@ class RecordDraws:
         self.num_records = len(records)
         self.per_step = per_step
         self.seed = seed
-        digest = hashlib.sha256()
-        for record in records:
-            digest.update(json.dumps(asdict(record)).encode() + b"\n")
-        self.records_sha256 = digest.hexdigest()
         self._order: tuple[int, list[int]] = (-1, [])
 
     def of_step(self, step: int) -> list[int]:

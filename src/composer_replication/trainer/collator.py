@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 
@@ -23,8 +24,19 @@ Ids = Sequence[int]
 OTHER_CONTEXT = "the hinted prompt of a turn is not its prompt with one run of ids put in"
 
 
+class _Rows:
+    """Tensors of the same rows."""
+
+    __slots__ = ()
+
+    def to(self, device: torch.device) -> Self:
+        """The same rows on a device."""
+        moved = {part.name: getattr(self, part.name).to(device) for part in fields(self)}  # type: ignore[arg-type]
+        return type(self)(**moved)
+
+
 @dataclass(frozen=True, slots=True)
-class TokenRows:
+class TokenRows(_Rows):
     """Prompt and completion of each row; masks are 1 for tokens. ``loss_mask_NT`` is within ``completion_mask_NT``."""
 
     prompt_ids_NP: torch.Tensor
@@ -36,12 +48,9 @@ class TokenRows:
     def __len__(self) -> int:
         return self.prompt_ids_NP.size(0)
 
-    def to(self, device: torch.device) -> TokenRows:
-        return TokenRows(*(getattr(self, part.name).to(device) for part in fields(self)))
-
 
 @dataclass(frozen=True, slots=True)
-class HintedRows:
+class HintedRows(_Rows):
     """The same completions after two prompts: what the policy saw, and the same with a hint.
 
     ``completions`` exist once: ``student`` and ``teacher`` share the very tensors, so that their positions are
@@ -56,17 +65,9 @@ class HintedRows:
     def __len__(self) -> int:
         return len(self.student)
 
-    def to(self, device: torch.device) -> HintedRows:
-        return HintedRows(
-            self.student.to(device),
-            self.teacher.to(device),
-            self.sampled_logp_NT.to(device),
-            self.weight_N.to(device),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class PairRows:
+class PairRows(_Rows):
     """Preference pairs: row p of ``chosen`` and of ``rejected`` have the same prompt."""
 
     chosen: TokenRows
@@ -76,15 +77,12 @@ class PairRows:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def to(self, device: torch.device) -> PairRows:
-        return PairRows(self.chosen.to(device), self.rejected.to(device), self.weight_P.to(device))
-
     def stacked(self) -> TokenRows:
         """Chosen rows, then rejected ones, in one batch of 2 P rows."""
-        both = [
-            (getattr(self.chosen, part.name), getattr(self.rejected, part.name)) for part in fields(TokenRows)
-        ]
-        return TokenRows(*(_stacked(chosen, rejected) for chosen, rejected in both))
+        names = [part.name for part in fields(TokenRows)]
+        return TokenRows(
+            *(_stacked(getattr(self.chosen, name), getattr(self.rejected, name)) for name in names)
+        )
 
 
 def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bool = True) -> HintedRows:

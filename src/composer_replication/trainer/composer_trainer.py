@@ -20,8 +20,7 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
-from composer_replication.trainer.chained_rows import ChainedRows
+from composer_replication.trainer.chained_rows import SEGMENT_STARTS, ChainedRows
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
     choose_checkpoint,
@@ -30,20 +29,18 @@ from composer_replication.trainer.checkpoints import (
 from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
 from composer_replication.trainer.fresh_groups import without_lone_punishments
-from composer_replication.trainer.guard_fold import HeldoutEval
+from composer_replication.trainer.guard import HeldoutEval
 from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
 from composer_replication.trainer.prefix_generation import sampling_for_step
 from composer_replication.trainer.prefix_wiring import PrefixWiring
 from composer_replication.trainer.processes import once, process_rank, wait_for_all, wait_for_gloo_at_exit
-from composer_replication.trainer.routed_experts import RouterLoad
-from composer_replication.trainer.router_replay import RouterReplay
+from composer_replication.trainer.router_replay import RouterLoad, RouterReplay
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.served_rollouts import load_weights
-from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.trl_values import refusals
+from composer_replication.trainer.setting_errors import TrainerSettingError, refusals
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +70,11 @@ class ComposerReplicationTrainer(
         strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training
             stops and ``train`` returns. Either way checkpoint and verdict are on disk first.
         alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source`` or ``hinted_turns``.
-        hints: its settings, the ``[hints]`` table of a recipe, or a dict of its keys; None for the defaults.
+        hints: its settings, the ``[hints]`` table of a recipe; None for the defaults.
         hint_source: asked about each generation for the turns that went wrong.
         hinted_turns: recorded ones, from which every step draws.
         beta_replay: weight of replayed preferences; above 0 it needs ``replay_pairs`` or ``replay.sibling_pairs``.
-        replay: its settings, the ``[replay]`` table, or a dict of its keys; None for the defaults.
+        replay: its settings, the ``[replay]`` table; None for the defaults.
         replay_pairs: from which every step draws.
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
         is_finished: the text so far of one row is complete, so the row stops. Only with
@@ -95,7 +92,6 @@ class ComposerReplicationTrainer(
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
             A channel's weight is no number of at least 0 (CR0711), or it has nothing to learn from (CR0755).
-            A channel's table is none (CR0722), or has no such key (CR0204).
             A term in the reward while rewards are scaled (CR0760).
         InputError: a hinted turn or a pair cannot be learned from (CR0711, CR0751).
     """
@@ -113,11 +109,11 @@ class ComposerReplicationTrainer(
         heldout_eval_fn: HeldoutEval | None = None,
         strict_killswitch: bool = True,
         alpha_sdpo: float = 0.0,
-        hints: HintsSection | Mapping[str, Any] | None = None,
+        hints: HintsSection | None = None,
         hint_source: HintGenerator | None = None,
         hinted_turns: Sequence[HintedTurn] | None = None,
         beta_replay: float = 0.0,
-        replay: ReplaySection | Mapping[str, Any] | None = None,
+        replay: ReplaySection | None = None,
         replay_pairs: Sequence[PreferencePair] | None = None,
         prefix_sharing: bool = False,
         is_finished: Callable[[str], bool] | None = None,
@@ -145,10 +141,10 @@ class ComposerReplicationTrainer(
         self.heldout_eval_fn = heldout_eval_fn
         self.strict_killswitch = strict_killswitch
         self.alpha_sdpo = alpha_sdpo
-        self.hints = hints  # type: ignore[assignment]  # a dict becomes its table where the channel is on
+        self.hints = hints
         self.hint_source, self.hinted_turns = hint_source, hinted_turns
         self.beta_replay, self.replay_pairs = beta_replay, replay_pairs
-        self.replay = replay  # type: ignore[assignment]  # as above
+        self.replay = replay
         self.prefix_sharing = prefix_sharing
         self.is_finished = is_finished
         self.run_folder = run_folder
@@ -357,8 +353,7 @@ class ComposerReplicationTrainer(
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
             InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0716) or another run's
-                (CR0502, CR0884, CR0716); prompts are messages without a chat template (CR0703), or one leaves no
-                room for an answer (CR0705); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
+                (CR0502, CR0884, CR0716); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
                 finite.
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).
         """

@@ -5,6 +5,7 @@ A mixin of the trainer. Reference: DAPO (2503.14476), section 3.2.
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -12,11 +13,12 @@ from typing import Any, TypeGuard
 import torch
 from torch.nn.functional import pad
 
-from composer_replication.interfaces import PromptSource
+from composer_replication.interfaces import PromptChooser, PromptSource
 from composer_replication.trainer.policy_options import PolicyOptions
-from composer_replication.trainer.processes import gathered, process_rank
-from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN
+from composer_replication.trainer.processes import gathered, num_processes, process_rank
+from composer_replication.trainer.router_replay import ROUTED_EXPERTS, UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.trl_surface import TrlSurface
 
 Generate = Callable[[Any], dict[str, Any]]
 NOT_BY_ROW = "num_items_in_batch"
@@ -41,7 +43,7 @@ def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> 
     return rewards_NF.masked_fill(is_lone_N[:, None], torch.nan)
 
 
-class FreshGroups:
+class FreshGroups(TrlSurface):
     """Finds groups without signal and fills their places.
 
     Attributes:
@@ -51,12 +53,6 @@ class FreshGroups:
     policy_options: PolicyOptions = PolicyOptions()
     prompt_source: PromptSource | None = None
     num_groups_replaced: int = 0
-    accelerator: Any
-    reward_weights: Any
-    num_generations: Any
-    _metrics: Any
-    _tokenizer: Any
-    _generation_with_terms: Any
     _newest_rewards: torch.Tensor | None = None
     _newest_efforts: torch.Tensor | None = None
 
@@ -193,7 +189,7 @@ def _replaced(
 ) -> torch.Tensor:
     if old.dim() > 1 and old.size(1) != new.size(1):
         width = max(old.size(1), new.size(1))
-        fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(COLUMN) else 0
+        fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(ROUTED_EXPERTS) else 0
         is_left = name.startswith("prompt_")
         old, new = (_widened(part, width, fill, is_left=is_left) for part in (old, new))
     result = old.clone()
@@ -207,3 +203,98 @@ def _widened(part: torch.Tensor, width: int, fill: int, *, is_left: bool) -> tor
     missing = width - part.size(1)
     before = [0, 0] * (part.dim() - 2)
     return pad(part, [*before, missing, 0] if is_left else [*before, 0, missing], value=fill)
+
+
+class ChosenPrompts(TrlSurface):
+    """Asks a ``PromptChooser`` and tells it what came of its prompts; with any other source nothing happens here."""
+
+    prompt_source: PromptSource | None = None
+
+    def _chosen_inputs(self, inputs: Any) -> Any:
+        """In training this process's part of the rows that were chosen, each once a rollout of its group.
+
+        TRL puts the rows of all processes one after the other and cuts groups out of them, so a group may lie
+        across two processes; it has one prompt there too.
+
+        Raises:
+            TrainerSettingError: the processes chose different rows (CR0849).
+        """
+        chooser = self.prompt_source
+        if not (isinstance(chooser, PromptChooser) and self.model.training):
+            return inputs
+        group = self.num_generations
+        rows = chooser.chosen_rows(len(inputs) * num_processes() // group)
+        _refuse_different(rows)
+        for name, value in chooser.figures().items():
+            self._metrics["train"][name].append(value)
+        first = process_rank() * len(inputs)
+        return [dict(rows[(first + n) // group]) for n in range(len(inputs))]
+
+    def _learn_outcomes(self, output: dict[str, Any]) -> dict[str, Any]:
+        """After each generation, replacements included; what an evaluation brought is dropped."""
+        chooser = self.prompt_source
+        if isinstance(chooser, PromptChooser):
+            outcomes = chooser.take_outcomes()
+            if self.model.training:
+                chooser.learn([outcome for part in gathered(outcomes) for outcome in part])
+        return output
+
+
+def _refuse_different(rows: Sequence[Mapping[str, Any]]) -> None:
+    chosen = gathered([str(row.get("task_id", row.get("prompt"))) for row in rows])
+    if any(other != chosen[0] for other in chosen):
+        raise TrainerSettingError(
+            "CR0849",
+            "the trainer processes chose different tasks for the same generation.",
+            where="ComposerReplicationTrainer(prompt_source=)",
+            fix="construct it alike on every process, over the same task store with the same recorded pass rates.",
+        )
+
+
+class ShuffledPrompts:
+    """Rows of a data set in shuffled order, epoch after epoch: the default ``PromptSource``.
+
+    A row whose prompt has just given no signal is passed over, as long as there are others.
+
+    Args:
+        rows: the training data; anything with a length and rows by number.
+        seed: of the order. Epoch e is shuffled by ``random.Random(f"{seed}/{e}")``, whatever the machine.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], seed: int) -> None:
+        self._rows = rows
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order: list[int] = []
+
+    def fresh_rows(
+        self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """See ``PromptSource``; fewer than ``num_rows`` where all others were passed over."""
+        dull = [row.get("prompt", row) for row in without_signal]
+        found: list[Mapping[str, Any]] = []
+        for _ in range(len(self._rows)):
+            if len(found) == num_rows:
+                break
+            row = self._rows[self._next_number()]
+            if row.get("prompt", row) not in dull:
+                found.append(row)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "position": self._position, "num_rows": len(self._rows)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._epoch, self._position, self._order = int(state["epoch"]), int(state["position"]), []
+
+    def _next_number(self) -> int:
+        if not self._order or self._position == len(self._order):
+            if self._order:
+                self._epoch, self._position = self._epoch + 1, 0
+            self._order = list(range(len(self._rows)))
+            random.Random(f"{self._seed}/{self._epoch}").shuffle(self._order)  # noqa: S311 - an order, no secret
+            if self._position == len(self._order):
+                return self._next_number()
+        self._position += 1
+        return self._order[self._position - 1]

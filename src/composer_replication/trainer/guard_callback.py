@@ -7,32 +7,21 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus, Stateful
 from composer_replication.records import HeldoutReading
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
-from composer_replication.trainer.guard_fold import (
-    HeldoutEval,
-    log_row,
-    reading_fields,
-    refuse_foreign_split,
-    updated,
-    verdict_row,
-)
+from composer_replication.trainer.guard import Fold, HeldoutEval, fold, refuse_foreign_split
 from composer_replication.trainer.metrics_log import finite, json_row
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
-from composer_replication.trainer.processes import from_first, once, process_rank, wait_for_gloo_at_exit
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.processes import from_first, process_rank, wait_for_gloo_at_exit
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +79,6 @@ class HeldOutGuardCallback(TrainerCallback):
         halted_at: ``global_step`` of the fold that fired, or None.
         last_verdict: the newest row of ``verdicts.jsonl``, or None.
         num_rows_without_proxy: training rows that could not be folded.
-
-    Raises:
-        TrainerSettingError: ``heldout_eval_fn`` cannot be called, or ``every`` is no whole number of
-            at least 1 (CR0722; a ``ValueError`` too).
     """
 
     def __init__(
@@ -107,7 +92,6 @@ class HeldOutGuardCallback(TrainerCallback):
         strict: bool = True,
         split_fingerprint: str = "",
     ) -> None:
-        _check_arguments(heldout_eval_fn, every)
         wait_for_gloo_at_exit()
         self.guard = guard
         self.heldout_eval_fn = heldout_eval_fn
@@ -167,36 +151,28 @@ class HeldOutGuardCallback(TrainerCallback):
         if self._last_round_idx is not None and step - self._last_round_idx < self.every:
             return
         reward, kl = from_first((reward, None if self.kl_key is None else finite(logs.get(self.kl_key))))
-        start = time.monotonic()
         try:
-            folded = self._fold(model, step, reward, kl)
+            folded = fold(
+                self.guard,
+                lambda: self._evaluate(model),
+                round_idx=step,
+                reward=reward,
+                kl=lambda: kl,
+                split_fingerprint=self.split_fingerprint,
+                every_process_joins=weights_are_sharded(model),
+            )
         finally:  # an evaluation that was not due may count as well
             state.stateful_callbacks[STATE_KEY] = self._state()
         if folded is None:
             return
-        status, reading = folded
         self._last_round_idx = step
-        self._say_once_that_kl_is_off(status)
-        seconds = time.monotonic() - start
-        row = {**log_row(status), "killswitch/eval_seconds": seconds, **reading_fields(reading, kl)}
-        self._write(args, state, logs, row, status, reading)
-        if status.fire:
-            self._act_on(status, step, control)
+        self._write(args, state, logs, folded)
+        if folded.status.fire:
+            self.halted_at, self._halting_status = step, folded.status
+            logger.warning("killswitch: the guard halts training at step %d: %s", step, folded.status.reason)
+            control.should_save = True
+            control.should_training_stop = True
         state.stateful_callbacks[STATE_KEY] = self._state()
-
-    def _fold(
-        self, model: Any, step: int, reward: float, kl: float | None
-    ) -> tuple[GuardStatus, float | HeldoutReading | None] | None:
-        """Measure and update; None where no evaluation is due."""
-        try:
-            reading = once(lambda: self._evaluate(model), every_process_joins=weights_are_sharded(model))
-        except CollapseStopError as error:  # the evaluation itself gave up: nobody knows the truth
-            return error.status, None
-        if reading is None:
-            return None
-        found = getattr(reading, "split_fingerprint", "")
-        refuse_foreign_split(found, self.split_fingerprint, where="the held-out reading")
-        return updated(self.guard, reading, round_idx=step, reward=reward, kl=kl), reading
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A save that ``save_strategy="best"`` took back is asked for again; the loop still looks once."""
@@ -234,36 +210,31 @@ class HeldOutGuardCallback(TrainerCallback):
         return None
 
     def _evaluate(self, model: Any) -> float | HeldoutReading | None:
-        with torch.no_grad(), evaluation_mode(model):
+        with evaluation_mode(model):
             return self.heldout_eval_fn()
 
-    def _write(
-        self,
-        args: Any,
-        state: Any,
-        logs: dict[str, Any],
-        row: Mapping[str, float],
-        status: GuardStatus,
-        reading: float | HeldoutReading | None,
-    ) -> None:
+    def _write(self, args: Any, state: Any, logs: dict[str, Any], folded: Fold) -> None:
         """Into the logged row, whose copy the trainer has kept already, and into ``verdicts.jsonl``."""
+        row = {**folded.log_row(), "killswitch/eval_seconds": folded.seconds, **folded.measured()}
         logs.update(row)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(row)
-        self.last_verdict = verdict_row(
-            status,
-            state.global_step,
-            split_fingerprint=self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
-            kl_path=f"logged as {self.kl_key}" if _has_kl(status) else "off (no row has had a finite KL)",
+        kl_path = f"logged as {self.kl_key}"
+        if getattr(folded.status, "kl_ema", None) is None:
+            kl_path = "off (no row has had a finite KL)"
+            if not self._has_said_kl_is_off:
+                self._has_said_kl_is_off = True
+                logger.warning(
+                    "killswitch: the KL path is off: %s.",
+                    f"no row has {self.kl_key!r} (TRL logs none at beta 0)"
+                    if self.kl_key
+                    else "kl_key is None",
+                )
+        self.last_verdict = folded.verdict(
+            state.global_step, split_fingerprint=self.split_fingerprint, kl_path=kl_path
         )
         if process_rank() == 0:
             append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
-
-    def _act_on(self, status: GuardStatus, step: int, control: Any) -> None:
-        self.halted_at, self._halting_status = step, status
-        logger.warning("killswitch: the guard halts training at step %d: %s", step, status.reason)
-        control.should_save = True
-        control.should_training_stop = True
 
     def _count_row_without_proxy(self, logs: Mapping[str, Any]) -> None:
         is_training_row = "loss" in logs and not any(name.startswith("eval_") for name in logs)
@@ -271,19 +242,10 @@ class HeldOutGuardCallback(TrainerCallback):
             return
         self.num_rows_without_proxy += 1
         if self.num_rows_without_proxy == 1:
-            near = difflib.get_close_matches(self.proxy_key.removeprefix("-"), map(str, logs), n=3)
             logger.warning(
-                "killswitch: a logged row has no finite %r, so the guard was not asked; %s",
+                "killswitch: a logged row has no finite %r, so the guard was not asked; the row has %s",
                 self.proxy_key,
-                f"nearest: {', '.join(near)}" if near else f"the row has {', '.join(sorted(map(str, logs)))}",
-            )
-
-    def _say_once_that_kl_is_off(self, status: GuardStatus) -> None:
-        if not _has_kl(status) and not self._has_said_kl_is_off:
-            self._has_said_kl_is_off = True
-            logger.warning(
-                "killswitch: the KL path is off: %s.",
-                f"no row has {self.kl_key!r} (TRL logs none at beta 0)" if self.kl_key else "kl_key is None",
+                ", ".join(sorted(map(str, logs))),
             )
 
     def _state(self) -> dict[str, Any]:
@@ -312,26 +274,6 @@ class HeldOutGuardCallback(TrainerCallback):
                 where=f"trainer_state.json, stateful_callbacks.{STATE_KEY}",
                 fix="resume with the kind of guard that the run began with, or from another checkpoint.",
             ) from error
-
-
-def _check_arguments(heldout_eval_fn: object, every: object) -> None:
-    if not callable(heldout_eval_fn):
-        raise _bad_argument("heldout_eval_fn", "a function without arguments", heldout_eval_fn)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise _bad_argument("every", "a whole number of at least 1", every)
-
-
-def _bad_argument(name: str, wanted: str, value: object) -> TrainerSettingError:
-    return TrainerSettingError(
-        "CR0722",
-        f"{name} must be {wanted}, got {value!r}.",
-        where=f"HeldOutGuardCallback({name}=)",
-        fix="see docs/guard-anywhere.md.",
-    )
-
-
-def _has_kl(status: GuardStatus) -> bool:
-    return getattr(status, "kl_ema", None) is not None
 
 
 def _as_stateful(evaluate: object) -> Stateful | None:

@@ -31,8 +31,6 @@ from composer_replication.losses.hint_distillation import (
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.batch_records import (
     SAMPLED,
-    hint_tensors,
-    hinted_rows_in,
     matched_turns,
     rollouts_of,
     sampled_tensor,
@@ -148,6 +146,8 @@ def _in_rows(values_M: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:
 _PASSED = 1.0  # the least reward of a rollout that needs no hint
 DISTILLED = "is_distilled"
 """Under this name a batch says which rows (B,) the teacher takes from the policy gradient."""
+TURN_ROW = "hint_row"
+"""Under this name a batch says which row of its generation each row (B,) is: TRL shuffles and splits them."""
 
 
 def schedule_share(settings: HintsSection, step: int) -> float:
@@ -162,11 +162,10 @@ class HintChannel(ChannelStep):
     hints: HintsSection | None = None
     hint_source: HintGenerator | None = None
     hinted_turns: Sequence[HintedTurn] | None = None
-    temperature: Any
-    eos_token_ids: Any
-    mask_truncated_completions: Any
     _newest_sampled: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None] = ((), None)
     _hints_have_ended: bool = False
+    _turns_of_row: Sequence[Sequence[HintedTurn]] = ()
+    """Hinted turns of the newest generation, by its rows in the order of sampling."""
     _teacher_weights: WeightCopy | None = None
     _recorded_draws: RecordDraws | None = None
 
@@ -233,10 +232,8 @@ class HintChannel(ChannelStep):
             batch[DISTILLED] = torch.tensor(
                 [bool(of_row) for of_row in turns], device=self.accelerator.device
             )
-        for name, tensor in hint_tensors(
-            turns, pad_id=self._tokenizer.pad_token_id, strict=settings.strict
-        ).items():
-            batch[name] = tensor.to(self.accelerator.device)
+        self._turns_of_row = turns
+        batch[TURN_ROW] = torch.arange(len(turns), device=self.accelerator.device)
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
         self._metrics["train"].setdefault("sdpo/turns_left_out", []).append(float(num_left_out))
@@ -284,7 +281,7 @@ class HintChannel(ChannelStep):
         recorded, num_recorded_tokens = self._recorded_part(settings)
         num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
         total, counted = self._no_loss(), []
-        for own in (hinted_rows_in(inputs), recorded):
+        for own in (self._sampled_part(inputs, settings), recorded):
             rows = self._rows_to_forward(own, self._turn_for_nothing)
             if rows is None:
                 continue
@@ -304,6 +301,15 @@ class HintChannel(ChannelStep):
         pad_id = self._tokenizer.pad_token_id
         rows = collate_hinted_turns([HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))], pad_id=pad_id)
         return rows.to(self.accelerator.device)
+
+    def _sampled_part(self, inputs: Any, settings: HintsSection) -> HintedRows | None:
+        """The hinted turns of the rows of this micro-batch."""
+        rows = inputs[TURN_ROW].tolist() if TURN_ROW in inputs else []
+        turns = [turn for row in rows for turn in self._turns_of_row[row]]
+        if not turns:
+            return None
+        made = collate_hinted_turns(turns, pad_id=self._tokenizer.pad_token_id, strict=settings.strict)
+        return made.to(self.accelerator.device)
 
     def _recorded_part(self, settings: HintsSection) -> tuple[HintedRows | None, int]:
         """The recorded turns of this micro-batch, and the tokens of all those of the step."""

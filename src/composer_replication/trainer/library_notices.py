@@ -14,7 +14,7 @@ from typing import Any
 _LIBRARIES = ("transformers", "trl", "accelerate", "peft", "datasets", "huggingface_hub", "torch")
 _CATEGORIES = (FutureWarning, DeprecationWarning, PendingDeprecationWarning, UserWarning)
 _OWN = "composer_replication"
-_TOLD_ANYWAY = "composer_replication.trainer.initial_kl"  # the command prints that note itself
+_TOLD_ANYWAY = "composer_replication.trainer.guard.kl_path"  # the command prints that note itself
 
 
 @contextmanager

@@ -8,29 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import ValidationError
 from transformers import TrainerCallback
 
-from composer_replication.channel_tables import HintsSection, ReplaySection, Section
+from composer_replication.channel_tables import Section
 from composer_replication.errors import InputError
+from composer_replication.records import HintedTurn
 from composer_replication.trainer.collator import check_pairs, collate_hinted_turns, refuse_other_contexts
 from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.output_head import states_problem
-from composer_replication.trainer.own_state import OwnState
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.prompt_fit import refuse_unfit_pairs, refuse_unfit_turns
 from composer_replication.trainer.replay_channel import ReplayChannel
+from composer_replication.trainer.run_borders import OwnState
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
 STATE_FILE = "loss_channels.pt"
-Table = TypeVar("Table", bound=Section)
 
 
 class LossChannels(HintChannel, ReplayChannel, OwnState):
@@ -38,9 +38,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
 
     _saved_channels: dict[str, Any] | None = None
     _channel_callback: TrainerCallback | None = None
-    reward_weights: Any
     _newest_rewards: torch.Tensor | None
-    add_callback: Any
 
     # ---- before the first step --------------------------------------------------------------------
 
@@ -48,19 +46,17 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         """What is wrong with the arguments alone; nothing of TRL's is read.
 
         Raises:
-            TrainerSettingError: a weight that is no number, below zero or not finite (CR0711), a channel with nothing to
-                learn from (CR0755), a table that is none (CR0722), a key that the table does not have (CR0204).
+            TrainerSettingError: a weight that is no number, below zero or not finite (CR0711), or a channel with nothing to
+                learn from (CR0755).
             InputError: a record that cannot be learned from (CR0711, CR0751).
         """
         for name in ("alpha_sdpo", "beta_replay"):
             _refuse_bad_weight(name, getattr(self, name))
         if self.alpha_sdpo != 0.0:
-            self.hints = _table_of(HintsSection, self.hints, "hints")
             settings = self._hint_settings()
             if self.hinted_turns:
                 collate_hinted_turns(self.hinted_turns, pad_id=0, strict=settings.strict)
         if self.beta_replay != 0.0:
-            self.replay = _table_of(ReplaySection, self.replay, "replay")
             self._replay_settings()
             check_pairs(self.replay_pairs or ())
 
@@ -153,6 +149,9 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             }
             if process_rank() == 0:
                 torch.save(state, checkpoint / STATE_FILE)
+            if self._is_inside_generation():
+                turns = [[asdict(turn) for turn in of_row] for of_row in self._turns_of_row]
+                torch.save(turns, checkpoint / _turns_name())
         super()._write_own_state(checkpoint)
 
     def _read_own_state(self, checkpoint: Path) -> None:
@@ -174,6 +173,9 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             )
             if self._saved_channels["fingerprint"] != self._channels_fingerprint():
                 raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
+        if (checkpoint / _turns_name()).is_file():
+            turns = torch.load(checkpoint / _turns_name(), weights_only=True)
+            self._turns_of_row = [[HintedTurn(**turn) for turn in of_row] for of_row in turns]
 
     def _keeps_first_weights(self) -> bool:
         """Whether a channel keeps the trained weights as they are before the first step."""
@@ -216,10 +218,7 @@ def _refuse_bad_weight(name: str, weight: Any) -> None:
     Raises:
         TrainerSettingError: CR0711.
     """
-    try:
-        is_good = not isinstance(weight, bool) and math.isfinite(weight) and weight >= 0.0
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # no number, or a tensor of several
-        is_good = False
+    is_good = isinstance(weight, Real) and not isinstance(weight, bool) and 0.0 <= weight < math.inf
     if not is_good:
         raise TrainerSettingError(
             "CR0711",
@@ -229,40 +228,8 @@ def _refuse_bad_weight(name: str, weight: Any) -> None:
         )
 
 
-def _table_of(kind: type[Table], given: Any, name: str) -> Table:
-    """The table of a recipe that an argument is: as it is, made of a mapping, or its defaults for None.
-
-    Raises:
-        TrainerSettingError: neither (CR0722), or a key or value that the table does not take (CR0204).
-    """
-    if isinstance(given, kind):
-        return given
-    if given is not None and not isinstance(given, Mapping):
-        raise TrainerSettingError(
-            "CR0722",
-            f"{name} cannot be a {type(given).__name__}.",
-            where=f"ComposerReplicationTrainer({name}=)",
-            fix=f"pass {kind.__name__}(...), or a dict of its keys.",
-        )
-    try:
-        return kind.model_validate(dict(given or {}))
-    except ValidationError as error:
-        raise TrainerSettingError(
-            "CR0204",
-            _first_problem(error, name),
-            where=f"ComposerReplicationTrainer({name}=)",
-            fix="see docs/recipe-keys.md for every key.",
-        ) from error
-
-
-def _first_problem(error: ValidationError, name: str) -> str:
-    """The sentence about the first unknown key, or else the first bad value."""
-    problems = error.errors(include_url=False)
-    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
-    key = ".".join([name, *(str(part) for part in problem["loc"])])
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}."
-    return f"{key}: {problem['msg'].removeprefix('Value error, ').rstrip('.')}."
+def _turns_name() -> str:
+    return f"hinted_turns_{process_rank()}.pt"
 
 
 def _as_bytes(name: str, settings: Section, records: Sequence[Any] | None) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.trainer.processes import gathered
+from composer_replication.trainer.trl_surface import TrlSurface
 
 _FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
@@ -224,13 +225,9 @@ def finite(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-class RunLines:
+class RunLines(TrlSurface):
     """Collects what TRL measured in the step and hands it to the run's log."""
 
-    state: Any
-    args: Any
-    _metrics: Any
-    _tr_loss: Any
     _run_log: RunLog | None = None
     _step_window: StepWindow | None = None
     _in_loop_signals: InLoopSignals | None = None

@@ -82,10 +82,9 @@ def load_model(
     if needs_chat_template:
         take_end_of_template(model, tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        raise InputError(
-            "CR0701",
+        raise _unusable(
+            section.name,
             "the tokenizer has neither a padding token nor an end token, so answers could not end.",
-            where=f"model.name = {section.name}",
             fix="take the tokenizer of an instruction-tuned model, or set eos_token in tokenizer_config.json.",
         )
     if tokenizer.pad_token_id is None:
@@ -104,19 +103,11 @@ def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> t
     except (OSError, ValueError) as error:
         raise _unloadable(source, "the model", error) from error
     if any(hasattr(config, part) for part in ("vision_config", "audio_config")):
-        raise InputError(
-            "CR0701",
-            f"a {config.model_type} model reads images or sound, and prompts here are text.",
-            where=f"model.name = {source}",
-            fix="take the text-only model of the same family.",
-        )
+        words = f"a {config.model_type} model reads images or sound, and prompts here are text."
+        raise _unusable(source, words, fix="take the text-only model of the same family.")
     if not _is_causal(config):
-        raise InputError(
-            "CR0701",
-            f"a {config.model_type} model is not a causal language model.",
-            where=f"model.name = {source}",
-            fix="take a decoder-only model that AutoModelForCausalLM loads.",
-        )
+        words = f"a {config.model_type} model is not a causal language model."
+        raise _unusable(source, words, fix="take a decoder-only model that AutoModelForCausalLM loads.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (ImportError, OSError, TypeError, ValueError) as error:
@@ -139,11 +130,10 @@ def _with_weights(source: str, dtype: torch.dtype) -> Any:
     except Exception as error:  # each format of weights has errors of its own
         raise _unloadable(source, "the weights of the model", error) from error
     if missing := sorted(loading["missing_keys"]):
-        raise InputError(
-            "CR0701",
-            f"the weights are those of a base model or incomplete: {missing[0]} would be random"
-            f"{f', and {len(missing) - 1} more' if len(missing) > 1 else ''}.",
-            where=f"model.name = {source}",
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise _unusable(
+            source,
+            f"the weights are those of a base model or incomplete: {missing[0]} would be random{more}.",
             fix="take weights that were saved from a causal language model, head included.",
         )
     _refuse_broken_weights(model, source)
@@ -166,12 +156,9 @@ def _refuse_broken_weights(model: Any, source: str) -> None:
         if weight.dtype not in _PLAIN_TYPES or not weight.numel():
             continue
         if not all(bound.isfinite() for bound in weight.detach().aminmax()):  # a NaN is both of them
-            raise InputError(
-                "CR0701",
-                f"the weights of the model hold numbers that are not finite: {name}.",
-                where=f"model.name = {source}",
-                fix="take weights that are whole; those saved as float16 may have overflowed.",
-            )
+            words = f"the weights of the model hold numbers that are not finite: {name}."
+            fix = "take weights that are whole; those saved as float16 may have overflowed."
+            raise _unusable(source, words, fix=fix)
 
 
 def _is_causal(config: Any) -> bool:
@@ -188,12 +175,15 @@ def _is_causal(config: Any) -> bool:
 
 def _unloadable(source: str, what: str, problem: Exception | str) -> InputError:
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    return InputError(
-        "CR0701",
+    return _unusable(
+        source,
         f"{what} cannot be loaded: {lines[0].strip().rstrip('.:')[:300]}.",
-        where=f"model.name = {source}",
         fix="give a folder with config.json, weights and tokenizer, or a name that this machine can download.",
     )
+
+
+def _unusable(source: str, words: str, *, fix: str) -> InputError:
+    return InputError("CR0701", words, where=f"model.name = {source}", fix=fix)
 
 
 def _from_package(section: ModelSection) -> str:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import MissingError
 from composer_replication.trainer.model_loading import load_model
+from composer_replication.trainer.packed_rows import shared_prefix_logps
 from composer_replication.trainer.prefix_generation import sample_shared
-from composer_replication.trainer.prefix_sharing import shared_prefix_logps
-from composer_replication.trainer.prefix_support import inner_model, unsupported_reason
+from composer_replication.trainer.prefix_support import inner_model, packing_reason
 from composer_replication.trainer.run_setup import lora_config
 
 _FEW_CORES = 4
@@ -179,7 +180,9 @@ def measure_step(
         group_size: G.
         completion_tokens: C of the recipe; 64 of them are tried at most.
     """
-    is_shared = unsupported_reason(model) is None
+    is_shared = packing_reason(model) is None
+    if is_shared:
+        add_fused_lm_head(inner_model(model))
     for num_tokens in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         size = StepSize(1, group_size, len(prompt), num_tokens, is_shared)
         held = _memory_bytes(model)
@@ -216,9 +219,7 @@ def _train(model: Any, prompt: Sequence[int], size: StepSize) -> None:
     def logps() -> torch.Tensor:
         if size.is_shared:
             masks = torch.ones_like(prompts_GP), torch.ones_like(completions_GC)
-            return shared_prefix_logps(
-                model, prompts_GP, masks[0], completions_GC, masks[1], temperature=1.0
-            )[0]
+            return shared_prefix_logps(model, prompts_GP, masks[0], completions_GC, masks[1])[0]
         ids = torch.cat([prompts_GP, completions_GC], dim=1)
         logits = model(input_ids=ids).logits[:, len(prompt) - 1 : -1].float()
         return torch.log_softmax(logits, dim=-1).gather(-1, completions_GC.unsqueeze(-1))

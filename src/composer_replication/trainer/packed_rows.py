@@ -1,20 +1,20 @@
-"""Log-probabilities of GRPO groups without a cache: completions of one prompt are packed behind it.
+"""Completions of one prompt are packed behind it, so that each distinct prompt is forwarded once.
 
-Gradient checkpointing computes each layer twice, and transformers then keeps no cache. A pack is one row instead:
+The rows of a group share their prompt, yet a plain forward computes it once per row. A pack is one row instead: the prompt but
+for its last token, then, for each completion, that last token and the completion but for its own last one:
 
-    prompt, completion 1, completion 2, …     positions of each completion go on from the prompt
+    p1 p2 … | pn c1 c2 … | pn d1 d2 … | …     positions of each completion go on from the prompt
 
-and by a mask each token sees the prompt and what stands before it in its own completion. Each distinct prompt is
-forwarded once a pack. Attention is computed between all tokens of a pack, though, so long completions are packed few
-at a time (``rows_of_a_pack``).
+By a mask each token sees the prompt and what stands before it in its own part, and each token of a part scores the one behind it.
+Attention is computed between all tokens of a pack, though, so long completions are packed few at a time (``rows_of_a_pack``).
 
-Letters: B rows, T completion columns, K packs, S columns of a pack, C those from the last of the prompt on, N scored tokens;
-of whole rows: N rows, P prompt columns, M positions that carry loss, H hidden size.
+Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens of some packs,
+M tokens that are wanted, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,6 @@ from composer_replication.trainer.output_head import (
 )
 from composer_replication.trainer.prefix_support import attention_windows, inner_model, packing_reason
 from composer_replication.trainer.processes import num_processes
-from composer_replication.trainer.token_scores import TokenScorer
 
 
 @dataclass(frozen=True)
@@ -72,36 +71,60 @@ class Pack:
     rows: tuple[int, ...]
 
 
-def score_packed(
+def shared_prefix_logps(
     model: nn.Module,
-    prompts: Sequence[Prompt],
-    prompt_of_row_B: torch.Tensor,
+    prompt_ids_BP: torch.Tensor,
+    prompt_mask_BP: torch.Tensor,
     completion_ids_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    scorer: TokenScorer,
+    completion_mask_BT: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Score the rows that belong to these prompts: one forward a pack; one in all where several processes must agree.
+    """Log-probability of each completion token, and the entropy where it was drawn, if the model's head gives it.
 
-    Values and gradients are those of ``prefix_sharing.shared_prefix_logps`` for a model that keeps a cache.
+    logp_bt = log softmax(z_bt / temperature)[y_bt], H_bt = -sum_v p_btv log p_btv, in nats,
+    where z_bt are the logits at the position before completion token y_bt. Equal to the
+    forward of prompt and completion together, for values and gradients, up to rounding.
+    Both results are float32 and zero where ``completion_mask_BT`` is zero, as in TRL.
+
+    Args:
+        model: causal language model, PEFT-wrapped or not, without ``packing_reason`` and with TRL's fused head
+            (``trl.trainer.utils.add_fused_lm_head``), which has the temperature, and scores no more than these tokens.
+        prompt_ids_BP: token ids, padded on the left.
+        prompt_mask_BP: 1 for tokens, 0 for padding. Rows whose ids under the mask are equal form a
+            group, wherever they stand in the batch.
+        completion_ids_BT: token ids, padded on the right.
+        completion_mask_BT: 1 for tokens, 0 for padding; a row of zeros is allowed.
+
+    Departs from TRL: positions count from the first unmasked token, as in generation, where TRL's
+    plain forward counts padding too. The two agree for relative positions (RoPE, ALiBi); a model
+    with learned absolute positions gets here what it would get without padding.
+    Reference: DeepSeekMath (2024), equation 3, for the groups.
+
+    Raises:
+        InputError: CR0722, a prompt without a token.
     """
+    prompts, prompt_of_row = distinct_prompts(prompt_ids_BP, prompt_mask_BP)
+    mask_BT = completion_mask_BT.bool()
     logp_parts: list[torch.Tensor] = []
     entropy_parts: list[torch.Tensor] = []
+    places: list[tuple[torch.Tensor, torch.Tensor]] = []
+    # Of several processes, whose weights may be sharded, each forwards once, whatever its groups are.
+    for layout in _layouts(
+        model, prompts, prompt_of_row, completion_ids_BT, mask_BT, in_one_forward=num_processes() > 1
+    ):
+        targets_KS = torch.full_like(layout.ids_KS, -100)
+        targets_KS[layout.from_N] = completion_ids_BT[layout.to_N]
+        output: Any = model(**_arguments(model, layout), shift_labels=targets_KS, fused_lm_head=True)
+        logp_parts.append(output.log_probs[layout.from_N])
+        entropy_parts += [] if output.entropy is None else [output.entropy[layout.from_N]]
+        places.append(layout.to_N)
+    rows_M, columns_M = (torch.cat(each) for each in zip(*places, strict=True))
 
-    def score(outputs_NX: torch.Tensor, rows_N: torch.Tensor, columns_N: torch.Tensor) -> None:
-        logps_N, entropies_N = scorer.of(outputs_NX, completion_ids_BT[rows_N, columns_N])
-        logp_parts.append(logps_N)
-        entropy_parts.extend([] if entropies_N is None else [entropies_N])
+    def in_rows(parts: list[torch.Tensor]) -> torch.Tensor:
+        values_M = torch.cat(parts)
+        values_BT = values_M.new_zeros(mask_BT.shape).index_put((rows_M, columns_M), values_M)
+        return values_BT.masked_fill(~mask_BT, 0.0)
 
-    place_BT = _for_each_pack(
-        model, prompts, prompt_of_row_B.tolist(), completion_ids_BT, mask_BT, scorer.forward, score,
-        in_one_forward=num_processes() > 1,
-    )  # fmt: skip
-
-    def assemble(parts: list[torch.Tensor]) -> torch.Tensor:
-        values_N = torch.cat([parts[0].new_zeros(1), *parts])  # the zero is for padding, whose place is -1
-        return values_N[place_BT + 1].masked_fill(~mask_BT, 0.0)
-
-    return assemble(logp_parts), assemble(entropy_parts) if scorer.with_entropy else None
+    return in_rows(logp_parts), in_rows(entropy_parts) if entropy_parts else None
 
 
 def packed_states(
@@ -122,55 +145,37 @@ def packed_states(
         mask_BT: 1 on tokens.
         wanted_BT: 1 within the mask.
     """
+    place_BT = torch.full_like(completion_ids_BT, -1)
     parts: list[torch.Tensor] = []
-
-    def forward(model: nn.Module, arguments: dict[str, Any], *, logits_to_keep: int) -> torch.Tensor:
-        return states_before_head(model, arguments)[0][:, -logits_to_keep:]
-
-    place_BT = _for_each_pack(
-        model, prompts, prompt_of_row, completion_ids_BT, mask_BT, forward,
-        lambda states_NH, _rows, _columns: parts.append(states_NH),
-        in_one_forward=True,  # each forward makes another gradient of the embedding's size
-    )  # fmt: skip
+    num_taken = 0
+    # One forward where that is possible: each makes another gradient of the embedding's size.
+    for layout in _layouts(model, prompts, prompt_of_row, completion_ids_BT, mask_BT, in_one_forward=True):
+        states_KSH, _ = states_before_head(model, _arguments(model, layout))
+        parts.append(states_KSH[layout.from_N])
+        place_BT[layout.to_N] = torch.arange(num_taken, num_taken + len(parts[-1]), device=place_BT.device)
+        num_taken += len(parts[-1])
     return torch.cat(parts).index_select(0, place_BT[wanted_BT.bool()])
 
 
-def _for_each_pack(
+def _layouts(
     model: nn.Module,
     prompts: Sequence[Prompt],
     prompt_of_row: Sequence[int],
     completion_ids_BT: torch.Tensor,
     mask_BT: torch.Tensor,
-    forward: Callable[..., torch.Tensor],
-    take: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
     *,
     in_one_forward: bool,
-) -> torch.Tensor:
-    """Give ``take`` the outputs (N, X) that score tokens, with their rows and columns (N,).
-
-    Returns:
-        (B, T): which of all outputs, in the order taken, scores a token; -1 for padding.
-    """
+) -> Iterator[_Layout]:
+    """One of all packs, padded; or one a pack, which is faster on a processor, and where their masks would be too large."""
     columns_T = torch.arange(1, mask_BT.size(1) + 1, device=mask_BT.device)
     lengths_B: list[int] = (mask_BT * columns_T).amax(dim=1).tolist()
     hidden_size = inner_model(model).config.get_text_config().hidden_size
     packs = _packs(prompts, prompt_of_row, lengths_B, hidden_size)
-    place_BT = torch.full_like(completion_ids_BT, -1)
-    num_taken = 0
     width = max(len(pack.prompt.ids) + sum(lengths_B[row] for row in pack.rows) for pack in packs)
     if not weights_are_sharded(model) and len(packs) * width**2 > MAX_COLUMNS**2:
-        in_one_forward = False  # their masks together would be larger than that of the largest pack
+        in_one_forward = False
     for together in [packs] if in_one_forward else [[pack] for pack in packs]:
-        layout = _Layout.of(together, completion_ids_BT, mask_BT, lengths_B)
-        num_kept = layout.ids_KS.size(1) - layout.width + 1
-        outputs_KCX = forward(model, _arguments(model, layout), logits_to_keep=num_kept)
-        rows_N, columns_N = layout.places_N
-        take(outputs_KCX.flatten(0, 1).index_select(0, layout.index_N), rows_N, columns_N)
-        place_BT[rows_N, columns_N] = torch.arange(
-            num_taken, num_taken + rows_N.numel(), device=rows_N.device
-        )
-        num_taken += rows_N.numel()
-    return place_BT
+        yield _Layout.of(together, completion_ids_BT, mask_BT, lengths_B)
 
 
 def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:
@@ -207,25 +212,23 @@ def _packs(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Packs side by side; prompts end, and completions begin, in the same column.
+    """Packs side by side; their prompts end in the same column.
 
     Attributes:
-        ids_KS: token ids. The last token of a completion is predicted, never read: it is not there.
+        ids_KS: token ids.
         positions_KS: as in generation.
         segments_KS: 0 for the prompt, 1 and up for the completions, -1 for padding.
         is_key_KS: whether others may attend to it.
-        width: columns of the longest prompt.
-        index_N: where the outputs that score tokens stand, among K C.
-        places_N: row and column of the tokens that they score.
+        from_N: pack and column of each position that scores a token.
+        to_N: row and column (B, T) of the token that it scores.
     """
 
     ids_KS: torch.Tensor
     positions_KS: torch.Tensor
     segments_KS: torch.Tensor
     is_key_KS: torch.Tensor
-    width: int
-    index_N: torch.Tensor
-    places_N: tuple[torch.Tensor, torch.Tensor]
+    from_N: tuple[torch.Tensor, torch.Tensor]
+    to_N: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
     def of(
@@ -233,38 +236,44 @@ class _Layout:
     ) -> _Layout:
         """Lay out packs of the rows of a batch; ``lengths_B`` is one past the last kept column of each."""
         device = ids_BT.device
-        width = max(len(pack.prompt.ids) for pack in packs)
-        num_columns = width + max(sum(max(lengths_B[row] - 1, 0) for row in pack.rows) for pack in packs)
+        width = max(len(pack.prompt.ids) for pack in packs) - 1
+        num_columns = width + max(1, *(sum(lengths_B[row] for row in pack.rows) for pack in packs))
         ids_KS = torch.zeros(len(packs), num_columns, dtype=torch.long, device=device)
         positions_KS, is_key_KS = torch.zeros_like(ids_KS), torch.zeros_like(ids_KS, dtype=torch.bool)
         segments_KS = torch.full_like(ids_KS, _PADDING)
-        index: list[int] = []
-        rows: list[int] = []
-        columns: list[int] = []
+        scoring: list[tuple[int, int]] = []
+        scored: list[tuple[int, int]] = []
         for number, pack in enumerate(packs):
-            length = len(pack.prompt.ids)
+            *first_ids, last_id = pack.prompt.ids
+            length = len(first_ids)
             before = slice(width - length, width)
-            ids_KS[number, before] = torch.tensor(pack.prompt.ids, device=device)
-            is_key_KS[number, before] = torch.tensor(pack.prompt.mask, device=device).bool()
+            ids_KS[number, before] = torch.tensor(first_ids, dtype=torch.long, device=device)
+            is_key_KS[number, before] = torch.tensor(pack.prompt.mask[:-1], dtype=torch.bool, device=device)
             positions_KS[number, before] = torch.arange(length, device=device)
             segments_KS[number, before] = 0
-            start, base = width, number * (num_columns - width + 1)
+            start = width
             for segment, row in enumerate(pack.rows, start=1):
-                num_scored = lengths_B[row]
-                end = start + max(num_scored - 1, 0)
-                ids_KS[number, start:end] = ids_BT[row, : end - start]
-                is_key_KS[number, start:end] = mask_BT[row, : end - start]
-                positions_KS[number, start:end] = torch.arange(length, length + end - start, device=device)
-                segments_KS[number, start:end] = segment
-                if num_scored:  # the first token is scored by the prompt's last position
-                    index += [base, *range(base + start - width + 1, base + end - width + 1)]
-                    rows += [row] * num_scored
-                    columns += range(num_scored)
+                end = start + lengths_B[row]
+                part = slice(start, end)
+                ids_KS[number, start : start + 1] = last_id
+                is_key_KS[number, start : start + 1] = bool(pack.prompt.mask[-1])
+                ids_KS[number, start + 1 : end] = ids_BT[row, : max(lengths_B[row] - 1, 0)]
+                is_key_KS[number, start + 1 : end] = mask_BT[row, : max(lengths_B[row] - 1, 0)]
+                positions_KS[number, part] = torch.arange(length, length + end - start, device=device)
+                segments_KS[number, part] = segment
+                scoring += [(number, column) for column in range(start, end)]
+                scored += [(row, column) for column in range(end - start)]
                 start = end
-        index_N, rows_N, columns_N = (
-            torch.tensor(each, dtype=torch.long, device=device) for each in (index, rows, columns)
+        pairs = (torch.tensor(each, device=device).reshape(-1, 2).long() for each in (scoring, scored))
+        from_N2, to_N2 = pairs
+        return cls(
+            ids_KS,
+            positions_KS,
+            segments_KS,
+            is_key_KS,
+            (from_N2[:, 0], from_N2[:, 1]),
+            (to_N2[:, 0], to_N2[:, 1]),
         )
-        return cls(ids_KS, positions_KS, segments_KS, is_key_KS, width, index_N, (rows_N, columns_N))
 
     def allowed(self, window: int | None) -> torch.Tensor:
         """(K, S, S): which token (first S) may attend to which (second S); padding sees itself, so that no line is empty."""
@@ -312,9 +321,13 @@ def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
     prompts, prompt_of_row = distinct_prompts(rows.prompt_ids_NP, rows.prompt_mask_NP)
     if len(prompts) < len(rows) and packing_reason(model) is None:
         states_MH = packed_states(
-            called, prompts, prompt_of_row,
-            rows.completion_ids_NT, rows.completion_mask_NT.bool(), rows.loss_mask_NT,
-        )  # fmt: skip
+            called,
+            prompts,
+            prompt_of_row,
+            rows.completion_ids_NT,
+            rows.completion_mask_NT.bool(),
+            rows.loss_mask_NT,
+        )
     else:
         ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
         mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)

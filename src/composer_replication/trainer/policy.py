@@ -186,13 +186,10 @@ class InProcessPolicy:
             return list(self.tokenizer(text=prompt)["input_ids"])
         return chat_prompt_ids(self.tokenizer, [{"role": "user", "content": prompt}])
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
-
     def _completion(
         self, ids: Sequence[int], ends: Sequence[int], is_finished: Callable[[str], bool] | None
     ) -> Completion:
-        text = self._text(ids)
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         if is_finished is not None and is_finished(text):
             reason = StopReason.STOP_RULE
         elif ids and ids[-1] in ends:

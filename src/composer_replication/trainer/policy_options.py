@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from composer_replication.config import EffortSection
 from composer_replication.errors import UsageError
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -18,21 +19,6 @@ EFFORT_UNITS: Final[Mapping[str, float]] = {
     "turn": 20.0,
 }
 """What one of each kind adds to x, the effort of a rollout: a choice of ours, since the originals are not published."""
-
-
-@dataclass(frozen=True, slots=True)
-class EffortPrice:
-    """``weight * C(x)`` is taken off the reward; see ``losses.policy_terms`` for C.
-
-    Attributes:
-        weight: reward for one unit of C; 0 is off.
-        k: curvature, per unit of x.
-        q: exponent; C is linear at 0, logarithmic at 1, bounded above 1.
-    """
-
-    weight: float = 1e-4
-    k: float = 1e-3
-    q: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +36,7 @@ class PolicyOptions:
     """
 
     kl_in_reward: bool = False
-    effort: EffortPrice | None = None
+    effort: EffortSection | None = None
     dynamic_sampling_rounds: int = 0
     importance_clip: float = 0.0
 

@@ -14,21 +14,24 @@ from typing import Any
 import torch
 from trl.models.utils import disable_gradient_checkpointing
 
+from composer_replication.config import EffortSection
 from composer_replication.losses.policy_terms import (
-    effective_share,
     effort_cost,
     fold_kl_into_advantages,
     k1_per_rollout,
     truncated_importance_weights,
 )
-from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
-from composer_replication.trainer.checked_rollouts import CheckedRollouts
-from composer_replication.trainer.chosen_prompts import ChosenPrompts, ShuffledPrompts
-from composer_replication.trainer.early_refusals import refuse_split_groups
-from composer_replication.trainer.fresh_groups import FreshGroups, Generate, loss_mask
-from composer_replication.trainer.policy_options import EFFORT_COLUMN, EffortPrice, effort_units
+from composer_replication.trainer.chained_rows import SEGMENT_STARTS, CheckedRollouts
+from composer_replication.trainer.fresh_groups import (
+    ChosenPrompts,
+    FreshGroups,
+    Generate,
+    ShuffledPrompts,
+    loss_mask,
+)
+from composer_replication.trainer.policy_options import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import num_processes
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_split_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,11 @@ class ImportanceFigures:
     Attributes:
         truncated_share: share of tokens whose ratio was above the clip.
         effective_sample_size: of the tokens, after truncation, as a share of their number: (sum w)^2 / (n sum w^2).
-        sequence_effective_sample_size: the same over rows with the plain product of a row's ratios: what a
-            correction of whole sequences would leave.
         num_tokens: tokens that carry loss.
     """
 
     truncated_share: float
     effective_sample_size: float
-    sequence_effective_sample_size: float
     num_tokens: int
 
 
@@ -61,14 +61,11 @@ def truncated_ratio(
     known_BT = mask_BT.bool() & ~torch.isnan(sampled_logp_BT)
     num_tokens = int(known_BT.sum())
     if not num_tokens:
-        return torch.ones_like(policy_logp_BT), ImportanceFigures(0.0, 1.0, 1.0, 0)
+        return torch.ones_like(policy_logp_BT), ImportanceFigures(0.0, 1.0, 0)
     weights_BT, metrics = truncated_importance_weights(policy_logp_BT, sampled_logp_BT, known_BT, clip=clip)
-    log_ratio_BT = (policy_logp_BT.detach() - sampled_logp_BT).double().where(known_BT, 0.0)
-    per_row_R = log_ratio_BT.sum(-1)[known_BT.any(-1)]
     figures = ImportanceFigures(
         float(metrics.masked_share),
         float(metrics.effective_sample_share),
-        float(effective_share((per_row_R - per_row_R.max()).exp())),  # of shifted ones, lest exp overflow
         num_tokens,
     )
     return weights_BT.where(known_BT, 1.0), figures
@@ -91,20 +88,7 @@ _FORWARD_PARTS = (
 class PolicyTerms(FreshGroups, ChosenPrompts):
     """What happens to one generation before the loss sees it."""
 
-    model: Any
-    args: Any
-    beta: Any
-    loss_type: Any
-    use_vllm: Any
-    rollout_func: Any
-    train_dataset: Any
-    _get_per_token_logps_and_entropies: Any
-    _chained_as: Any
-    _routed_as: Any
-    _check_generation: Any
-    _check_importance: Any
     _kl_beta: float = 0.0
-    _newest_sampled: Any
 
     # ---- before the first step ----------------------------------------------------------------------
 
@@ -227,7 +211,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         start = self.accelerator.process_index * mask_BT.size(0)
         output["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
-    def _effort_costs(self, effort: EffortPrice, inputs: Any, like_B: torch.Tensor) -> torch.Tensor:
+    def _effort_costs(self, effort: EffortSection, inputs: Any, like_B: torch.Tensor) -> torch.Tensor:
         """C of each row, from the counts that its rollout brought, else from lengths and masks."""
         completion_ids, tool_masks = self._newest_sampled
         units = []
@@ -254,7 +238,6 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         metrics = self._metrics["train"]
         metrics["sampling/truncated_share"].append(figures.truncated_share)
         metrics["sampling/effective_sample_size"].append(figures.effective_sample_size)
-        metrics["sampling/sequence_effective_sample_size"].append(figures.sequence_effective_sample_size)
         self._check_importance(figures)
         if not corrects:
             return

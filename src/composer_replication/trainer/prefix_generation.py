@@ -3,21 +3,24 @@
 One left-padded forward fills the key-value cache for all distinct prompts; the cache rows
 are then copied to the samples and decoding goes on token by token. A finished row leaves
 the batch and the cache at once, so the cost of a step follows the rows still running.
-A model that cannot share prompts exactly is sampled by whole forwards (``sampling_batches``).
+A model that cannot share prompts exactly is sampled by whole forwards.
 
 Letters: B samples (all prompts), A samples still running, P prompt columns, V vocabulary.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from transformers import DynamicCache
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -30,8 +33,10 @@ from transformers.generation.logits_process import (
 from composer_replication.errors import InputError
 from composer_replication.records import StopReason
 from composer_replication.trainer.model_modes import evaluation_mode
-from composer_replication.trainer.packed_rows import Prompt
-from composer_replication.trainer.sampling_batches import SamplingBatch, start_batch
+from composer_replication.trainer.prefix_support import accepts, inner_model, sampling_reason
+
+logger = logging.getLogger(__name__)
+
 
 _TORCH_SAYS = "probability tensor contains"  # multinomial on a processor; on a GPU it ends the process's CUDA
 
@@ -156,7 +161,7 @@ def sample_shared(
     ``generate``: repetition penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very
     distribution, in nats. With temperature 1 and the filters off they are the model's own
     log-probabilities. All rows run in one batch: memory for the cache is B x (P + tokens), so pass
-    many prompts in several calls. Where the model cannot share prompts (``unsupported_reason``) the
+    many prompts in several calls. Where the model cannot share prompts (``sampling_reason``) the
     draws are the same and every token takes a forward of its whole row; the log says so once.
 
     Every row has its own random number at every step, drawn whether or not the row is still running:
@@ -200,9 +205,8 @@ def sample_shared(
         row_limits=row_limits or [max_new_tokens] * len(prompt_of_row),
     )
     with torch.no_grad(), evaluation_mode(model):
-        prompts = [Prompt(ids=ids, mask=(1,) * len(ids)) for ids in index]
         is_joint = goes_on is not bool
-        batch, logits_AV = start_batch(model, prompts, prompt_of_row, pad_token_id, needs_cache=is_joint)
+        batch, logits_AV = start_batch(model, list(index), prompt_of_row, pad_token_id, needs_cache=is_joint)
         _draw_tokens(rows, batch, logits_AV, rule, num_steps=max_new_tokens, goes_on=goes_on)
     return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
 
@@ -307,3 +311,216 @@ def _processors(
     if temperature != 0 and min_p is not None:
         processors.append(MinPLogitsWarper(min_p))
     return processors
+
+
+_ROWS_AT_ONCE = 8  # of a forward without a cache; bounds the logits of models that cannot leave positions out
+_TOLD: WeakSet[nn.Module] = WeakSet()
+
+
+class SamplingBatch(Protocol):
+    """The rows still running; row a of everything is sample ``row_numbers[a]``.
+
+    Attributes:
+        context_AC: the ids so far, for the repetition penalty; its left is filled by ids that the row has anyway.
+    """
+
+    row_numbers: list[int]
+    context_AC: torch.Tensor
+
+    def keep(self, places: list[int]) -> None:
+        """Drop every row but these places."""
+
+    def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
+        """The logits (A, V) behind the newest id of each running row."""
+
+
+def start_batch(
+    model: nn.Module,
+    prompts: Sequence[tuple[int, ...]],
+    prompt_of_row: Sequence[int],
+    pad_token_id: int,
+    *,
+    needs_cache: bool = False,
+) -> tuple[SamplingBatch, torch.Tensor]:
+    """A row for each entry of ``prompt_of_row``, and the first logits (B, V).
+
+    A model that cannot share prompts exactly gets whole forwards, and the log says so once. With ``needs_cache`` one that
+    leaves the cache alone is refused: how many whole forwards there are goes by the rows, and other processes would wait.
+
+    Raises:
+        InputError: CR0757, as ``_prefill``.
+    """
+    device = next(inner_model(model).parameters()).device
+    context_BC = _context(prompts, device)[torch.tensor(prompt_of_row, device=device)]
+    reason = sampling_reason(model)
+    if reason is None:
+        try:
+            return _start_cached(model, prompts, prompt_of_row, pad_token_id, context_BC)
+        except InputError as error:  # a forward of the user's own that leaves the cache alone
+            if needs_cache:
+                raise
+            reason = error.message
+    if model not in _TOLD:
+        _TOLD.add(model)
+        logger.warning(
+            "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s",
+            reason,
+        )
+    ids = [prompts[index] for index in prompt_of_row]
+    plain = PlainBatch(model, list(range(len(ids))), ids, context_BC)
+    return plain, plain.logits()
+
+
+@dataclass
+class CachedBatch:
+    """Rows whose past is in a cache; a step forwards one id of each."""
+
+    model: nn.Module
+    row_numbers: list[int]
+    cache: DynamicCache
+    mask_AC: torch.Tensor
+    positions_A: torch.Tensor
+    context_AC: torch.Tensor
+
+    def keep(self, places: list[int]) -> None:
+        if len(places) == len(self.row_numbers):
+            return
+        places_A = torch.tensor(places, device=self.mask_AC.device)
+        self.row_numbers = [self.row_numbers[place] for place in places]
+        _copy_cache_to_rows(self.cache, places_A)
+        self.mask_AC = self.mask_AC[places_A]
+        self.positions_A = self.positions_A[places_A]
+        self.context_AC = self.context_AC[places_A]
+
+    def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
+        newest_A1 = torch.tensor(newest_ids, device=self.mask_AC.device)[:, None]
+        self.mask_AC = nn.functional.pad(self.mask_AC, (0, 1), value=1)
+        mask = None if bool(self.mask_AC.all()) else self.mask_AC
+        logits_A1V = _forward_with_cache(self.model, newest_A1, self.cache, self.positions_A[:, None], mask)
+        self.positions_A = self.positions_A + 1
+        return logits_A1V[:, -1]
+
+
+@dataclass
+class PlainBatch:
+    """Rows of any causal language model; a step forwards each row from its first id on, without cache and padding.
+
+    Rows of one length go together, equal ones once.
+    """
+
+    model: nn.Module
+    row_numbers: list[int]
+    ids: list[tuple[int, ...]]
+    context_AC: torch.Tensor
+
+    def keep(self, places: list[int]) -> None:
+        self.row_numbers = [self.row_numbers[place] for place in places]
+        self.ids = [self.ids[place] for place in places]
+        self.context_AC = self.context_AC[torch.tensor(places, device=self.context_AC.device)]
+
+    def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
+        self.ids = [(*ids, newest) for ids, newest in zip(self.ids, newest_ids, strict=True)]
+        return self.logits()
+
+    def logits(self) -> torch.Tensor:
+        by_length: dict[int, list[tuple[int, ...]]] = {}
+        for ids in dict.fromkeys(self.ids):
+            by_length.setdefault(len(ids), []).append(ids)
+        found: dict[tuple[int, ...], torch.Tensor] = {}
+        for _, rows in sorted(by_length.items()):
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                part = rows[start : start + _ROWS_AT_ONCE]
+                found.update(zip(part, self._forward(part), strict=True))
+        return torch.stack([found[ids] for ids in self.ids])
+
+    def _forward(self, rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        input_ids = torch.tensor(rows, device=self.context_AC.device)
+        more: dict[str, Any] = {
+            "attention_mask": torch.ones_like(input_ids),
+            "use_cache": False,
+            "logits_to_keep": 1,
+        }
+        taken = {name: value for name, value in more.items() if accepts(self.model, name)}
+        logits_aTV: torch.Tensor = self.model(input_ids=input_ids, **taken).logits
+        return logits_aTV[:, -1]
+
+
+def _context(prompts: Sequence[tuple[int, ...]], device: torch.device) -> torch.Tensor:
+    """The prompts' ids (K, P); padding repeats the first one, so that the padding id itself (often the end) is not penalised."""
+    width = max(map(len, prompts))
+    rows = [(ids[0],) * (width - len(ids)) + ids for ids in prompts]
+    return torch.tensor(rows, device=device)
+
+
+def _start_cached(
+    model: nn.Module,
+    prompts: Sequence[tuple[int, ...]],
+    prompt_of_row: Sequence[int],
+    pad_token_id: int,
+    context_BC: torch.Tensor,
+) -> tuple[CachedBatch, torch.Tensor]:
+    """Forward each prompt once and copy its cache to its rows."""
+    logits_KV, cache, mask_KP, lengths_K = _prefill(model, prompts, pad_token_id, context_BC.device)
+    index_B = torch.tensor(prompt_of_row, device=context_BC.device)
+    _copy_cache_to_rows(cache, index_B)
+    row_numbers = list(range(len(prompt_of_row)))
+    batch = CachedBatch(model, row_numbers, cache, mask_KP[index_B], lengths_K[index_B], context_BC)
+    return batch, logits_KV[index_B]
+
+
+def _prefill(
+    model: nn.Module, prompts: Sequence[tuple[int, ...]], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
+    """Forward each prompt once; left-padded together when their lengths differ.
+
+    Returns:
+        The logits after the last prompt position (K, V), the filled cache (K rows), the mask (K, P)
+        and the position that each prompt's next token has (K,).
+
+    Raises:
+        InputError: CR0757, the model did not fill the cache it was given.
+    """
+    width = max(map(len, prompts))
+    ids_KP = torch.full((len(prompts), width), pad_id, dtype=torch.long, device=device)
+    mask_KP = torch.zeros_like(ids_KP)
+    for row, ids in enumerate(prompts):
+        ids_KP[row, width - len(ids) :] = torch.tensor(ids, device=device)
+        mask_KP[row, width - len(ids) :] = 1
+    lengths_K = mask_KP.sum(-1)
+    positions_KP = (mask_KP.cumsum(-1) - 1).clamp(min=0)
+    cache = DynamicCache(config=inner_model(model).config)
+    mask = None if bool(mask_KP.all()) else mask_KP
+    logits_K1V = _forward_with_cache(model, ids_KP, cache, positions_KP, mask, logits_to_keep=1)
+    if cache.get_seq_length() != width:
+        raise InputError(
+            "CR0757",
+            f"{type(inner_model(model)).__name__} left the key-value cache at {cache.get_seq_length()} of "
+            f"{width} positions, so prompts cannot be shared exactly.",
+            where="prefix sharing",
+            fix="switch prefix sharing off for this model.",
+        )
+    return logits_K1V[:, -1], cache, mask_KP, lengths_K
+
+
+def _forward_with_cache(
+    model: nn.Module,
+    ids_BT: torch.Tensor,
+    cache: DynamicCache,
+    positions_BT: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    logits_to_keep: int = 0,
+) -> torch.Tensor:
+    """Logits of the model's own forward (scaling and soft caps are its affair); ``cache`` grows by T."""
+    arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
+    if accepts(model, "position_ids"):
+        arguments["position_ids"] = positions_BT
+    if mask is not None:
+        arguments["attention_mask"] = mask
+    logits: torch.Tensor = model(**arguments, logits_to_keep=logits_to_keep).logits
+    return logits
+
+
+def _copy_cache_to_rows(cache: DynamicCache, prompt_of_row_B: torch.Tensor) -> None:
+    """Make cache row b a copy of row ``prompt_of_row_B[b]``."""
+    cache.reorder_cache(cast("torch.LongTensor", prompt_of_row_B))

@@ -1,6 +1,6 @@
 """Can this model share a prompt between rows exactly, in the mode it is in?
 
-Each rule below is one way in which the forward of a completion behind a cache differs
+Each rule below is one way in which the forward of a completion behind a cache, or in a pack, differs
 from the forward of prompt and completion together. The answer is a sentence for the
 person who reads the log, never an exception: the caller falls back to the plain forward.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -29,33 +29,20 @@ _DUMMY_LAYER = getattr(cache_utils, "DummyLayer", DynamicLayer)  # transformers 
 _EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, _DUMMY_LAYER)
 
 
-def unsupported_reason(model: nn.Module, *, training: bool | None = None) -> str | None:
-    """Why prompts cannot be shared exactly by this model as it stands, in one sentence; None if they can.
-
-    Args:
-        model: causal language model, PEFT-wrapped or not.
-        training: None judges each module in its current mode; False judges the model as
-            ``model.eval()`` would leave it, which is the mode of sampling.
-    """
-    checks: tuple[Callable[[nn.Module], str | None], ...] = (
-        _structure,
-        _static_cache,
-        _peft,
-        _cache_layers,
-        _experts,
-        _rope,
-    )
-    for check in checks:
-        if reason := check(model):
-            return reason
-    if training is False:
-        return None
-    return (None if keeps_cache(model) else _packing(model)) or _randomness(model)
+def sampling_reason(model: nn.Module) -> str | None:
+    """Why rows cannot be sampled behind a shared cache exactly, in one sentence; None if they can. Sampling has no dropout."""
+    return _first_reason(model, (_structure, _peft, _cache_layers, _experts, _rope))
 
 
 def packing_reason(model: nn.Module) -> str | None:
-    """Why completions cannot be packed behind their prompt exactly, in one sentence; None if they can."""
-    checks = (_structure, _peft, _experts, _rope, _packing, _randomness)
+    """Why completions cannot be packed behind their prompt exactly, in one sentence; None if they can.
+
+    Each module is judged in its current mode.
+    """
+    return _first_reason(model, (_structure, _peft, _experts, _rope, _packing, _randomness))
+
+
+def _first_reason(model: nn.Module, checks: Iterable[Callable[[nn.Module], str | None]]) -> str | None:
     return next((reason for check in checks if (reason := check(model))), None)
 
 
@@ -101,17 +88,6 @@ def _structure(model: nn.Module) -> str | None:
     return None
 
 
-def _static_cache(model: nn.Module) -> str | None:
-    inner = inner_model(model)
-    for settings in (inner.config, getattr(inner, "generation_config", None)):
-        kind = str(getattr(settings, "cache_implementation", None) or "")
-        if "static" in kind:
-            return (
-                f"{type(inner).__name__} is set to the {kind} cache, written in place and without gradient."
-            )
-    return None
-
-
 def _peft(model: nn.Module) -> str | None:
     for module in model.modules():  # the adapter may stand inside a data-parallel wrapper
         peft_config = getattr(module, "peft_config", None)
@@ -154,14 +130,6 @@ def _rope(model: nn.Module) -> str | None:
     return None
 
 
-def keeps_cache(model: nn.Module) -> bool:
-    """Whether a forward fills the cache it is given: not under gradient checkpointing, where rows are packed instead."""
-    return not any(
-        module.training and getattr(module, "gradient_checkpointing", False) is True
-        for module in model.modules()
-    )
-
-
 def attention_windows(model: nn.Module) -> dict[str, int | None]:
     """The window of each kind of attention layer that a model has; None sees everything before it."""
     kinds, settings = get_layer_types_and_kwargs(inner_model(model).config.get_text_config(decoder=True))
@@ -171,7 +139,7 @@ def attention_windows(model: nn.Module) -> dict[str, int | None]:
 def _packing(model: nn.Module) -> str | None:
     inner = inner_model(model)
     config = inner.config.get_text_config(decoder=True)
-    name = f"without a cache (gradient checkpointing) rows are packed, and {type(inner).__name__}"
+    name = f"completions are packed behind their prompt, and {type(inner).__name__}"
     if not accepts(model, "position_ids") or getattr(config, "alibi", False):
         return f"{name} takes no positions of its tokens."
     if config._attn_implementation not in _MASKED_ATTENTION:  # noqa: SLF001 - transformers' only name

@@ -19,17 +19,18 @@ from typing import Any
 import torch
 from trl.models.utils import unwrap_model_for_generation
 
-from composer_replication.trainer.early_refusals import refuse_masked_stops
+from composer_replication.trainer.packed_rows import shared_prefix_logps
 from composer_replication.trainer.policy import filters_of, reshapes
 from composer_replication.trainer.prefix_generation import sample_shared, text_rule
-from composer_replication.trainer.prefix_sharing import shared_prefix_logps
-from composer_replication.trainer.prefix_support import unsupported_reason
+from composer_replication.trainer.prefix_support import packing_reason, sampling_reason
 from composer_replication.trainer.processes import gathered
+from composer_replication.trainer.setting_errors import refuse_masked_stops
+from composer_replication.trainer.trl_surface import TrlSurface
 
 logger = logging.getLogger(__name__)
 
 
-class PrefixWiring:
+class PrefixWiring(TrlSurface):
     """Decides per call whether prompts are shared.
 
     Attributes:
@@ -39,18 +40,7 @@ class PrefixWiring:
     prefix_sharing: bool = False
     is_finished: Callable[[str], bool] | None = None
     prefix_sharing_off_reasons: tuple[str, ...] = ()
-    args: Any
-    accelerator: Any
-    model_wrapped: Any
-    temperature: Any
-    use_vllm: Any
-    use_transformers_continuous_batching: Any
-    tools: Any
-    eos_token_ids: Any
     _weights_are_sharded: bool = False
-    _entropy_bonus_enabled: bool
-    _tokenizer: Any
-    _dist: Any
 
     def _check_prefix_settings(self) -> None:
         """Refuse what cannot work with a stop rule, and say when groups are split.
@@ -76,9 +66,7 @@ class PrefixWiring:
             return "the auxiliary router loss is on."
         if any(value is not None for value in multimodal.values()):
             return "the rows carry images."
-        if self.args.cast_lm_head_to_fp32:
-            return "cast_lm_head_to_fp32 replaces the model's head."
-        return unsupported_reason(model)
+        return packing_reason(model)
 
     def _generation_sharing_reason(self, images: Any, multimodal_fields: Mapping[str, Any]) -> str | None:
         if self.use_vllm or self.use_transformers_continuous_batching:
@@ -89,7 +77,7 @@ class PrefixWiring:
             return "tools are in use."
         if self.args.generation_kwargs:
             return "generation_kwargs are set, which only transformers' generate reads."
-        return unsupported_reason(self.model_wrapped, training=False)
+        return sampling_reason(self.model_wrapped)
 
     def _may_share(self, what: str, reason: str | None) -> bool:
         """Whether to share; a reason against it is logged once."""
@@ -127,14 +115,15 @@ class PrefixWiring:
                     mask[:, :split],
                     ids[:, split:],
                     mask[:, split:],
-                    temperature=self.temperature,
-                    compute_entropy=compute_entropy,
-                    entropy_has_gradient=self._entropy_bonus_enabled,  # TRL's name; else it is only logged
                 )
             logps_parts.append(logps)
             entropy_parts += [] if entropies is None else [entropies]
         back = torch.argsort(order)
-        return torch.cat(logps_parts)[back], torch.cat(entropy_parts)[back] if entropy_parts else None, None
+        return (
+            torch.cat(logps_parts)[back],
+            torch.cat(entropy_parts)[back] if compute_entropy and entropy_parts else None,
+            None,
+        )
 
     @contextmanager
     def model_for_generation(self) -> Iterator[Any]:

@@ -11,9 +11,13 @@ from typing import Any
 from composer_replication.config import PRESETS, EffortSection, RunConfig, TrainerSection
 from composer_replication.errors import UsageError
 from composer_replication.trainer.policy_options import (
-    EffortPrice,
     PolicyOptions,
     check_policy_options,
+)
+from composer_replication.trainer.setting_errors import (
+    refuse_few_prompts,
+    refuse_masked_stops,
+    refuse_split_groups,
 )
 
 _DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations")
@@ -62,8 +66,8 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
 
     Raises:
         UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
-            scaled rewards (CR0760), a KL in the reward of weight 0 (CR0760), ``loss_type = "cispo"`` whose ratios would be
-            cut below 1, or a clip range that is asymmetric the wrong way (CR0760).
+            scaled rewards (CR0760), a KL in the reward of weight 0 (CR0760), or ``loss_type = "cispo"`` whose ratios would be
+            cut below 1 (CR0760).
     """
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
@@ -78,13 +82,12 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     effort: EffortSection | None = own["effort"]
     options = PolicyOptions(
         kl_in_reward=bool(own["kl_in_reward"]),
-        effort=None if effort is None else EffortPrice(effort.weight, effort.k, effort.q),
+        effort=effort,
         dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
         importance_clip=float(own["importance_clip"] or 0.0),
     )
     _check_reward_terms(options, trl)
     _refuse_small_cispo(trl)
-    _refuse_small_upper_clip(trl)
     return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
 
 
@@ -156,12 +159,34 @@ def _refuse_second_epoch(name: str, preset: Mapping[str, Any], table: Mapping[st
         )
 
 
-def refuse_repeated_prompts(config: RunConfig, arguments: Any, num_prompts: int) -> None:
-    """The same for ``max_steps``, which goes round the data as often as it takes, once the tasks are counted.
+def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -> None:
+    """What the trainer would refuse at its first step, and what needs no task.
+
+    Args:
+        config: the recipe.
+        arguments: TRL's, made of it.
+        options: ours, made of it.
 
     Raises:
+        TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0760), or groups that lie across processes
+            under dynamic sampling (CR0760).
+    """
+    has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
+    refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
+    if options.dynamic_sampling_rounds:
+        refuse_split_groups(arguments, arguments.num_generations, num_processes=arguments.world_size)
+
+
+def check_num_prompts(config: RunConfig, arguments: Any, num_prompts: int) -> None:
+    """What needs the number of training tasks.
+
+    ``max_steps`` goes round the data as often as it takes, so a preset of one epoch is compared with it, too.
+
+    Raises:
+        TrainerSettingError: fewer of them than one generation takes (CR0760).
         UsageError: the steps of a preset of one epoch take more prompts than there are (CR0760).
     """
+    refuse_few_prompts(arguments, arguments.num_generations, num_prompts)
     name = config.trainer.preset
     if not name or _EPOCHS not in PRESETS[name] or config.curriculum is not None:
         return  # a curriculum draws by what it knows of each task, and is asked for by a table of its own
@@ -202,17 +227,3 @@ def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
             where="trl.epsilon_high",
             fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
         )
-
-
-def _refuse_small_upper_clip(trl: Mapping[str, Any]) -> None:
-    """Every method that clips on both sides leaves ratios at least as much room upwards; CISPO's bound is the ratio itself."""
-    lower, upper = trl.get("epsilon", 0.2), trl.get("epsilon_high")
-    clips = trl.get("loss_type") not in ("cispo", "sapo", "vespo")
-    if not clips or not isinstance(upper, int | float) or upper >= lower:
-        return
-    raise UsageError(
-        "CR0760",
-        f"trl.epsilon_high is {upper}, below trl.epsilon, {lower}: likely tokens could fall further than rare ones could rise.",
-        where="trl.epsilon_high",
-        fix="set trl.epsilon_high to at least trl.epsilon, or take it out: both sides are then the same.",
-    )

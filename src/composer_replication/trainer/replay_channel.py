@@ -7,27 +7,23 @@ Letters: P pairs, N answers, M positions that carry loss, T completion columns.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from composer_replication.channel_tables import ReplaySection
-from composer_replication.errors import InputError
 from composer_replication.losses.chunked_head import sampled_logp
 from composer_replication.losses.preferences import PreferenceMetrics, preference_loss, sequence_logp
 from composer_replication.records import PreferencePair
-from composer_replication.run_folder import RunFolder, read_json, write_json
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
 from composer_replication.trainer.channel_step import ChannelStep, RecordDraws, Scope
 from composer_replication.trainer.collator import PairRows, collate_pairs
-from composer_replication.trainer.model_modes import evaluation_mode, parameter_sha256
+from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.packed_rows import completion_states, scored_ids
-from composer_replication.trainer.processes import from_first, num_processes, process_rank
+from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
@@ -62,57 +58,6 @@ def reference_logps(
     return torch.cat(parts).float()
 
 
-def cached_reference_logps(
-    model: Any,
-    pairs: Sequence[PreferencePair],
-    *,
-    pairs_sha256: str,
-    cache: Path | None,
-    pad_id: int,
-    length_normalised: bool,
-    autocast: Scope,
-) -> torch.Tensor:
-    """As ``reference_logps``; a file named by model, pairs and form of the mean is read if it is there and whole.
-
-    Args:
-        model: the reference.
-        pairs: in the order of the rows of the result.
-        pairs_sha256: of the pairs.
-        cache: folder; None keeps nothing. Of several processes, which all call this, the first one's counts.
-        pad_id: fills the padding.
-        length_normalised: means in place of sums.
-        autocast: a context for forwards.
-    """
-    key = hashlib.sha256(f"{parameter_sha256(model)} {pairs_sha256} {length_normalised}".encode()).hexdigest()
-    path = None if cache is None else cache / f"reference-{key[:32]}.json"
-    kept = from_first(None if path is None else _read(path, key, len(pairs)))
-    if kept is not None:
-        return kept.to(model.device)
-    logps = reference_logps(
-        model, pairs, pad_id=pad_id, length_normalised=length_normalised, autocast=autocast
-    )
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"key": key, "logps": logps.tolist()})
-    return logps
-
-
-def _read(path: Path, key: str, num_pairs: int) -> torch.Tensor | None:
-    """The kept numbers, or None where the file is missing, another's or damaged: they are computed again then."""
-    if not path.is_file():
-        return None
-    try:
-        kept = read_json(path)
-        logps = torch.tensor(kept["logps"], dtype=torch.float32)
-    except (InputError, ValueError, KeyError, TypeError):
-        return None
-    return (
-        logps
-        if kept["key"] == key and logps.shape == (num_pairs, 2) and bool(logps.isfinite().all())
-        else None
-    )
-
-
 _BETAS = {
     ("dpo", True): 5.0,
     ("dpo", False): 0.1,
@@ -128,7 +73,6 @@ class ReplayChannel(ChannelStep):
     beta_replay: float = 0.0
     replay: ReplaySection | None = None
     replay_pairs: Sequence[PreferencePair] | None = None
-    run_folder: RunFolder | None = None
     _pair_draws: RecordDraws | None = None
     _reference_P2: torch.Tensor | None = None
     _first_weights: WeightCopy | None = None
@@ -170,19 +114,15 @@ class ReplayChannel(ChannelStep):
             self.replay_pairs, per_step=settings.pairs_per_step, seed=self.args.seed
         )
         if settings.kind != "simpo":
-            self._reference_P2 = self._reference_from_model(settings) if reference is None else reference
-
-    def _reference_from_model(self, settings: ReplaySection) -> torch.Tensor:
-        folder = self.run_folder if process_rank() == 0 else None
-        return cached_reference_logps(
-            self.accelerator.unwrap_model(self.model),
-            self.replay_pairs or (),
-            pairs_sha256="" if self._pair_draws is None else self._pair_draws.records_sha256,
-            cache=None if folder is None else folder.root / "reference",
-            pad_id=self._tokenizer.pad_token_id,
-            length_normalised=settings.length_normalised,
-            autocast=self.accelerator.autocast,
-        )
+            self._reference_P2 = reference
+            if reference is None:
+                self._reference_P2 = reference_logps(
+                    self.accelerator.unwrap_model(self.model),
+                    self.replay_pairs,
+                    pad_id=self._tokenizer.pad_token_id,
+                    length_normalised=settings.length_normalised,
+                    autocast=self.accelerator.autocast,
+                )
 
     def _add_siblings(self, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         """Pairs inside the groups of a fresh generation join the batch as tensors."""

@@ -10,30 +10,252 @@ and in general by the model's own formula, in which nothing but the choice is re
 Reference: Ma et al., Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers (2510.11370),
 section 4 (Rollout Routing Replay).
 
-Letters: as in ``routed_experts``; W = P + T columns, N = tokens of one forward.
+Letters: B rows, P prompt columns, T completion columns, W = P + T columns, L routers of the model, K experts a token,
+E experts of a router, N tokens of one forward.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from trl.trainer.utils import pad
 
-from composer_replication.trainer.routed_experts import (
-    COLUMN,
-    UNKNOWN,
-    Routers,
-    laid_out,
-    routers_of,
-    unknown_router,
-)
+from composer_replication.errors import InputError
+from composer_replication.trainer.prefix_support import inner_model
+from composer_replication.trainer.trl_surface import TrlSurface
 
-PROMPT_PART, COMPLETION_PART = f"prompt_{COLUMN}", f"completion_{COLUMN}"
+_RECORDED = "router_logits"
+"""transformers' name for what a router gives: its logits, the weights of the chosen experts, and which they are."""
+
+
+class RouterLoad(TrlSurface):
+    """A mixin of the trainer: counts, over the policy's forwards of a step, how often each expert was chosen.
+
+    Every token that a forward reads counts, prompts and padding too.
+    """
+
+    _chosen_LE: torch.Tensor | None = None
+
+    @contextmanager
+    def _counting_experts(self, model: nn.Module) -> Iterator[None]:
+        """Inside, each choice of a router of ``model`` is counted."""
+        chosen: dict[int, torch.Tensor] = {}
+
+        def count(router: int, output: Any) -> None:
+            chosen[router] = chosen_of(output) + chosen.get(router, 0)
+
+        routers = routers_of(model)
+        handles = [
+            router.register_forward_hook(lambda _router, _inputs, output, at=number: count(at, output))
+            for number, router in enumerate(routers)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if (
+            routers
+            and len(chosen) == len(routers)
+            and len({counts.numel() for counts in chosen.values()}) == 1
+        ):
+            chosen_LE = torch.stack([chosen[number] for number in range(len(routers))])
+            self._chosen_LE = chosen_LE if self._chosen_LE is None else self._chosen_LE + chosen_LE
+
+    def _log_router_load(self) -> None:
+        """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
+
+        Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
+        """
+        if self._chosen_LE is None or not self.accelerator.sync_gradients:
+            return
+        chosen_LE, self._chosen_LE = self._chosen_LE, None
+        chosen_LE = self.accelerator.reduce(chosen_LE, reduction="sum")
+        self._metrics["train"]["router/max_load"].append(max_load(chosen_LE))
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers of a model, in the order of its layers; none where transformers does not name them."""
+    recorders = getattr(inner_model(model), "_can_record_outputs", None) or {}
+    recorder = recorders.get(_RECORDED)
+    kind = getattr(recorder, "target_class", None)
+    if kind is None or getattr(recorder, "index", None) != 0:
+        return []
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def chosen_of(output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """How often each expert is among those that a router chose: (E,)."""
+    logits_NE, _, index_NK = output
+    return torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
+
+
+def max_load(chosen_LE: torch.Tensor) -> float:
+    """The largest E p of any layer, p being the share of an expert in its layer's choices: 1 is even, E is one expert alone."""
+    share_LE = chosen_LE.double() / chosen_LE.sum(-1, keepdim=True)
+    return float(share_LE.max()) * chosen_LE.size(-1)
+
+
+ROUTED_EXPERTS = "routed_experts"
+"""Under this name a rollout function returns, for each row, an array (tokens, layers, K) of expert numbers, or None."""
+UNKNOWN = -1
+"""In the place of K experts: there the router chooses itself."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Routers:
+    """What the routers of a model choose from.
+
+    Attributes:
+        num_experts: E of each router.
+        top_k: K.
+        layers: the layer in which each router stands; empty where their names do not say so.
+        num_layers: all layers, those without experts too.
+    """
+
+    num_experts: tuple[int, ...]
+    top_k: int
+    layers: tuple[int, ...]
+    num_layers: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Routers:
+        """Read them off a model.
+
+        Raises:
+            InputError: there is none (CR0777), or they do not say how many experts they choose from (CR0757).
+        """
+        inner = inner_model(model)
+        routers = routers_of(model)
+        if not routers:
+            raise refusal(f"transformers names no router of {type(inner).__name__}")
+        sizes = [(_size(each, "num_experts"), _size(each, "top_k", "top_k_experts")) for each in routers]
+        if not all(num_experts and top_k for num_experts, top_k in sizes):
+            raise unknown_router(routers[0])
+        top_ks = {top_k for _, top_k in sizes}
+        if len(top_ks) > 1:
+            raise refusal(f"the routers of {type(inner).__name__} choose {sorted(top_ks)} experts a token")
+        names = {id(module): name for name, module in model.named_modules()}
+        found = [_LAYER.search(names[id(router)]) for router in routers]
+        layers = tuple(int(match.group(1)) for match in found if match)
+        return cls(
+            tuple(num_experts for num_experts, _ in sizes),
+            top_ks.pop(),
+            layers if len(set(layers)) == len(routers) else (),
+            int(inner.config.get_text_config().num_hidden_layers),
+        )
+
+
+def _size(router: nn.Module, *names: str) -> int:
+    places = (router, getattr(router, "config", None))
+    found = (getattr(place, name, None) for place in places for name in names)
+    return next((value for value in found if isinstance(value, int)), 0)
+
+
+def refusal(problem: str) -> InputError:
+    """The error for a column that cannot be followed."""
+    return InputError(
+        "CR0777",
+        f"routed_experts cannot be replayed: {problem}.",
+        where="the rollout function's routed_experts",
+        fix="give, for each row, (tokens, layers, experts a token) over prompt_ids and completion_ids, "
+        "-1 where the routing is unknown.",
+    )
+
+
+def unknown_router(router: nn.Module) -> InputError:
+    """The error for a router that makes its choice in another way."""
+    return InputError(
+        "CR0757",
+        f"{type(router).__name__} does not choose its experts by one top-k over all of them, so its routing cannot be replayed.",
+        where="the rollout function's routed_experts",
+        fix="leave routed_experts out for this model.",
+    )
+
+
+def laid_out(
+    routing: Sequence[Any],
+    prompt_ids: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    routers: Routers,
+    *,
+    pad_to_multiple_of: int | None = None,
+) -> torch.Tensor:
+    """The rows in the columns of TRL's batch: (B, P + T, L, K), int16.
+
+    A row has P + T places, or P + T - 1: engines do not read the last token that they sampled, and what they give for it,
+    if anything, is not looked at. Its layers are those with experts, or all layers of the model, of which those without
+    experts are not looked at. Prompts are padded on the left, completions on the right, with -1.
+
+    Args:
+        routing: for each row an array, a tensor or nested lists; None for a row of which nothing is known.
+        prompt_ids: before padding.
+        completion_ids: before padding.
+        routers: of the model that is trained.
+        pad_to_multiple_of: TRL's.
+
+    Raises:
+        InputError: CR0777.
+    """
+    if len(routing) != len(completion_ids):
+        raise refusal(f"there are {len(routing)} arrays for {len(completion_ids)} completions")
+    prompts, completions = [], []
+    for row, (choices, prompt, completion) in enumerate(
+        zip(routing, prompt_ids, completion_ids, strict=True)
+    ):
+        whole_SLK = _checked(choices, row, len(prompt) + len(completion), routers)
+        prompts.append(whole_SLK[: len(prompt)])
+        completions.append(whole_SLK[len(prompt) :])
+    parts = (
+        pad(rows, padding_value=UNKNOWN, padding_side=side, pad_to_multiple_of=pad_to_multiple_of)
+        for rows, side in ((prompts, "left"), (completions, "right"))
+    )
+    return torch.cat(list(parts), dim=1)
+
+
+def _checked(choices: Any, row: int, num_tokens: int, routers: Routers) -> torch.Tensor:
+    """One row (num_tokens, L, K), its last token unknown. Each choice is -1 throughout or K different experts."""
+    num_routers, top_k = len(routers.num_experts), routers.top_k
+    laid_SLK = np.full((num_tokens, num_routers, top_k), UNKNOWN, dtype=np.int16)
+    if choices is None:
+        return torch.from_numpy(laid_SLK)
+    try:
+        array = np.asarray(choices.detach().cpu() if isinstance(choices, torch.Tensor) else choices)
+    except ValueError:
+        raise refusal(f"row {row} is no array: its lists have different lengths") from None
+    depths = sorted({num_routers, routers.num_layers} if routers.layers else {num_routers})
+    shapes = {(length, depth, top_k) for length in (num_tokens - 1, num_tokens) for depth in depths}
+    if array.dtype.kind not in "iu" or array.shape not in shapes:
+        wanted = f"({num_tokens}, {' or '.join(map(str, depths))}, {top_k})"
+        raise refusal(f"row {row} is {array.dtype} {array.shape}, and should be whole numbers {wanted}")
+    array = array[: num_tokens - 1]
+    if array.shape[1] != num_routers:
+        array = array[:, list(routers.layers)]
+    is_known_SL = (array != UNKNOWN).any(-1)
+    outside_SL = ((array < 0) | (array >= np.asarray(routers.num_experts)[:, None])).any(-1)
+    ordered_SLK = np.sort(array, axis=-1)
+    twice_SL = (ordered_SLK[..., 1:] == ordered_SLK[..., :-1]).any(-1)
+    is_odd_SL = is_known_SL & (outside_SL | twice_SL)
+    if is_odd_SL.any():
+        token, router = (int(place) for place in np.argwhere(is_odd_SL)[0])
+        raise refusal(
+            f"row {row} has the experts {array[token, router].tolist()} at token {token}, which are not {top_k} "
+            f"different ones of {routers.num_experts[router]}"
+        )
+    laid_SLK[: num_tokens - 1] = array
+    return torch.from_numpy(laid_SLK)
+
+
+PROMPT_PART, COMPLETION_PART = f"prompt_{ROUTED_EXPERTS}", f"completion_{ROUTED_EXPERTS}"
 """Two columns of the batch, so that prompts stay padded on the left where rows of two generations are merged."""
 _TOP_K = (torch.topk, torch.Tensor.topk)
 _MASKED_FILL = (torch.masked_fill, torch.Tensor.masked_fill)
@@ -206,18 +428,13 @@ class Replay:
         return remembering
 
 
-class RouterReplay:
+class RouterReplay(TrlSurface):
     """A mixin of the trainer: which experts the rows at hand went to, and which forwards follow them.
 
     Those of the policy do: with gradient, and for the probabilities under its older weights. Those of the reference, of
     the hint and preference channels and of evaluation do not.
     """
 
-    model: Any
-    ref_model: Any
-    accelerator: Any
-    pad_to_multiple_of: Any
-    _metrics: Any
     _routing_BWLK: torch.Tensor | None = None
     _replayed: torch.Tensor | None = None
 

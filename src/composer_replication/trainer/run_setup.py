@@ -17,10 +17,10 @@ from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
+from composer_replication.trainer.policy import chat_prompt_ids
 from composer_replication.trainer.preset_settings import resolve_method
-from composer_replication.trainer.prompt_fit import prompt_length
 from composer_replication.trainer.run_callback import TrainingProgress
-from composer_replication.trainer.trl_values import refusals, refuse_bad_values
+from composer_replication.trainer.setting_errors import refusals, refuse_bad_values
 
 OWN_KEYS = frozenset(
     {"output_dir", "save_strategy", "save_steps", "seed", "remove_unused_columns"}
@@ -52,28 +52,19 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     """
     known = {field.name for field in fields(GRPOConfig) if field.init}
     for key in config.trl:
+        where = f"trl.{key}"
         if key == "push_to_hub" or key.startswith("hub_") or key == "log_completions_hub_repo":
+            fix = "take the key out, and upload the folder model/ of the run yourself."
             raise UsageError(
-                "CR0211",
-                f"trl.{key} has no use here: a run sends nothing to a hub.",
-                where=f"trl.{key}",
-                fix="take the key out, and upload the folder model/ of the run yourself.",
+                "CR0211", f"{where} has no use here: a run sends nothing to a hub.", where=where, fix=fix
             )
         if key in OWN_KEYS:
-            raise UsageError(
-                "CR0211",
-                f"trl.{key} is set by the run itself.",
-                where=f"trl.{key}",
-                fix="take the key out: seed, folder, checkpoints and model have keys and flags of their own.",
-            )
+            fix = "take the key out: seed, folder, checkpoints and model have keys and flags of their own."
+            raise UsageError("CR0211", f"{where} is set by the run itself.", where=where, fix=fix)
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise UsageError(
-                "CR0211",
-                f"unknown key trl.{key}; the nearest known key is trl.{near}.",
-                where=f"trl.{key}",
-                fix=f"write trl.{near}, or take the key out.",
-            )
+            near = f"trl.{difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]}"
+            words = f"unknown key {where}; the nearest known key is {near}."
+            raise UsageError("CR0211", words, where=where, fix=f"write {near}, or take the key out.")
     refuse_bad_values(config.trl)
     trackers = trackers_of(config.trl.get("report_to", "none"))
     method = resolve_method(config)
@@ -178,7 +169,10 @@ def refuse_long_prompts(
     limit = getattr(model.config, "max_position_embeddings", None)
     limit = min((most for most in (limit, engine_limit) if most is not None), default=None)
     for row in rows:
-        length = prompt_length(tokenizer, row["prompt"]) + (max_new_tokens or 0)
+        prompt = row["prompt"]
+        is_text = isinstance(prompt, str)
+        ids = tokenizer(text=prompt)["input_ids"] if is_text else chat_prompt_ids(tokenizer, prompt)
+        length = len(ids) + (max_new_tokens or 0)
         if limit is not None and length > limit:
             raise InputError(
                 "CR0705",

@@ -1,8 +1,19 @@
-"""What the trainer refuses before a model loads."""
+"""What the trainer refuses of its settings, before a model loads or in the words of the library that does."""
 
 from __future__ import annotations
 
-from composer_replication.errors import UsageError
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, get_type_hints
+
+from composer_replication.errors import ComposerError, UsageError
+
+_ALSO_TAKEN: dict[str, Any] = {"scale_rewards": str | bool}
+"""Where TRL takes more than it declares."""
+
+
+class TrainerSettingError(UsageError, ValueError):
+    """A trainer argument that cannot work; a ``ValueError`` too, as Python code expects."""
 
 
 def spread_weights(where: str) -> UsageError:
@@ -15,5 +26,100 @@ def spread_weights(where: str) -> UsageError:
     )
 
 
-class TrainerSettingError(UsageError, ValueError):
-    """A trainer argument that cannot work; a ``ValueError`` too, as Python code expects."""
+def refuse_bad_values(table: Mapping[str, Any]) -> None:
+    """Compare each value with the type that TRL declares; the keys are known to be TRL's.
+
+    Raises:
+        UsageError: a value of another type, or a number that is not finite (CR0211).
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from trl.trainer.grpo_config import GRPOConfig
+
+    kinds = get_type_hints(GRPOConfig)
+    settings = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    for key, value in table.items():
+        adapter: TypeAdapter[Any] = TypeAdapter(_ALSO_TAKEN.get(key, kinds[key]), config=settings)
+        try:
+            adapter.validate_python(value)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
+            raise refused(f"trl.{key} is {value!r}: it must be {problem}", where=f"trl.{key}") from error
+
+
+@contextmanager
+def refusals(where: str = "[trl]") -> Iterator[None]:
+    """Inside, what TRL, transformers or peft raise about their settings is an error of the recipe.
+
+    Args:
+        where: the tables that they may speak of.
+
+    Raises:
+        UsageError: they refuse a setting (CR0211), or as raised inside.
+    """
+    try:
+        yield
+    except ComposerError:
+        raise
+    except (ArithmeticError, ImportError, TypeError, ValueError) as error:
+        raise refused(f"the training libraries refuse {where}: {error}", where=where) from error
+
+
+def refused(sentence: str, *, where: str = "[trl]") -> UsageError:
+    """The error for a table that TRL refuses."""
+    return UsageError(
+        "CR0211",
+        f"{sentence.strip().rstrip('.')[:400]}.",
+        where=where,
+        fix=f"correct it in the recipe, or type --set {where}=VALUE."
+        if where.startswith("trl.")
+        else "correct these keys in the recipe, or type --set trl.KEY=VALUE.",
+    )
+
+
+def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
+    """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked.
+
+    Raises:
+        TrainerSettingError: CR0760.
+    """
+    if stops_rows and arguments.mask_truncated_completions:
+        raise TrainerSettingError(
+            "CR0760",
+            "mask_truncated_completions takes the rows that is_finished (the end of the function) stopped for truncated ones.",
+            where="trl.mask_truncated_completions, trainer.prefix_sharing",
+            fix="set trl.mask_truncated_completions = false, or trainer.prefix_sharing = false.",
+        )
+
+
+def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -> None:
+    """A data set that does not fill one generation trains not one step.
+
+    Raises:
+        TrainerSettingError: CR0760.
+    """
+    per_generation = arguments.generation_batch_size // num_generations
+    if num_prompts < per_generation:
+        raise TrainerSettingError(
+            "CR0760",
+            f"one generation takes {per_generation} prompts, but there are only {num_prompts}: "
+            "not one step could be trained.",
+            where="trl.per_device_train_batch_size, trl.steps_per_generation, trl.num_generations",
+            fix="lower the batch size or steps_per_generation, raise num_generations, or add tasks.",
+        )
+
+
+def refuse_split_groups(arguments: Any, num_generations: int, *, num_processes: int) -> None:
+    """Dynamic sampling replaces groups, each within one process.
+
+    Raises:
+        TrainerSettingError: CR0760.
+    """
+    num_rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
+    if num_processes > 1 and num_rows % num_generations:
+        raise TrainerSettingError(
+            "CR0760",
+            f"dynamic sampling needs whole groups on each process, and {num_rows} rows are not a "
+            f"multiple of {num_generations} generations.",
+            where="trl.per_device_train_batch_size, trl.num_generations",
+            fix="make their product with steps_per_generation a multiple of num_generations.",
+        )

@@ -87,9 +87,8 @@ def test_the_model_is_written_and_loads(ranks: Ranks) -> None:
 
 def test_prompts_are_shared(ranks: Ranks) -> None:
     for result in ranks[1]:
-        for scenario in {"shared_prompts", "packed_prompts"} & result.keys():
-            assert result[scenario]["off"] == []
-            assert result[scenario]["apart"] < 1e-6
+        assert result["shared_prompts"]["off"] == []
+        assert result["shared_prompts"]["apart"] < 1e-6
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Ranks) -> None:

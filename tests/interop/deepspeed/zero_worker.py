@@ -189,7 +189,7 @@ ALWAYS = (
 )
 BY_STAGE: dict[str, tuple[Any, ...]] = {
     "2": (channels,),
-    "3": (runs.packed_prompts, runs.uneven_sampling, runs.chains_on_one_process, runs.refused),
+    "3": (runs.uneven_sampling, runs.chains_on_one_process, runs.refused),
 }
 
 

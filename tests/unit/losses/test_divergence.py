@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError
 from composer_replication.losses.divergence import (
     divergence,
     support_divergence,
@@ -211,12 +211,7 @@ def test_the_teacher_carries_no_gradient() -> None:
     assert torch.autograd.grad(loss, [student, teacher], allow_unused=True)[1] is None
 
 
-def test_wrong_arguments_are_said() -> None:
-    pair = logs(0.5, 0.2), logs(0.1, 0.6)
-    for jsd_alpha in (-0.1, 1.1, math.nan):
-        with pytest.raises(UsageError, match=r"CR0722: jsd_alpha"):
-            support_divergence(*pair, jsd_alpha=jsd_alpha)
+def test_other_shapes_are_said() -> None:
+    student, teacher = logs(0.5, 0.2), logs(0.1, 0.6)
     with pytest.raises(InputError, match="CR0782"):
-        support_divergence(pair[0], pair[1][:, :1], jsd_alpha=0.5)
-    with pytest.raises(UsageError, match="support is empty"):
-        support_divergence(torch.zeros(2, 0), torch.zeros(2, 0), jsd_alpha=0.5)
+        support_divergence(student, teacher[:, :1], jsd_alpha=0.5)

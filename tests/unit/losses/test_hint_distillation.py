@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.errors import EmptyMaskError, InputError, UsageError
+from composer_replication.errors import EmptyMaskError, InputError
 from composer_replication.losses.hint_distillation import (
     certainty_weights,
     decayed_weight,
@@ -160,30 +159,11 @@ def test_half_precision_sums_in_float32() -> None:
     assert loss.item() == pytest.approx(float(torch.tensor(0.1, dtype=torch.bfloat16)), rel=1e-5)
 
 
-def test_wrong_arguments_are_said() -> None:
-    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (InputError, "CR0782", {"weight_BT": torch.ones(2, 2)}),
-        (InputError, "CR0782", {"turn_weight_B": torch.ones(3)}),
-        (
-            InputError,
-            r"CR0711: weight_BT holds -1.0 at \[0, 1\]",
-            {"weight_BT": torch.tensor([[1.0, -1, 1], [1, 1, 1]])},
-        ),
-        (InputError, "CR0711: turn_weight_B", {"turn_weight_B": torch.tensor([1.0, math.inf])}),
-        (UsageError, "CR0722: gate_threshold", {"gate_threshold": -1.0}),
-        (UsageError, "CR0722: num_tokens", {"num_tokens": 0.0}),
-    ]
-    for kind, message, options in wrong:
-        with pytest.raises(kind, match=message):
+def test_wrong_shapes_are_said() -> None:
+    for options in ({"weight_BT": torch.ones(2, 2)}, {"turn_weight_B": torch.ones(3)}):
+        with pytest.raises(InputError, match="CR0782"):
             hint_distillation_loss(DIVERGENCE, MASK, **options)
     with pytest.raises(InputError, match="CR0782"):
         hint_distillation_loss(DIVERGENCE, MASK[:1])
-    with pytest.raises(UsageError, match="clip"):
-        importance_weights(DIVERGENCE, DIVERGENCE, MASK, clip=0.0)
     with pytest.raises(InputError, match="CR0782"):
         importance_weights(DIVERGENCE, DIVERGENCE[:, :2], MASK)
-    with pytest.raises(UsageError, match="strength"):
-        certainty_weights(DIVERGENCE, strength=-1.0)
-    for options in ({"weight": -1.0}, {"step": -1}, {"decay_steps": -1}):
-        with pytest.raises(UsageError, match=next(iter(options))):
-            decayed_weight(**{"weight": 1.0, "step": 1, "decay_steps": 2, **options})

@@ -82,8 +82,6 @@ def test_wrong_groups_are_said() -> None:
     for size in (0, 3):
         with pytest.raises(UsageError, match=f"4 rollouts are not whole groups of {size}"):
             fold_kl_into_advantages(torch.zeros(4), torch.zeros(4), beta=0.1, group_size=size)
-    with pytest.raises(UsageError, match="beta"):
-        fold_kl_into_advantages(torch.zeros(4), torch.zeros(4), beta=-0.1, group_size=2)
     with pytest.raises(InputError, match="CR0782"):
         fold_kl_into_advantages(torch.zeros(4), torch.zeros(3), beta=0.1, group_size=2)
     with pytest.raises(InputError, match="CR0782"):
@@ -135,14 +133,6 @@ def test_effort_grows_and_is_concave_and_never_above_linear(scale: float, curvat
         assert (cost <= 1 / (scale * (curvature - 1)) + 1e-9).all()
 
 
-def test_wrong_efforts_are_said() -> None:
-    for options in ({"scale": -1.0, "curvature": 1.0}, {"scale": 1.0, "curvature": -0.5}):
-        with pytest.raises(UsageError, match="CR0722"):
-            effort_cost(torch.ones(1), **options)
-    with pytest.raises(UsageError, match="below 0"):
-        effort_cost(torch.tensor([1.0, -1.0]), scale=1.0, curvature=1.0)
-
-
 LN2 = math.log(2.0)
 TRAIN = torch.tensor([[0.0, LN2, 2 * LN2, math.nan]])
 MASK = torch.tensor([[1, 1, 1, 0]])
@@ -180,8 +170,6 @@ def test_effective_share_of_one_and_of_none() -> None:
 
 
 def test_wrong_importance_arguments_are_said() -> None:
-    with pytest.raises(UsageError, match="clip"):
-        truncated_importance_weights(TRAIN, TRAIN, MASK, clip=0.0)
     with pytest.raises(EmptyMaskError, match="CR0780"):
         truncated_importance_weights(TRAIN, TRAIN, torch.zeros(1, 4))
     with pytest.raises(InputError, match="CR0782"):

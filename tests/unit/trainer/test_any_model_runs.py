@@ -105,9 +105,10 @@ def test_single_answers_and_held_out_answers(name: str, tmp_path: Path, store: T
     ("recipe", "settings"),
     [
         ("tiny-cpu", {"trl.beta": 0.04, "trl.max_completion_length": 4}),
-        pytest.param("tiny-tools", {"trainer.preset": "composer", "trl.beta": 0.04}, marks=pytest.mark.long),
+        ("tiny-tools", {"trainer.preset": "composer", "trl.beta": 0.04}),
     ],
 )
+@pytest.mark.long
 def test_a_made_model_has_a_reference(
     recipe: str, settings: dict[str, Any], tmp_path: Path, store: TaskStore
 ) -> None:

@@ -15,8 +15,12 @@ from tiny_trainer import build_trainer, tiny_model, tiny_tokenizer
 from composer_replication.errors import InputError
 from composer_replication.records import Rollout
 from composer_replication.trainer.batch_records import rollouts_of, sibling_tensors
-from composer_replication.trainer.chained_rows import COLUMN, one_conversation_rows, starts_tensor
-from composer_replication.trainer.checked_rollouts import CheckedRollouts
+from composer_replication.trainer.chained_rows import (
+    SEGMENT_STARTS,
+    CheckedRollouts,
+    one_conversation_rows,
+    starts_tensor,
+)
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion
 PAD = 0
@@ -54,7 +58,7 @@ def batch_of(rows: list[list[Conversation]]) -> dict[str, torch.Tensor]:
         "completion_ids": torch.tensor([right(each) for each in ids]),
         "completion_mask": torch.tensor([right([1] * len(each)) for each in ids]),
         "tool_mask": torch.tensor([right(each) for each in masks]),
-        COLUMN: starts_tensor(starts),
+        SEGMENT_STARTS: starts_tensor(starts),
     }
 
 
@@ -83,7 +87,7 @@ def test_each_token_has_the_past_of_its_own_conversation(
 ) -> None:
     batch = batch_of(rows)
     ids, mask, num_columns = whole_rows(batch)
-    apart = one_conversation_rows(ids, mask, num_columns, batch[COLUMN], num_rows=num_rows)
+    apart = one_conversation_rows(ids, mask, num_columns, batch[SEGMENT_STARTS], num_rows=num_rows)
     assert apart.ids_NW.size(0) == max(sum(map(len, rows)), num_rows)
     assert apart.mask_NW.any(-1).all()  # no row of padding alone: a softmax over nothing is not a number
     got = apart.chained(seen_before(apart.ids_NW, apart.mask_NW, apart.num_columns))
@@ -127,7 +131,7 @@ def test_values_and_gradients_are_those_of_the_conversations_alone(
             expected = expected + (logps * weights[row, column : column + len(answer)]).sum()
             column += len(answer)
     expected.backward()
-    with trainer._chained_as(batch[COLUMN]):
+    with trainer._chained_as(batch[SEGMENT_STARTS]):
         logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, mask, num_columns, batch_size=3, compute_entropy=True
         )
@@ -153,7 +157,7 @@ def test_without_chains_nothing_is_done(tmp_path: Path) -> None:
     batch = batch_of([[([5, 6], [7, 8])], [([5, 6], [9])]])
     ids, mask, num_columns = whole_rows(batch)
     plain = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
-    with trainer._chained_as(batch[COLUMN]):
+    with trainer._chained_as(batch[SEGMENT_STARTS]):
         same = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
     assert torch.equal(plain, same)
 
@@ -162,7 +166,7 @@ def rollout_function(prompts: list[str], trainer: Any) -> dict[str, Any]:
     """Every second row goes on from a summary; the log-probabilities are those of each conversation alone."""
     tokenizer = trainer.processing_class
     output: dict[str, Any] = {
-        key: [] for key in ("prompt_ids", "completion_ids", "env_mask", "logprobs", COLUMN)
+        key: [] for key in ("prompt_ids", "completion_ids", "env_mask", "logprobs", SEGMENT_STARTS)
     }
     for number, prompt in enumerate(prompts):
         first = (tokenizer.encode(prompt), [50 + number, 60, 61])
@@ -206,7 +210,9 @@ def test_a_run_that_hides_its_chains_is_told_so(tmp_path: Path) -> None:
     """The same ids without their starts: the check of token drift sees the difference."""
 
     def hiding(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        return {key: value for key, value in rollout_function(prompts, trainer).items() if key != COLUMN}
+        return {
+            key: value for key, value in rollout_function(prompts, trainer).items() if key != SEGMENT_STARTS
+        }
 
     trainer = build_trainer(output_dir=tmp_path, max_steps=1, learning_rate=0.0, rollout_func=hiding)
     trainer.train()
@@ -246,7 +252,7 @@ def test_chains_are_in_no_pair_of_siblings() -> None:
     ],
 )
 def test_starts_that_cannot_be_followed_are_refused(starts: Any, masks: Any, words: str) -> None:
-    output = {"completion_ids": [[5, 6, 7, 8], [5, 6, 7, 8]], COLUMN: starts}
+    output = {"completion_ids": [[5, 6, 7, 8], [5, 6, 7, 8]], SEGMENT_STARTS: starts}
     if masks is not None:
         output["env_mask"] = masks
     with pytest.raises(InputError) as caught:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_trainer import tiny_model, tiny_tokenizer
+from tiny_trainer import tiny_model
 from transformers import TrainerCallback
 
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
@@ -117,19 +117,6 @@ def test_weights_that_are_cut_everywhere(make: MakeTrainer) -> None:
     assert trainer.findings[1].figures == {"share": 1.0, "cut": 1.0}
 
 
-def test_groups_without_signal_and_a_channel_of_zeros(make: MakeTrainer) -> None:
-    trainer = make(
-        max_steps=4,
-        num_prompts=16,
-        checks=SOON,
-        reward=lambda completions, **kwargs: [1.0] * len(completions),
-        **ENDS_EARLY,
-    )
-    trainer.train()
-    assert sorted(spoken(trainer)) == ["groups_without_signal", "zero_channel"]
-    assert {finding.step for finding in trainer.findings} == {3}
-
-
 class Silent:
     """A hint source that has nothing to say."""
 
@@ -151,43 +138,6 @@ def test_a_weighted_channel_that_gets_nothing(make: MakeTrainer) -> None:
     trainer.train()
     assert spoken(trainer) == ["zero_channel"]
     assert trainer.findings[0].sentence == "the channel sdpo was exactly 0 in the last 3 steps."
-
-
-def test_effective_sample_size(make: MakeTrainer) -> None:
-    trainer = make(max_steps=4, num_iterations=4, learning_rate=0.3, epsilon=100.0, **ENDS_EARLY)
-    trainer.train()
-    assert "effective_sample_size" in spoken(trainer)
-
-
-def test_entropy_that_dies(make: MakeTrainer) -> None:
-    def sharpen(model: Any) -> None:
-        with torch.no_grad():
-            model.model.norm.weight.mul_(1000.0)
-
-    trainer = make(
-        max_steps=6, checks=SOON, callbacks=[Between(3, sharpen)], learning_rate=1e-5, **ENDS_EARLY
-    )
-    trainer.train()
-    assert "entropy_collapse" in spoken(trainer)
-
-
-def test_answers_that_shrink(make: MakeTrainer) -> None:
-    longest = {"now": 8}
-
-    def stop_sooner(model: Any) -> None:
-        longest["now"] = 1
-
-    trainer = make(
-        max_steps=6,
-        checks=SOON,
-        prefix_sharing=True,
-        is_finished=lambda text: len(text) >= longest["now"],
-        max_completion_length=24,
-        callbacks=[Between(3, stop_sooner)],
-        learning_rate=1e-5,
-    )
-    trainer.train()
-    assert spoken(trainer) == ["length_collapse"]
 
 
 def test_answers_that_never_end(make: MakeTrainer) -> None:
@@ -378,20 +328,6 @@ def test_findings_of_steps_that_are_trained_again_are_cut_back(make: MakeTrainer
     assert parameter_sha256(again.model) == parameter_sha256(whole.model)
 
 
-def test_of_a_padding_token_that_ends_the_first_one_carries_loss(make: MakeTrainer) -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.pad_token = "<eos>"
-    seen: list[torch.Tensor] = []
-    trainer = make(max_steps=1, processing_class=tokenizer, rollout_func=rollouts_of([70, 80, 1]))
-    compute = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: (
-        seen.append(inputs["completion_mask"]) or compute(model, inputs)
-    )
-    trainer.train()
-    assert spoken(trainer) == []
-    assert seen[0].tolist() == [[1, 1, 1]] * 4
-
-
 def test_the_report_reads_and_shows_findings(make: MakeTrainer) -> None:
     trainer = make(max_steps=1, rollout_func=shifted_rollouts(0.3, 0))
     trainer.train()
@@ -425,11 +361,3 @@ def test_weights_that_are_not_finite_while_sampling_stop_the_run_at_its_step(
         trainer.train()
     assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("CR0771", 4, "step 2")
     assert trainer.state.global_step == 1
-
-
-def test_another_error_of_a_reward_while_sampling_stays_what_it_is(make: MakeTrainer) -> None:
-    def broken(**_: Any) -> list[float]:
-        raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        make(max_steps=1, reward=broken).train()

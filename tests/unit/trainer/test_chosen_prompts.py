@@ -14,7 +14,7 @@ from composer_replication.channel_tables import CurriculumSection
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer import chosen_prompts
+from composer_replication.trainer import fresh_groups
 from composer_replication.trainer.policy_options import PolicyOptions
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -193,7 +193,7 @@ def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: 
 def test_processes_that_choose_differently_stop(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chosen_prompts, "gathered", lambda value: [value, ["another task"]])
+    monkeypatch.setattr(fresh_groups, "gathered", lambda value: [value, ["another task"]])
     chooser = Chooser(["def one():"])
     with pytest.raises(TrainerSettingError) as caught:
         make_trainer(reward=noting(chooser, []), prompt_source=chooser).train()
@@ -205,9 +205,9 @@ def test_a_group_that_lies_across_processes_has_one_prompt(
     monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     """Three processes of four rows are two groups of six: rows 0-5 and 6-11."""
-    monkeypatch.setattr(chosen_prompts, "num_processes", lambda: 3)
-    monkeypatch.setattr(chosen_prompts, "process_rank", lambda: rank)
-    mixin = chosen_prompts.ChosenPrompts()
+    monkeypatch.setattr(fresh_groups, "num_processes", lambda: 3)
+    monkeypatch.setattr(fresh_groups, "process_rank", lambda: rank)
+    mixin = fresh_groups.ChosenPrompts()
     mixin.prompt_source = Chooser(["a", "b"])
     mixin.num_generations = 6
     mixin.model = type("Model", (), {"training": True})

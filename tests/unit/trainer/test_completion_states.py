@@ -51,7 +51,7 @@ def test_pairs_share_their_prompts(name: str, checkpointing: bool, monkeypatch: 
     rows = rows_of(*PAIRS)
     rows.loss_mask_NT[0, 0] = 0  # a token that carries no loss
     shared, shapes = forwarded(model, rows)
-    assert shapes == [(2, 5 + 2 + 0 + 1 + 1)]  # the last token of each answer is not read
+    assert shapes == [(2, 4 + 3 + 1 + 2 + 2)]  # the prompt's last token comes once for each answer
     monkeypatch.setattr(module, "packing_reason", lambda _: "not now.")
     plain, shapes = forwarded(model, rows)
     assert shapes == [(6, 9)]

@@ -70,19 +70,6 @@ def test_a_guard_without_its_truth_is_refused_before_any_model(parent_calls: lis
     assert parent_calls == []
 
 
-@pytest.mark.parametrize("name", ["alpha_sdpo", "beta_replay"])
-@pytest.mark.parametrize(("weight", "code"), [(0.5, "CR0755"), (-1.0, "CR0711"), (float("nan"), "CR0711")])
-def test_a_channel_that_cannot_work_is_refused_before_any_model(
-    parent_calls: list[Any], name: str, weight: float, code: str
-) -> None:
-    with pytest.raises(TrainerSettingError, match=name) as caught:
-        ComposerReplicationTrainer(**{name: weight})  # type: ignore[arg-type]
-    assert caught.value.code == code
-    assert isinstance(caught.value, ValueError)
-    assert isinstance(caught.value, UsageError)
-    assert parent_calls == []
-
-
 def test_the_channels_raise_the_constructors_error() -> None:
     trainer = ComposerReplicationTrainer.__new__(ComposerReplicationTrainer)
     with pytest.raises(TrainerSettingError, match="alpha_sdpo"):

@@ -49,7 +49,7 @@ def test_the_try_changes_no_weight_and_sees_the_memory_of_a_step(
     is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_shared:
-        monkeypatch.setattr(model_trial, "unsupported_reason", lambda model: "for this test")
+        monkeypatch.setattr(model_trial, "packing_reason", lambda model: "for this test")
     plain, tokenizer = make_tiny_model(0)
     model = get_peft_model(plain, lora_config(LoraSection(rank=2))).eval()
     before = parameter_sha256(model)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.errors import CollapseStopError
 from composer_replication.records import HeldoutReading
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_jsonl
@@ -73,33 +73,6 @@ def test_pairs_canaries_and_failures_reach_the_evidence() -> None:
     assert [row["killswitch/evidence_gap"] for row in trainer.rows] == [s.gap_log_evidence for s in statuses]
 
 
-def test_the_row_has_the_contracts_keys_and_the_evidence() -> None:
-    trainer = bare_trainer(scripted(reading(1)))
-    fold(trainer)
-    (row,) = trainer.rows
-    assert {name for name in row if not name.startswith("killswitch/evidence_")} == {
-        "killswitch/fire",
-        "killswitch/in_loop_ema",
-        "killswitch/heldout_ema",
-        "killswitch/proxy_real_gap",
-    }
-    assert {name.removeprefix("killswitch/evidence_") for name in row if "evidence" in name} >= {
-        "log",
-        "gap",
-        "collapse",
-        "canary",
-        "p_value",
-        "warn",
-        "lower_bound",
-        "num_samples",
-        "num_canaries",
-        "insufficient_data",
-        "cusum_warning",
-    }
-    assert trainer.last_verdict["evidence_num_samples"] == 32.0
-    assert trainer.last_verdict["evidence_insufficient_data"] == 1.0
-
-
 def test_evidence_halts_the_run_and_the_error_carries_the_combined_status() -> None:
     trainer = bare_trainer(scripted(reading(1, HACKED)))
     with pytest.raises(CollapseStopError, match="visible scores exceed") as caught:
@@ -126,20 +99,6 @@ def test_a_plain_guard_gets_exactly_the_keywords_that_it_always_got() -> None:
     assert not [name for row in trainer.rows for name in row if "evidence" in name]
 
 
-def test_a_bare_score_is_no_food_for_the_evidence() -> None:
-    trainer = bare_trainer(scripted(0.25))
-    with pytest.raises(ValueError, match="HeldoutReading"):
-        fold(trainer)
-    assert trainer.rows == []
-
-
-def test_a_reading_of_another_split_is_refused_before_it_is_folded() -> None:
-    trainer = bare_trainer(scripted(reading(1)), split_fingerprint="split-b")
-    with pytest.raises(InputError, match="split-a"):
-        fold(trainer)
-    assert trainer.heldout_guard.last_status is None
-
-
 def test_figures_of_the_evidence_are_in_the_run_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     trainer = bare_trainer(scripted(reading(1), reading(2)), _run_log=RunLog(folder))
@@ -148,23 +107,6 @@ def test_figures_of_the_evidence_are_in_the_run_folder(tmp_path: Path) -> None:
     row = read_jsonl(folder.verdicts)[-1]
     assert row["evidence_canary"] == status.evidence.canary_log_evidence
     assert (row["round_idx"], row["num_updates"], row["fire"]) == (10, 2, False)
-
-
-def test_an_evaluation_that_fails_leaves_both_guards_unchanged() -> None:
-    trainer = bare_trainer(scripted(OSError("no grader"), reading(1)))
-    with pytest.raises(OSError, match="no grader"):
-        fold(trainer)
-    assert (trainer.rows, trainer.heldout_guard.last_status) == ([], None)
-    fold(trainer)  # the same evaluation, repeated
-    assert trainer.heldout_guard.last_status.evidence.step == 1
-
-
-def test_missed_evaluations_use_up_no_step() -> None:
-    patient = PatientEvaluation(scripted(OSError("a"), reading(1), OSError("b"), reading(2)))
-    trainer = bare_trainer(patient)
-    fold(trainer, 4)
-    assert patient.num_missed == 2
-    assert trainer.heldout_guard.last_status.evidence.step == 2
 
 
 # ---- an evaluation that gives up by itself

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +18,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer
 
 from composer_replication.errors import CollapseStopError, InputError
-from composer_replication.records import HeldoutReading
-from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import read_jsonl
-from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
+from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.guard_callback import STATE_KEY, HeldOutGuardCallback
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 
@@ -169,7 +166,7 @@ def test_an_honest_run_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "every", "folded"),
-    [({}, 1, [1, 2, 3, 4, 5, 6]), ({}, 3, [1, 4]), ({"logging_steps": 2}, 3, [2, 6]), ({"logging_steps": 2}, 2, [2, 4, 6])],
+    [({}, 3, [1, 4]), ({"logging_steps": 2}, 3, [2, 6])],
 )  # fmt: skip
 def test_every(tmp_path: Path, settings: dict[str, Any], every: int, folded: list[int]) -> None:
     callback = HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5, proxy_key="-loss", every=every)
@@ -323,29 +320,6 @@ def test_no_value_is_invented(
     assert "the guard was never asked: none of 2 logged rows" in caplog.text
 
 
-def test_a_missing_key_names_the_nearest(
-    handle: Callable[..., Handle], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        handle(proxy_key="rewards/margin").log(loss=1.0, **{"rewards/margins": 0.5})
-    assert "nearest: rewards/margins" in caplog.text
-
-
-def test_an_evaluation_that_is_not_due_folds_nothing(handle: Callable[..., Handle]) -> None:
-    one = handle()
-    one.score = None
-    row = one.log(loss=1.0, reward=0.5)
-    assert (one.evaluations, one.num_updates, set(row)) == (1, 0, {"loss", "reward"})
-    one.score = 0.5
-    one.log(loss=1.0, reward=0.5)
-    assert (one.evaluations, one.num_updates) == (2, 1)
-
-
-def test_tensors_are_numbers(handle: Callable[..., Handle]) -> None:
-    row = handle().log(loss=1.0, reward=torch.tensor(0.25), kl=torch.tensor(0.5))
-    assert (row["killswitch/in_loop_ema"], row["killswitch/kl_to_init"]) == (0.25, 0.5)
-
-
 @pytest.mark.parametrize(("kl_key", "words"), [("kl", "no row has 'kl'"), (None, "kl_key is None")])
 def test_a_kl_path_that_is_off_is_said_once(
     handle: Callable[..., Handle], caplog: pytest.LogCaptureFixture, kl_key: str | None, words: str
@@ -358,35 +332,12 @@ def test_a_kl_path_that_is_off_is_said_once(
     assert "killswitch/kl_ema" not in row
 
 
-def test_a_reading_brings_its_parts(handle: Callable[..., Handle]) -> None:
-    one = handle(split_fingerprint="abc")
-    one.score = HeldoutReading(1, 0.5, ((1.0, 0.5), (0.0, 0.0)), (), "abc", 0.1)
-    row = one.log(reward=0.5)
-    assert (row["heldout/score"], row["heldout/visible"], row["heldout/hidden"]) == (0.5, 0.5, 0.25)
-    one.score = HeldoutReading(2, 0.5, (), (), "other", 0.1)
-    with pytest.raises(InputError, match="CR0502: it was measured on split other"):
-        one.log(reward=0.5)
-
-
 def test_an_evaluation_that_fails_ends_the_run(handle: Callable[..., Handle]) -> None:
     one = handle()
     one.score = ZeroDivisionError("no task")
     with pytest.raises(ZeroDivisionError):
         one.log(reward=0.5)
     assert one.num_updates == 0
-
-
-def test_a_guard_of_readings_gets_them_whole(
-    handle: Callable[..., Handle],
-) -> None:
-    evidence = EvidenceGuard(10, tolerated_gap=0.1)
-    one = handle(guard=CombinedGuard(HeldOutGuard(), evidence))
-    one.score = HeldoutReading(1, 0.5, ((1.0, 0.5), (0.0, 0.5)), (), "", 0.1)
-    row = one.log(reward=0.5)
-    assert one.guard.last_status.evidence.num_samples == 2
-    assert any(name.startswith("killswitch/evidence_") for name in row)
-    saved = json.loads(json.dumps(one.state.stateful_callbacks[STATE_KEY]))
-    assert saved["guard"] == one.guard.state_dict()
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -427,15 +378,6 @@ def test_a_fired_guard_trains_nothing(tmp_path: Path) -> None:
     assert trainer.state.global_step == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [({"heldout_eval_fn": 0.5}, "heldout_eval_fn must be a function"), ({"every": 0}, "every"), ({"every": 1.5}, "every")],
-)  # fmt: skip
-def test_arguments_that_cannot_work(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=f"CR0722: {words}"):
-        HeldOutGuardCallback(**{"guard": HeldOutGuard(), "heldout_eval_fn": lambda: 0.5, **settings})
-
-
 # --------------------------------------------------------------------------- checkpoints
 
 
@@ -460,16 +402,6 @@ def test_a_state_that_cannot_be_used(
     state = SimpleNamespace(global_step=1, stateful_callbacks={STATE_KEY: saved})
     with pytest.raises(InputError, match=words):
         one.callback.on_train_begin(one.args, state, one.control)
-
-
-def test_a_checkpoint_without_a_guard_is_said(
-    handle: Callable[..., Handle], caplog: pytest.LogCaptureFixture
-) -> None:
-    one = handle()
-    state = SimpleNamespace(global_step=5, stateful_callbacks={})
-    with caplog.at_level(logging.WARNING):
-        one.callback.on_train_begin(one.args, state, one.control)
-    assert "the guard starts afresh" in caplog.text
 
 
 @pytest.mark.parametrize("restores_callbacks", [False, True])
@@ -497,19 +429,3 @@ def test_a_guard_may_be_added_to_a_run_that_had_none(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["stateful_callbacks"][STATE_KEY]["guard"]["memory"]["num_updates"] == 3
-
-
-def test_missed_evaluations_halt_at_the_third_in_a_row(tmp_path: Path) -> None:
-    def hangs() -> float:
-        time.sleep(60)
-        return 0.5
-
-    patient = PatientEvaluation(hangs, timeout_seconds=0.05)
-    callback = HeldOutGuardCallback(quick_guard(), patient, proxy_key="-loss")
-    trainer = plain_trainer(tmp_path, callback)
-    with pytest.raises(CollapseStopError, match="3 held-out evaluations in a row were missed"):
-        trainer.train()
-    assert (trainer.state.global_step, callback.halted_at, patient.num_missed) == (3, 3, 3)
-    assert (tmp_path / "checkpoint-3" / "model.safetensors").is_file()
-    (verdict,) = read_jsonl(tmp_path / "verdicts.jsonl")
-    assert verdict["fire"] is True

@@ -27,9 +27,8 @@ from composer_replication.cli.training_run import _hint_counts
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
 from composer_replication.trainer.checks.judgement import CheckThresholds
-from composer_replication.trainer.hint_channel import schedule_share
+from composer_replication.trainer.hint_channel import TURN_ROW, schedule_share
 from composer_replication.trainer.policy_options import PolicyOptions
 
 TURNS = (
@@ -83,8 +82,9 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def batch_of(turns: Sequence[HintedTurn]) -> dict[str, Any]:
-    batch = hint_tensors([[turn] for turn in turns], pad_id=0)
+def batch_of(trainer: Any, turns: Sequence[HintedTurn]) -> dict[str, Any]:
+    trainer._turns_of_row = [[turn] for turn in turns]
+    batch = {TURN_ROW: torch.arange(len(turns))}
     return {**batch, "hint_num_tokens": torch.tensor(float(sum(len(t.completion_ids) for t in turns)))}
 
 
@@ -106,7 +106,7 @@ def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
     teacher = plain_copy(trainer.model)
     with trainer._teacher_weights.in_place_of(trainer.model):
         teacher.load_state_dict(trainer.model.state_dict())
-    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS))
     loss.backward()
     found = gradients(trainer.model)
     trainer.model.zero_grad()
@@ -123,7 +123,7 @@ def test_teacher_and_student_swap_back_and_the_teacher_gets_no_gradient(ready: C
     trainer = ready(hints=HintsSection(teacher="frozen"))
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     kept = {name: weight.clone() for name, weight in trainer._teacher_weights.tensors().items()}
-    trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).backward()
+    trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).backward()
     assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
     assert all(torch.equal(kept[name], weight) for name, weight in trainer._teacher_weights.tensors().items())
     assert trainer.model.training
@@ -138,7 +138,7 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
     for micro_steps in (1, 8):
         trainer = ready(hints=settings, hinted_turns=TURNS, micro_steps=micro_steps)
         torch.manual_seed(5)
-        parts = split_tensor_dict(shuffle_sequence_dict(batch_of(turns)), micro_steps)
+        parts = split_tensor_dict(shuffle_sequence_dict(batch_of(trainer, turns)), micro_steps)
         losses = [trainer._compute_sdpo_loss(trainer.model, part) for part in parts]
         sum(losses).backward()
         results.append((sum(loss.item() for loss in losses), gradients(trainer.model)))
@@ -146,28 +146,25 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
     assert_same_gradients(results[0][1], results[1][1], tolerance=1e-6)
 
 
-def test_turns_travel_with_their_row_through_shuffle_and_split() -> None:
-    by_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
-    batch = {**hint_tensors(by_row, pad_id=0), "row": torch.arange(4)}
+def test_turns_travel_with_their_row_through_shuffle_and_split(ready: Callable[..., Any]) -> None:
+    trainer = ready(hints=HintsSection(teacher="frozen"))
+    trainer._turns_of_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
     found: dict[int, list[list[int]]] = {}
-    for part in split_tensor_dict(shuffle_sequence_dict(batch), 4):
-        rows = hinted_rows_in(part)
-        ids = [] if rows is None else rows.student.completion_ids_NT.tolist()
-        found[int(part["row"])] = ids
-    assert found[1] == found[3] == []
-    assert found[0] == [[40, 41, 42]]
-    assert found[2] == [[50, 51, 52, 53], [60, 0, 0, 0]]
+    for part in split_tensor_dict(shuffle_sequence_dict({TURN_ROW: torch.arange(4)}), 4):
+        rows = trainer._sampled_part(part, trainer.hints)
+        found[int(part[TURN_ROW])] = [] if rows is None else rows.student.completion_ids_NT.tolist()
+    assert found == {0: [[40, 41, 42]], 1: [], 2: [[50, 51, 52, 53], [60, 0, 0, 0]], 3: []}
 
 
 def test_the_gate_leaves_turns_without_information_out(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen", min_divergence=1e9))
-    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS))
     loss.backward()
     assert loss.item() == 0.0
     assert trainer._metrics["train"]["sdpo/turns_gated_share"] == [1.0]
     assert all(float(g.abs().max()) == 0.0 for g in gradients(trainer.model).values())
     open_gate = ready(hints=HintsSection(teacher="frozen"))
-    assert open_gate._compute_sdpo_loss(open_gate.model, batch_of(TURNS)).item() > 0.0
+    assert open_gate._compute_sdpo_loss(open_gate.model, batch_of(open_gate, TURNS)).item() > 0.0
     assert open_gate._metrics["train"]["sdpo/turns_gated_share"] == [0.0]
 
 
@@ -181,8 +178,10 @@ def test_a_teacher_that_is_the_student_under_an_empty_hint_has_nothing_to_say(
     trainer._begin_channels()
     trainer.current_gradient_accumulation_steps = 1
     same = [replace(turn, hinted_prompt_ids=turn.prompt_ids) for turn in TURNS]
-    assert trainer._compute_sdpo_loss(trainer.model, batch_of(same)).item() == pytest.approx(0.0, abs=1e-6)
-    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() > 0.0
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, same)).item() == pytest.approx(
+        0.0, abs=1e-6
+    )
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).item() > 0.0
 
 
 def test_lora_off_is_the_model_without_its_adapter(ready: Callable[..., Any]) -> None:
@@ -192,7 +191,7 @@ def test_lora_off_is_the_model_without_its_adapter(ready: Callable[..., Any]) ->
     for module in without.modules():
         if isinstance(module, BaseTunerLayer):
             module.enable_adapters(enabled=False)
-    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS))
     expected = expected_hint_loss(trainer.model, without, TURNS, settings)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert loss.item() > 1e-5
@@ -240,10 +239,10 @@ def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_o
         ids = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
         assert turn.completion.token_ids == tuple(ids)
         assert rollout.task_id == turn.prompt_text == batch[row]["prompt"]
-        hinted = output["hint_weight"][row].sum() > 0
+        hinted = trainer._turns_of_row[row]
         assert bool(hinted) is (rollout.reward is not None and rollout.reward < 0.3)
         if hinted:  # num_iterations 2: TRL has the sampling log-probabilities
-            kept = output["hint_sampled_logp"][row, 0, : len(ids)]
+            kept = torch.tensor(hinted[0].sampled_logp)
             torch.testing.assert_close(kept, output["old_per_token_logps"][row, : len(ids)])
 
 
@@ -303,7 +302,7 @@ def test_an_answer_that_was_cut_off_gets_its_hint_and_no_policy_gradient(
     assert (
         known == [num_iterations == 2, False] * 2
     )  # what TRL forwards under an empty mask is no probability of the row
-    assert (output["hint_weight"] > 0).sum(-1).tolist() == [1, len(cut[0]), 1, 1]
+    assert [len(turns) for turns in trainer._turns_of_row] == [1, len(cut[0]), 1, 1]
     assert output["completion_mask"].sum(-1).tolist() == [3, 0, 2, 0]
     trainer.current_gradient_accumulation_steps = 1
     assert trainer._compute_sdpo_loss(trainer.model, output).item() > 0.0
@@ -326,8 +325,8 @@ def test_a_turn_that_was_not_sampled_is_refused_or_left_out(make_trainer: Callab
         trainer._generate_and_score_completions(batch)
     assert (error.value.code, error.value.where) == ("CR0751", "row 0")
     trainer.hints = HintsSection(strict=False)
-    output = trainer._generate_and_score_completions(batch)
-    assert (output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, True]
+    trainer._generate_and_score_completions(batch)
+    assert [bool(turns) for turns in trainer._turns_of_row] == [False, True, True, True]
     assert trainer._metrics["train"]["sdpo/turns_left_out"] == [1.0]
 
 
@@ -372,10 +371,9 @@ def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(
         outputs.append(trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader()))))
     plain, routed_output = outputs
     assert plain["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
-    assert (plain["hint_weight"].sum(-1) > 0).tolist() == [True] * 4
     assert trainer._without_distilled_rows(plain)["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
     assert trainer._without_distilled_rows(routed_output)["advantages"].tolist() == [0.5, 0.0, 0.0, 0.5]
-    assert (routed_output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, False]
+    assert [bool(turns) for turns in trainer._turns_of_row] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("num_iterations", [1, 4])
@@ -426,8 +424,8 @@ def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[
     assert trainer.num_groups_replaced == 1
     assert [rollout.reward for rollout in source.seen] == [1.0, 0.0, 1.0, 0.0]
     assert {rollout.task_id for rollout in source.seen} == {batch[0]["prompt"]}
-    assert (output["hint_weight"].sum(-1) > 0).tolist() == [False, True, False, True]
-    found = hinted_rows_in(output)
+    assert [bool(turns) for turns in trainer._turns_of_row] == [False, True, False, True]
+    found = trainer._sampled_part(output, HintsSection())
     assert found is not None
     for turn, row in zip(found.student.completion_ids_NT, (1, 3), strict=True):
         kept = output["completion_ids"][row][output["completion_mask"][row].bool()]
@@ -443,10 +441,12 @@ def test_the_schedule_falls_as_a_cosine_does() -> None:
 
 def test_a_weight_that_has_decayed_costs_no_forward(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen", decay_steps=5))
-    whole = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item()
+    whole = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).item()
     trainer.state.global_step = 3
     part = 0.5 * (1 + math.cos(0.6 * math.pi))
-    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() == pytest.approx(part * whole)
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).item() == pytest.approx(
+        part * whole
+    )
     trainer.state.global_step = 5
     trainer.model.forward = None  # a forward would fail
-    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() == 0.0
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).item() == 0.0

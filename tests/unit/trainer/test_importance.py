@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from composer_replication.errors import InputError
 from composer_replication.losses.policy_terms import effective_share
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.checked_rollouts import CheckedRollouts
+from composer_replication.trainer.chained_rows import CheckedRollouts
 from composer_replication.trainer.policy_options import PolicyOptions
 from composer_replication.trainer.policy_terms_wiring import truncated_ratio
 
@@ -36,14 +36,12 @@ def test_figures_by_hand() -> None:
     assert figures.num_tokens == 4
     assert figures.truncated_share == 0.25
     assert figures.effective_sample_size == pytest.approx(16 / (4 * 5.5))
-    assert figures.sequence_effective_sample_size == pytest.approx((4 + 0.25) ** 2 / (2 * (16 + 0.0625)))
 
 
-def test_sequences_far_away_do_not_overflow() -> None:
+def test_ratios_far_away_do_not_overflow() -> None:
     policy = torch.zeros(2, 4)
     sampled = torch.tensor([[-300.0] * 4, [0.0] * 4])
     _, figures = truncated_ratio(policy, sampled, torch.ones(2, 4), 2.0)
-    assert figures.sequence_effective_sample_size == pytest.approx(0.5)
     assert figures.effective_sample_size == pytest.approx((8 + 4) ** 2 / (8 * (16 + 4)))
     _, nothing = truncated_ratio(policy, sampled, torch.zeros(2, 4), 2.0)
     assert (nothing.truncated_share, nothing.effective_sample_size, nothing.num_tokens) == (0.0, 1.0, 0)

@@ -13,7 +13,7 @@ import torch
 import transformers as tf
 
 from composer_replication.records import StopReason
-from composer_replication.trainer import sampling_batches
+from composer_replication.trainer import prefix_generation
 from composer_replication.trainer.policy import InProcessPolicy
 from composer_replication.trainer.prefix_generation import SampledRow, sample_shared
 from composer_replication.trainer.tiny_models import make_tiny_model
@@ -80,7 +80,7 @@ def flat(groups: Iterable[Iterable[T]]) -> list[T]:
 
 
 def refuse_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling_batches, "unsupported_reason", lambda model, training: "it may not.")
+    monkeypatch.setattr(prefix_generation, "sampling_reason", lambda model: "it may not.")
 
 
 @pytest.mark.parametrize(

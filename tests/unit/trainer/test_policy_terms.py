@@ -12,12 +12,13 @@ import torch
 from trl.rewards import get_soft_overlong_punishment
 
 from composer_replication.channel_tables import ReplaySection
+from composer_replication.config import EffortSection
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.fresh_groups import PUNISHMENT, without_lone_punishments
-from composer_replication.trainer.initial_kl import KlPath
-from composer_replication.trainer.policy_options import EFFORT_COLUMN, EffortPrice, PolicyOptions
+from composer_replication.trainer.guard import KlPath
+from composer_replication.trainer.policy_options import EFFORT_COLUMN, PolicyOptions
 
 MakeTrainer = Callable[..., Any]
 UNSCALED = {"loss_type": "dr_grpo", "scale_rewards": "none"}
@@ -58,7 +59,7 @@ def equal(completions: list[str], **kwargs: Any) -> list[float]:
 
 def test_effort_is_compared_within_the_group_by_hand(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """One turn of 20 units for each, and the answers' lengths; q = 1, k = 0.5: C = 2 ln(1 + x / 2)."""
-    effort = EffortPrice(weight=0.1, k=0.5, q=1.0)
+    effort = EffortSection(weight=0.1, k=0.5, q=1.0)
     trainer = make_trainer(
         max_steps=1,
         reward=equal,
@@ -82,7 +83,7 @@ def test_counts_of_a_rollout_function_win_over_lengths(make_trainer: MakeTrainer
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with(column),
-        policy_options=PolicyOptions(effort=EffortPrice(weight=0.01, q=0.0)),
+        policy_options=PolicyOptions(effort=EffortSection(weight=0.01, q=0.0)),
         **UNSCALED,
     )
     share = 1.1 / 4
@@ -97,7 +98,7 @@ def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer, masks_trunc
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with(None, mask),
-        policy_options=PolicyOptions(effort=EffortPrice(weight=1.0, q=0.0)),
+        policy_options=PolicyOptions(effort=EffortSection(weight=1.0, q=0.0)),
         mask_truncated_completions=masks_truncated,
         **UNSCALED,
     )
@@ -128,7 +129,7 @@ def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(
         max_steps=1,
         reward=lambda completions, **kwargs: [reward] * len(completions),
         rollout_func=roll_out_with(column),
-        policy_options=PolicyOptions(effort=EffortPrice(weight=weight), dynamic_sampling_rounds=1),
+        policy_options=PolicyOptions(effort=EffortSection(weight=weight), dynamic_sampling_rounds=1),
         run_folder=RunFolder(tmp_path / "run"),
         **UNSCALED,
     )
@@ -145,7 +146,7 @@ def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with([{"thoughts": 1.0}] * 4),
-        policy_options=PolicyOptions(effort=EffortPrice()),
+        policy_options=PolicyOptions(effort=EffortSection()),
         **UNSCALED,
     )
     with pytest.raises(UsageError) as caught:
@@ -161,7 +162,7 @@ def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) 
         max_steps=1,
         reward=reward,
         rollout_func=roll_out_with(None),
-        policy_options=PolicyOptions(effort=EffortPrice(weight=1.0, q=0.0)),
+        policy_options=PolicyOptions(effort=EffortSection(weight=1.0, q=0.0)),
         **UNSCALED,
     )
     units = {0: 23.0, 2: 25.0, 3: 21.0}

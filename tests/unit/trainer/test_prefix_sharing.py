@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Self
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.errors import InputError
-from composer_replication.trainer import packed_rows, prefix_sharing, token_scores
-from composer_replication.trainer.packed_rows import MAX_COLUMNS, rows_of_a_pack
-from composer_replication.trainer.prefix_sharing import shared_prefix_logps
-from composer_replication.trainer.token_scores import TokenStatistics
+from composer_replication.trainer import packed_rows
+from composer_replication.trainer.packed_rows import MAX_COLUMNS, rows_of_a_pack, shared_prefix_logps
 
 PROMPT = [5, 6, 7, 8]
 
@@ -30,7 +28,9 @@ def model() -> LlamaForCausalLM:
         num_key_value_heads=1,
         initializer_range=0.3,
     )
-    return LlamaForCausalLM(config).train()
+    made = LlamaForCausalLM(config).train()
+    add_fused_lm_head(made, outputs=("log_probs", "entropy"))
+    return made
 
 
 def tensors(prompts: list[list[int]], completions: list[list[int]]) -> tuple[torch.Tensor, ...]:
@@ -45,16 +45,14 @@ def tensors(prompts: list[list[int]], completions: list[list[int]]) -> tuple[tor
 
 
 class Spy:
-    """Records the token ids and the logits' shape of every forward."""
+    """Records the token ids of every forward."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.inputs: list[list[list[int]]] = []
-        self.logit_shapes: list[tuple[int, ...]] = []
-        self._handle = model.register_forward_hook(self._note, with_kwargs=True)
+        self._handle = model.register_forward_pre_hook(self._note, with_kwargs=True)
 
-    def _note(self, _module: torch.nn.Module, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def _note(self, _module: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
         self.inputs.append(kwargs["input_ids"].tolist())
-        self.logit_shapes.append(tuple(output.logits.shape))
 
     def __enter__(self) -> Self:
         return self
@@ -63,35 +61,28 @@ class Spy:
         self._handle.remove()
 
 
-def test_each_prompt_is_forwarded_once_and_the_head_runs_only_where_needed(model: LlamaForCausalLM) -> None:
+def test_completions_follow_their_prompt_in_one_row(model: LlamaForCausalLM) -> None:
     batch = tensors([PROMPT, [9, 10], PROMPT, PROMPT], [[1, 2, 3], [4, 5], [6], [7, 8, 9]])
     with Spy(model) as spy:
-        shared_prefix_logps(model, *batch, temperature=1.0)
-    assert spy.inputs == [[PROMPT], [[1, 2], [6, 0], [7, 8]], [[9, 10]], [[4]]]
-    assert spy.logit_shapes == [(1, 1, 37), (3, 2, 37), (1, 1, 37), (1, 1, 37)]
-
-
-def test_two_forwards_whatever_the_groups_when_prompts_go_together(model: LlamaForCausalLM) -> None:
-    for prompts in ([PROMPT, PROMPT], [PROMPT, [9, 10]]):
-        with Spy(model) as spy:
-            batch = tensors(prompts, [[1], [2]])
-            shared_prefix_logps(model, *batch, temperature=1.0, prompts_per_forward=8)
-        assert len(spy.inputs) == 2
+        shared_prefix_logps(model, *batch)
+    last = PROMPT[-1]  # once for each completion; what is only predicted is not read
+    assert spy.inputs == [[[*PROMPT[:-1], last, 1, 2, last, last, 7, 8]], [[9, 10, 4]]]
 
 
 def test_prompts_that_differ_only_under_the_mask_are_one(model: LlamaForCausalLM) -> None:
     ids, mask, completions, kept = tensors([[0, 9, 1, *PROMPT], [3, 9, 2, *PROMPT]], [[1, 2], [1, 2]])
     mask[:, 0] = mask[:, 2] = 0
     with Spy(model) as spy:
-        logps, entropies = shared_prefix_logps(model, ids, mask, completions, kept, temperature=1.0)
-    assert len(spy.inputs) == 2
-    assert torch.equal(logps[0], logps[1])
-    assert entropies is None
+        logps, entropies = shared_prefix_logps(model, ids, mask, completions, kept)
+    assert len(spy.inputs) == 1
+    torch.testing.assert_close(logps[0], logps[1])
+    assert entropies is not None
+    torch.testing.assert_close(entropies[0], entropies[1])
 
 
 def test_masked_positions_are_zero_and_carry_no_gradient(model: LlamaForCausalLM) -> None:
     batch = tensors([PROMPT, PROMPT, PROMPT], [[1, 2, 3], [4], []])
-    logps, entropies = shared_prefix_logps(model, *batch, temperature=1.0, compute_entropy=True)
+    logps, entropies = shared_prefix_logps(model, *batch)
     assert entropies is not None
     hidden = batch[3] == 0
     for values in (logps, entropies):
@@ -103,7 +94,7 @@ def test_masked_positions_are_zero_and_carry_no_gradient(model: LlamaForCausalLM
 
 def test_a_batch_without_any_token_gives_a_differentiable_zero(model: LlamaForCausalLM) -> None:
     ids, mask, completions, kept = tensors([PROMPT, [9]], [[1, 2], [3, 4]])
-    logps, _ = shared_prefix_logps(model, ids, mask, completions, torch.zeros_like(kept), temperature=1.0)
+    logps, _ = shared_prefix_logps(model, ids, mask, completions, torch.zeros_like(kept))
     assert logps.shape == (2, 2)
     assert logps.eq(0).all()
     assert logps.requires_grad
@@ -112,8 +103,8 @@ def test_a_batch_without_any_token_gives_a_differentiable_zero(model: LlamaForCa
 def test_no_gradient_is_kept_where_none_is_wanted(model: LlamaForCausalLM) -> None:
     batch = tensors([PROMPT, PROMPT], [[1, 2], [3]])
     with torch.inference_mode():
-        quiet, _ = shared_prefix_logps(model, *batch, temperature=1.0)
-    loud, _ = shared_prefix_logps(model, *batch, temperature=1.0)
+        quiet, _ = shared_prefix_logps(model, *batch)
+    loud, _ = shared_prefix_logps(model, *batch)
     assert not quiet.requires_grad
     torch.testing.assert_close(quiet.clone(), loud.detach())
 
@@ -123,111 +114,50 @@ def test_learned_positions_count_from_the_first_token_not_from_the_padding() -> 
     config = GPT2Config(vocab_size=37, n_embd=16, n_layer=2, n_head=2, n_positions=32)
     model = GPT2LMHeadModel(config).eval()
     batch = tensors([PROMPT, [9, 10]], [[1, 2, 3], [4, 5, 6]])
-    for prompts_per_forward in (1, 2):
-        logps, _ = shared_prefix_logps(
-            model, *batch, temperature=1.0, prompts_per_forward=prompts_per_forward
-        )
-        for row, sequence in enumerate(([*PROMPT, 1, 2, 3], [9, 10, 4, 5, 6])):
-            alone = model(torch.tensor([sequence])).logits[0, -4:-1].log_softmax(-1)
-            expected = alone.gather(-1, batch[2][row, :, None])[:, 0]
-            torch.testing.assert_close(logps[row], expected, rtol=0, atol=1e-5)
+    add_fused_lm_head(model)
+    logps, _ = shared_prefix_logps(model, *batch)
+    for row, sequence in enumerate(([*PROMPT, 1, 2, 3], [9, 10, 4, 5, 6])):
+        alone = model(torch.tensor([sequence])).logits[0, -4:-1].log_softmax(-1)
+        expected = alone.gather(-1, batch[2][row, :, None])[:, 0]
+        torch.testing.assert_close(logps[row], expected, rtol=0, atol=1e-5)
 
 
-def test_equal_to_trl_with_its_fused_head_installed() -> None:
-    from trl.trainer.utils import add_fused_lm_head
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
-    )
-    patched = LlamaForCausalLM(config).train()
-    add_fused_lm_head(patched, temperature=0.6, outputs=("log_probs", "entropy"))
+def test_equal_to_trls_own_forward_of_whole_rows(model: LlamaForCausalLM) -> None:
     ids, mask, completions, kept = tensors([PROMPT, [9, 10], PROMPT], [[1, 2, 3], [4, 5], [6]])
     labels = torch.cat([ids, completions], 1).masked_fill(torch.cat([mask, kept], 1) == 0, -100)
     labels[:, : ids.size(1)] = -100
-    output = patched(
+    output: Any = model(
         input_ids=torch.cat([ids, completions], 1),
         attention_mask=torch.cat([mask, kept], 1),
         labels=labels,
         fused_lm_head=True,
     )
-    logps, entropies = shared_prefix_logps(
-        patched, ids, mask, completions, kept, temperature=0.6, compute_entropy=True
-    )
+    logps, entropies = shared_prefix_logps(model, ids, mask, completions, kept)
     torch.testing.assert_close(logps, output.log_probs[:, -3:], rtol=0, atol=1e-5)
     torch.testing.assert_close(entropies, output.entropy[:, -3:], rtol=0, atol=1e-5)
     assert logps.dtype == output.log_probs.dtype
-
-
-def test_token_statistics_by_hand_and_by_finite_differences() -> None:
-    logits = torch.tensor([[0.0, 0.0], [1.0, 1.0 + 2 * torch.log(torch.tensor(3.0))]])
-    logps, entropies = TokenStatistics.apply(logits, torch.tensor([0, 1]), 2.0, True)
-    quarter = torch.tensor(0.25)
-    expected = torch.stack([torch.tensor(2.0).log(), -(0.25 * quarter.log() + 0.75 * (3 * quarter).log())])
-    torch.testing.assert_close(logps, torch.tensor([0.5, 0.75]).log())
-    torch.testing.assert_close(entropies, expected)
-    wide = torch.randn(140, 5, dtype=torch.float64, requires_grad=True)  # more than one slice
-    targets = torch.randint(5, (140,))
-    assert torch.autograd.gradcheck(lambda z: TokenStatistics.apply(z, targets, 0.7, True), (wide,))
-
-
-def test_a_forbidden_token_leaves_entropy_and_gradient_finite() -> None:
-    logits = torch.tensor([[0.0, 1.0, float("-inf")]], requires_grad=True)
-    logps, entropies = TokenStatistics.apply(logits, torch.tensor([0]), 1.0, True)
-    (part,) = torch.autograd.grad(logps.sum() + entropies.sum(), logits)
-    assert entropies.isfinite().all()
-    assert part.isfinite().all()
 
 
 def test_an_empty_prompt_is_refused_by_row(model: LlamaForCausalLM) -> None:
     ids, mask, completions, kept = tensors([PROMPT, PROMPT], [[1], [2]])
     mask[1] = 0
     with pytest.raises(InputError, match=r"CR0722.*row 1"):
-        shared_prefix_logps(model, ids, mask, completions, kept, temperature=1.0)
+        shared_prefix_logps(model, ids, mask, completions, kept)
 
 
-def test_a_model_that_drops_its_cache_is_an_error_not_a_wrong_number(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefix_sharing, "keeps_cache", lambda _: True)  # as if the model hid it
-    model.gradient_checkpointing_enable()
-    try:
-        with pytest.raises(InputError, match=r"CR0757.*gradient checkpointing"):
-            shared_prefix_logps(model, *tensors([PROMPT], [[1, 2]]), temperature=1.0)
-    finally:
-        model.gradient_checkpointing_disable()
-
-
-@pytest.fixture
-def checkpointed(model: LlamaForCausalLM) -> Iterator[LlamaForCausalLM]:
-    model.gradient_checkpointing_enable()
-    yield model
-    model.gradient_checkpointing_disable()
-
-
-def test_under_gradient_checkpointing_completions_follow_their_prompt_in_one_row(
-    checkpointed: LlamaForCausalLM,
-) -> None:
-    batch = tensors([PROMPT, [9, 10], PROMPT, PROMPT], [[1, 2, 3], [4, 5], [6], [7, 8, 9]])
-    with Spy(checkpointed) as spy:
-        shared_prefix_logps(checkpointed, *batch, temperature=1.0)
-    assert spy.inputs == [[[*PROMPT, 1, 2, 7, 8]], [[9, 10, 4]]]  # what is only predicted is not read
-    assert spy.logit_shapes == [(1, 5, 37), (1, 2, 37)]
-
-
-def test_one_row_behind_each_prompt_needs_no_mask(checkpointed: LlamaForCausalLM) -> None:
+def test_one_row_behind_each_prompt_needs_no_mask(model: LlamaForCausalLM) -> None:
     masks: list[object] = []
-    hook = checkpointed.register_forward_pre_hook(
+    hook = model.register_forward_pre_hook(
         lambda _model, _args, given: masks.append(given.get("attention_mask")), with_kwargs=True
     )
     for prompts in ([PROMPT, [9, 10]], [PROMPT, PROMPT]):
-        shared_prefix_logps(checkpointed, *tensors(prompts, [[1, 2], [3, 4]]), temperature=1.0)
+        shared_prefix_logps(model, *tensors(prompts, [[1, 2], [3, 4]]))
     hook.remove()
     assert [mask is None for mask in masks] == [True, True, False]
 
 
 def test_masks_that_would_be_too_large_together_are_made_one_by_one(
-    checkpointed: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = tensors([PROMPT, PROMPT, [9, 10], [9, 10]], [[1, 2], [3], [4, 5], [6]])
     monkeypatch.setattr(packed_rows, "num_processes", lambda: 2)
@@ -235,8 +165,8 @@ def test_masks_that_would_be_too_large_together_are_made_one_by_one(
     for columns in (MAX_COLUMNS, 7):
         monkeypatch.setattr(packed_rows, "MAX_COLUMNS", columns)
         monkeypatch.setattr(packed_rows, "rows_of_a_pack", lambda rows, *_: rows)
-        with Spy(checkpointed) as spy:
-            shared_prefix_logps(checkpointed, *batch, temperature=1.0, prompts_per_forward=2)
+        with Spy(model) as spy:
+            shared_prefix_logps(model, *batch)
         shapes.append([len(ids) for ids in spy.inputs])
     assert shapes == [[2], [1, 1]]
 
@@ -257,37 +187,3 @@ def test_how_many_rows_a_pack_has(rows: int, prompt: int, completion: int, hidde
     found = rows_of_a_pack(rows, prompt, completion, hidden)
     assert found == packed
     assert found == 1 or prompt + found * completion <= MAX_COLUMNS
-
-
-@pytest.mark.parametrize("packs", [False, True])
-def test_large_logits_are_never_held(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, packs: bool
-) -> None:
-    batch = tensors([PROMPT, [9, 10], PROMPT], [[1, 2, 3], [4], [7, 8, 9]])
-    found: list[tuple[torch.Tensor, ...]] = []
-    if packs:
-        model.gradient_checkpointing_enable()
-    for limit in (token_scores.MAX_LOGITS_BYTES, 0):
-        monkeypatch.setattr(token_scores, "MAX_LOGITS_BYTES", limit)
-        with Spy(model) as spy:
-            logps, entropies = shared_prefix_logps(
-                model, *batch, temperature=0.7, compute_entropy=True, entropy_has_gradient=False
-            )
-        assert entropies is not None
-        widest = max(shape[1] for shape in spy.logit_shapes)
-        assert widest == 1 if limit == 0 else widest > 1
-        found.append((logps, entropies, *torch.autograd.grad(logps.square().sum(), list(model.parameters()))))
-    model.gradient_checkpointing_disable()
-    for plain, tiled in zip(*found, strict=True):
-        torch.testing.assert_close(plain, tiled, rtol=1e-4, atol=1e-5)
-
-
-def test_an_entropy_with_gradient_is_of_logits(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_scores, "MAX_LOGITS_BYTES", 0)
-    _, entropies = shared_prefix_logps(
-        model, *tensors([PROMPT], [[1, 2]]), temperature=1.0, compute_entropy=True
-    )
-    assert entropies is not None
-    assert entropies.requires_grad

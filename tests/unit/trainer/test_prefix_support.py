@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
-from composer_replication.trainer.prefix_support import inner_model, unsupported_reason
+from composer_replication.trainer.prefix_support import inner_model, packing_reason, sampling_reason
 
 SIZES: dict[str, Any] = {
     "vocab_size": 23,
@@ -39,13 +39,8 @@ def lora(dropout: float) -> torch.nn.Module:
     return get_peft_model(llama(), LoraConfig(r=2, target_modules="all-linear", lora_dropout=dropout)).train()
 
 
-def checkpointed(model: Any) -> torch.nn.Module:
-    model.train().gradient_checkpointing_enable()
-    return model  # type: ignore[no-any-return]
-
-
 def with_attention(name: str) -> torch.nn.Module:
-    model = checkpointed(llama())
+    model = llama()
     model.config._attn_implementation = name
     return model
 
@@ -60,12 +55,6 @@ def with_config(**settings: Any) -> torch.nn.Module:
     model = llama()
     for key, setting in settings.items():
         setattr(model.config, key, setting)
-    return model
-
-
-def static_cache() -> torch.nn.Module:
-    model: Any = llama()
-    model.generation_config.cache_implementation = "static"
     return model
 
 
@@ -90,7 +79,6 @@ STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         "chunked",
     ),
     "bidirectional": (lambda: with_config(use_bidirectional_attention=True), "both directions"),
-    "static cache": (static_cache, "static cache"),
     "dynamic rope": (lambda: llama(rope_parameters=DYNAMIC), "type dynamic"),
     "long rope": (lambda: llama(rope_parameters=LONG), "type longrope"),
     "capacity": (lambda: with_config(expert_capacity=4), "expert_capacity"),
@@ -106,22 +94,14 @@ STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     ),
 }
 MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
-    "checkpointed flash": (
-        lambda: with_attention("flash_attention_2"),
-        "takes no mask of ours: set it to sdpa",
-    ),
-    "checkpointed alibi": (
-        lambda: checkpointed(
-            tf.FalconForCausalLM(
-                tf.FalconConfig(**SIZES, alibi=True, attention_dropout=0.0, hidden_dropout=0.0)
-            )
+    "flash": (lambda: with_attention("flash_attention_2"), "takes no mask of ours: set it to sdpa"),
+    "alibi": (
+        lambda: tf.FalconForCausalLM(
+            tf.FalconConfig(**SIZES, alibi=True, attention_dropout=0.0, hidden_dropout=0.0)
         ),
         "takes no positions",
     ),
-    "checkpointed layers of two windows": (
-        lambda: checkpointed(one_mask_for_two_kinds()),
-        "one mask for layers of two kinds",
-    ),
+    "layers of two windows": (one_mask_for_two_kinds, "one mask for layers of two kinds"),
     "attention dropout": (lambda: llama(attention_dropout=0.1), "attention_dropout 0.1"),
     "dropout module": (
         lambda: tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=23, n_embd=16, n_layer=1, n_head=2)).train(),
@@ -140,7 +120,7 @@ MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
 @pytest.mark.parametrize("name", [*STRUCTURE, *MODE])
 def test_the_reason_is_one_sentence_that_names_the_cause(name: str) -> None:
     build, cause = (STRUCTURE | MODE)[name]
-    reason = unsupported_reason(build())
+    reason = packing_reason(build()) if name in MODE else sampling_reason(build())
     assert reason is not None
     assert cause in reason
     assert reason.endswith(".")
@@ -148,17 +128,13 @@ def test_the_reason_is_one_sentence_that_names_the_cause(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRUCTURE)
-def test_what_the_model_is_does_not_depend_on_the_mode(name: str) -> None:
-    model = STRUCTURE[name][0]().eval()
-    assert unsupported_reason(model) is not None
-    assert unsupported_reason(model, training=False) is not None
+def test_what_cannot_be_sampled_cannot_be_packed_either(name: str) -> None:
+    assert packing_reason(STRUCTURE[name][0]().eval()) is not None
 
 
 @pytest.mark.parametrize("name", MODE)
 def test_what_only_training_does_is_no_reason_in_evaluation(name: str) -> None:
-    model = MODE[name][0]()
-    assert unsupported_reason(model, training=False) is None
-    assert unsupported_reason(model.eval()) is None
+    assert sampling_reason(MODE[name][0]()) is None
 
 
 @pytest.mark.parametrize(
@@ -171,7 +147,7 @@ def test_what_only_training_does_is_no_reason_in_evaluation(name: str) -> None:
     ],
 )
 def test_a_plain_model_is_supported(build: Callable[[], torch.nn.Module]) -> None:
-    assert unsupported_reason(build()) is None
+    assert packing_reason(build()) is None
 
 
 class Engine(torch.nn.Module):
@@ -193,7 +169,7 @@ class Engine(torch.nn.Module):
 def test_an_engine_is_looked_through(build: Callable[[], torch.nn.Module]) -> None:
     model = build()
     assert inner_model(Engine(model)) is inner_model(model)
-    assert unsupported_reason(Engine(model)) is None
+    assert packing_reason(Engine(model)) is None
 
 
 def test_wrappers_are_looked_through() -> None:
@@ -202,6 +178,6 @@ def test_wrappers_are_looked_through() -> None:
     assert type(base).__name__ == "LlamaForCausalLM"
     assert inner_model(torch.nn.DataParallel(model)) is base
     assert inner_model(torch.compile(model)) is base
-    assert unsupported_reason(torch.nn.DataParallel(lora(0.05))) is not None
-    assert unsupported_reason(torch.nn.DataParallel(STRUCTURE["prompt tuning"][0]())) is not None
-    assert unsupported_reason(torch.nn.DataParallel(model)) is None
+    assert packing_reason(torch.nn.DataParallel(lora(0.05))) is not None
+    assert packing_reason(torch.nn.DataParallel(STRUCTURE["prompt tuning"][0]())) is not None
+    assert packing_reason(torch.nn.DataParallel(model)) is None

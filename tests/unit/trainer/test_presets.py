@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from composer_replication.config import PRESETS, RunConfig, parse_config
+from composer_replication.config import PRESETS, EffortSection, RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions, check_policy_options
+from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.preset_settings import (
+    check_num_prompts,
     overlong_punishment,
-    refuse_repeated_prompts,
     resolve_method,
 )
 from composer_replication.trainer.run_setup import trl_arguments
@@ -78,7 +78,7 @@ def test_what_presets_set_beside_trl() -> None:
     dapo = resolve_method(recipe({"preset": "dapo"}))
     assert (dapo.options.dynamic_sampling_rounds, dapo.overlong_share) == (3, 0.2)
     composer = resolve_method(recipe({"preset": "composer"})).options
-    assert composer == PolicyOptions(kl_in_reward=True, effort=EffortPrice(), importance_clip=2.0)
+    assert composer == PolicyOptions(kl_in_reward=True, effort=EffortSection(), importance_clip=2.0)
 
 
 def test_without_a_preset_nothing_is_set() -> None:
@@ -136,8 +136,6 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
         ),
         ({"preset": "gspo"}, {"beta": 0.04}, "CR0760", "trl.beta = 0.0 by definition"),
         ({"preset": "dapo"}, {"beta": 0.04}, "CR0760", "trl.beta = 0.0 by definition"),
-        ({"preset": "dapo"}, {"epsilon_high": 0.1}, "CR0760", "epsilon_high is 0.1, below trl.epsilon, 0.2"),
-        ({}, {"epsilon_high": 0.1}, "CR0760", "below trl.epsilon, 0.2"),
         ({"preset": "composer"}, {"num_train_epochs": 3.0}, "CR0760", "each prompt once by definition"),
         ({"kl_in_reward": True}, {}, "CR0760", "trl.scale_rewards is 'group'"),
         ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "CR0760", "'batch'"),
@@ -179,8 +177,6 @@ def test_a_contradiction_is_refused_in_one_sentence(
             {},
             {"loss_type": "dr_grpo", "scale_rewards": "group"},
         ),  # legal; the preset is who switches the scaling off
-        ({}, {"loss_type": "sapo", "epsilon_high": 0.1}),  # it does not clip
-        ({}, {"epsilon": 0.3, "epsilon_high": 0.3}),
         ({"effort": {"weight": 0.0}}, {"scale_rewards": "group"}),
         ({"preset": "dr_grpo"}, {"scale_rewards": False}),
         ({"preset": "dr_grpo"}, {"num_train_epochs": 3.0}),
@@ -214,7 +210,7 @@ def test_unknown_keys_and_values(trainer: dict[str, Any], words: str) -> None:
     assert words in caught.value.message
 
 
-@pytest.mark.parametrize(("accumulation", "num_tasks", "most"), [(2, 7, 3), (4, 9, 2), (1, 8, 8), (2, 1, 0)])
+@pytest.mark.parametrize(("accumulation", "num_tasks", "most"), [(2, 7, 3), (4, 9, 2), (1, 8, 8)])
 def test_composer_goes_round_its_tasks_once(
     tmp_path: Path, accumulation: int, num_tasks: int, most: int
 ) -> None:
@@ -230,12 +226,11 @@ def test_composer_goes_round_its_tasks_once(
         config = recipe({"preset": preset}, trl)
         return config, trl_arguments(config, RunFolder(tmp_path))
 
-    if most:
-        refuse_repeated_prompts(*arguments("composer", most), num_tasks)
-    refuse_repeated_prompts(*arguments("composer", -1), num_tasks)
-    refuse_repeated_prompts(*arguments("dr_grpo", most + 1), num_tasks)
+    check_num_prompts(*arguments("composer", most), num_tasks)
+    check_num_prompts(*arguments("composer", -1), num_tasks)
+    check_num_prompts(*arguments("dr_grpo", most + 1), num_tasks)
     with pytest.raises(UsageError, match=f"go round {num_tasks} tasks more than once") as caught:
-        refuse_repeated_prompts(*arguments("composer", most + 1), num_tasks)
+        check_num_prompts(*arguments("composer", most + 1), num_tasks)
     assert (caught.value.code, caught.value.where) == ("CR0760", "trl.max_steps")
     assert f"at most {most} " in caught.value.fix
 
@@ -247,13 +242,12 @@ def test_composer_goes_round_its_tasks_once(
         {"beta": float("nan")},
         {"max_grad_norm": float("inf")},
         {"reward_weights": [1.0, float("nan")]},
-        {"lr_scheduler_kwargs": {"power": float("-inf")}},
     ],
 )
 def test_a_value_of_trl_that_is_not_finite_is_one_sentence_with_its_key(
     tmp_path: Path, trl: dict[str, Any]
 ) -> None:
-    with pytest.raises(UsageError, match="it must be a finite number") as caught:
+    with pytest.raises(UsageError, match="finite number") as caught:
         trl_arguments(recipe(trl=trl), RunFolder(tmp_path))
     assert (caught.value.code, caught.value.where) == ("CR0211", f"trl.{next(iter(trl))}")
 

@@ -85,8 +85,8 @@ def test_a_hint_that_makes_a_turn_too_long_is_left_out_and_counted(make_trainer:
     trainer = make_trainer(alpha_sdpo=0.5, hint_source=HintsOfLength(LONG))
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
-    output = trainer._generate_and_score_completions(batch)
-    assert (output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, True]
+    trainer._generate_and_score_completions(batch)
+    assert [bool(turns) for turns in trainer._turns_of_row] == [False, True, True, True]
     assert trainer._metrics["train"]["sdpo/turns_left_out"] == [1.0]
     trainer.hint_source = HintsOfLength((300,))
     with pytest.raises(InputError, match="the id 300 is outside") as caught:

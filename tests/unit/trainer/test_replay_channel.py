@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +22,6 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from composer_replication.channel_tables import ReplaySection
 from composer_replication.records import PreferencePair
-from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
 from composer_replication.trainer.channel_step import RecordDraws
 
@@ -151,37 +148,6 @@ def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss(
     same = {**batch, "completion_ids": torch.tensor([[40, 41]] * 5)}
     none = sibling_tensors(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
     assert sibling_rows_in({**same, **none}) is None  # chosen equal to rejected
-
-
-def test_the_reference_is_computed_once_and_kept_by_model_and_pairs(
-    make_trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from composer_replication.trainer import replay_channel
-
-    calls: list[int] = []
-    compute = replay_channel.reference_logps
-    monkeypatch.setattr(
-        replay_channel, "reference_logps", lambda *args, **kwargs: calls.append(1) or compute(*args, **kwargs)
-    )
-    run = RunFolder(tmp_path / "run")
-
-    def reference(seed: int = 0, pairs: Sequence[PreferencePair] = PAIRS) -> Any:
-        trainer = make_trainer(beta_replay=1.0, replay_pairs=pairs, run_folder=run, seed=seed)
-        trainer._begin_channels()
-        return trainer._reference_P2
-
-    first = reference()
-    assert torch.equal(reference(), first)
-    assert len(calls) == 1
-    assert not torch.equal(reference(seed=1), first)
-    reference(pairs=PAIRS[:3])
-    assert len(calls) == 3
-    (kept,) = [
-        p for p in (run.root / "reference").iterdir() if json.loads(p.read_text())["logps"] == first.tolist()
-    ]
-    kept.write_text(kept.read_text()[:40])  # a damaged file is computed again
-    assert torch.equal(reference(), first)
-    assert len(calls) == 4
 
 
 @given(

@@ -21,12 +21,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 from tiny_architectures import tiny_model
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
-from composer_replication.trainer.checked_rollouts import CheckedRollouts
+from composer_replication.trainer.chained_rows import SEGMENT_STARTS, CheckedRollouts
 from composer_replication.trainer.fresh_groups import merge_rows
 from composer_replication.trainer.policy_options import PolicyOptions
-from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN, Routers, laid_out, routers_of
-from composer_replication.trainer.router_replay import COMPLETION_PART, PROMPT_PART, RouterReplay
+from composer_replication.trainer.router_replay import (
+    COMPLETION_PART,
+    PROMPT_PART,
+    ROUTED_EXPERTS,
+    UNKNOWN,
+    RouterReplay,
+    Routers,
+    laid_out,
+    routers_of,
+)
 
 MakeTrainer = Callable[..., Any]
 SIZES = Routers(num_experts=(6, 6), top_k=2, layers=(1, 2), num_layers=3)
@@ -94,17 +101,23 @@ def changed(token: int, layer: int, experts: list[int]) -> list[list[list[int]]]
     ("routing", "words"),
     [
         ([good_row()], "1 arrays for 2 completions"),
-        ([good_row(), [[0, 1]] * 5], "row 1 has 2 dimensions and not 3"),
+        ([good_row(), [[0, 1]] * 5], "row 1 is int64 (5, 2), and should be"),
         ([good_row(), [*good_row()[:-1], [[0, 1]]]], "row 1 is no array"),
-        ([good_row(), np.zeros((5, 2, 2), dtype=np.float32)], "row 1 has other things than whole numbers"),
-        ([good_row()[:3], good_row()], "row 0 has 3 tokens, and its prompt and completion have 5"),
-        ([[*good_row(), [[0, 1], [2, 3]]], good_row()], "row 0 has 6 tokens"),
-        ([[[[0, 1]] * 4] * 5, good_row()], "row 0 has 4 layers, and the model 2 or 3"),
-        ([[[[0, 1, 2]] * 2] * 5, good_row()], "row 0 has 3 experts a token, and the model 2"),
+        (
+            [good_row(), np.zeros((5, 2, 2), dtype=np.float32)],
+            "row 1 is float32 (5, 2, 2), and should be whole numbers",
+        ),
+        (
+            [good_row()[:3], good_row()],
+            "row 0 is int64 (3, 2, 2), and should be whole numbers (5, 2 or 3, 2)",
+        ),
+        ([[*good_row(), [[0, 1], [2, 3]]], good_row()], "row 0 is int64 (6, 2, 2)"),
+        ([[[[0, 1]] * 4] * 5, good_row()], "row 0 is int64 (5, 4, 2)"),
+        ([[[[0, 1, 2]] * 2] * 5, good_row()], "row 0 is int64 (5, 2, 3)"),
         ([changed(2, 1, [0, 6]), good_row()], "row 0 has the experts [0, 6] at token 2"),
         ([changed(2, 1, [0, -2]), good_row()], "row 0 has the experts [0, -2] at token 2"),
         ([changed(2, 1, [0, -1]), good_row()], "row 0 has the experts [0, -1] at token 2"),
-        ([changed(0, 0, [3, 3]), good_row()], "row 0 has an expert twice at token 0: [3, 3]"),
+        ([changed(0, 0, [3, 3]), good_row()], "row 0 has the experts [3, 3] at token 0"),
     ],
 )
 def test_a_column_that_cannot_be_followed_is_refused(routing: list[Any], words: str) -> None:
@@ -127,7 +140,7 @@ def test_a_router_with_fewer_experts_has_its_own_limit() -> None:
     row = [[[4, 5], [0, 2]] for _ in range(5)]
     assert laid_out([row], [[2, 2]], [[3, 3, 3]], sizes)[0, 0].tolist() == [[4, 5], [0, 2]]
     row[1][1] = [1, 3]
-    with pytest.raises(InputError, match="the router has 3 experts"):
+    with pytest.raises(InputError, match="2 different ones of 3"):
         laid_out([row], [[2, 2]], [[3, 3, 3]], sizes)
 
 
@@ -155,7 +168,7 @@ def test_chains_with_routing_are_refused() -> None:
         "completion_ids": [[5, 6, 7]],
         "env_mask": [[1, 0, 1]],
         SEGMENT_STARTS: [[1]],
-        COLUMN: [good_row()],
+        ROUTED_EXPERTS: [good_row()],
     }
     with pytest.raises(InputError, match="chain of conversations") as caught:
         CheckedRollouts(lambda prompts, trainer: output)([], FakeTrainer())
@@ -198,8 +211,8 @@ class Engine:
         self.routing_of: dict[tuple[int, ...], torch.Tensor] = {}
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        names = ["prompt_ids", "completion_ids", "logprobs", COLUMN]
-        output: dict[str, Any] = {name: [] for name in names if name != COLUMN or self.brings_routing}
+        names = ["prompt_ids", "completion_ids", "logprobs", ROUTED_EXPERTS]
+        output: dict[str, Any] = {name: [] for name in names if name != ROUTED_EXPERTS or self.brings_routing}
         model = trainer.accelerator.unwrap_model(trainer.model)
         for prompt in prompts:
             ids = trainer.processing_class.encode(prompt)

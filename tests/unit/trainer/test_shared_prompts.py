@@ -88,7 +88,7 @@ def test_a_rule_that_would_mask_every_row_is_refused(make_trainer: MakeTrainer) 
     ("settings", "reasons"),
     [
         ({"gradient_checkpointing": True}, ()),
-        ({"cast_lm_head_to_fp32": True}, ("log-probabilities: cast_lm_head_to_fp32",)),
+        ({"cast_lm_head_to_fp32": True, "entropy_coef": 0.01}, ()),
         ({"generation_kwargs": {"num_beams": 1}}, ("sampling: generation_kwargs",)),
         ({}, ()),
     ],
@@ -110,13 +110,14 @@ def test_what_stands_against_sharing_is_said_once_and_training_goes_on(
         assert caplog.text.count(sentence) == 1
 
 
-def test_with_sharing_off_for_both_the_run_is_trls(make_trainer: MakeTrainer) -> None:
+def test_with_sharing_off_for_both_the_run_is_trls(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fallback is TRL's path itself."""
+    monkeypatch.setattr(prefix_wiring, "packing_reason", lambda _: "it may not.")
     hashes = []
     for prefix_sharing in (False, True):
-        trainer = make_trainer(
-            prefix_sharing=prefix_sharing, cast_lm_head_to_fp32=True, generation_kwargs={"num_beams": 1}
-        )
+        trainer = make_trainer(prefix_sharing=prefix_sharing, generation_kwargs={"num_beams": 1})
         trainer.train()
         hashes.append(parameter_sha256(trainer.model))
     assert hashes[0] == hashes[1]

@@ -24,7 +24,7 @@ from trl import GRPOTrainer
 from composer_replication.trainer import run_callback
 from composer_replication.trainer.batch_records import _runs
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.initial_kl import KlPath, kl_path_of, log_ratio_sum
+from composer_replication.trainer.guard import KlPath, kl_path_of, log_ratio_sum
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank

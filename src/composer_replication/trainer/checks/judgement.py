@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from composer_replication.records import Finding
 
@@ -45,60 +45,45 @@ class CheckThresholds:
     num_bad_steps: int = 3
 
 
-Level = Literal["warning", "error"]
-
-
-class CheckText(NamedTuple):
-    """Code, level and remedy of one check; the sentence is made of the numbers."""
-
-    code: str
-    level: Level
-    fix: str
-
-
-CATALOGUE: Final[dict[str, CheckText]] = {
-    "token_drift": CheckText(
+CATALOGUE: Final[Mapping[str, tuple[str, str]]] = {
+    "token_drift": (
         "CR0765",
-        "warning",
         "compare temperature, chat template and weights of the sampler with the trainer's.",
     ),
-    "groups_without_signal": CheckText(
+    "groups_without_signal": (
         "CR0766",
-        "warning",
         "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
     ),
-    "effective_sample_size": CheckText(
+    "effective_sample_size": (
         "CR0767",
-        "warning",
         "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
     ),
-    "entropy_collapse": CheckText(
+    "entropy_collapse": (
         "CR0768",
-        "warning",
         "lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.",
     ),
-    "length_collapse": CheckText(
-        "CR0769", "warning", "read the rollouts: the reward may pay for short answers; see trainer.effort."
+    "length_collapse": (
+        "CR0769",
+        "read the rollouts: the reward may pay for short answers; see trainer.effort.",
     ),
-    "non_finite": CheckText(
+    "non_finite": (
         "CR0770",
-        "error",
         "look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.",
     ),
-    "zero_channel": CheckText(
+    "zero_channel": (
         "CR0773",
-        "warning",
         "see whether the channel gets data at all; take its weight out if it is not meant to be on.",
     ),
-    "reward_and_mask": CheckText(
-        "CR0774", "warning", "correct the rollout function's env_mask and completion ids, or the collator."
+    "reward_and_mask": (
+        "CR0774",
+        "correct the rollout function's env_mask and completion ids, or the collator.",
     ),
-    "truncated_groups": CheckText(
+    "truncated_groups": (
         "CR0775",
-        "warning",
         "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
     ),
 }
+"""Code and remedy of each check; the sentence is made of the numbers."""
 
 
 @dataclass(slots=True)
@@ -159,27 +144,20 @@ class Judgement:
         """
         rows = [row for row in micro_steps if row]
         spoken = [
-            self._drift(rows, str(facts.get("first_part", ""))),
-            self._masks(rows, masks_truncated=bool(facts.get("masks_truncated"))),
-            self._ratio(rows),
+            *self._tokens(rows, facts),
             *self._channels(rows),
-            self._dull_groups(),
-            self._truncated_groups(),
+            *self._groups(),
+            *([] if facts.get("bad") else self._trends(rows)),
         ]
-        if not facts.get("bad"):
-            spoken += self._trends(rows)
-        findings = [
-            _finding(step, said[0], *said[2:]) for said in spoken if said and said[1] not in self._said
-        ]
-        self._said = {said[1] for said in spoken if said}
+        findings = [_finding(step, said) for said in spoken if said.sentence_key not in self._said]
+        self._said = {said.sentence_key for said in spoken}
         self.num_bad_in_a_row = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
         if facts.get("bad"):
             sentence = (
                 f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
             )
-            findings.append(
-                _finding(step, "non_finite", sentence, {"in_a_row": float(self.num_bad_in_a_row)})
-            )
+            said = _Said("non_finite", sentence, {"in_a_row": float(self.num_bad_in_a_row)})
+            findings.append(_finding(step, said))
         return findings
 
     @property
@@ -188,52 +166,41 @@ class Judgement:
 
     # ---- the checks ------------------------------------------------------------------------------
 
-    def _drift(self, rows: Sequence[Mapping[str, float]], first_part: str) -> _Said | None:
-        num_tokens = _sum(rows, "num_drift_tokens")
-        if not num_tokens:
-            return None
-        mean = _sum(rows, "drift_sum") / num_tokens
-        if not mean > self.thresholds.max_token_drift:
-            return None
-        words = (
-            f"sampling and training log-probabilities differ by {mean:.3g} nats a token on average"
-            f"{first_part and '; ' + first_part}."
-        )
-        return "token_drift", "token_drift", words, {"mean": mean, "max": _max(rows, "drift_max")}
-
-    def _masks(self, rows: Sequence[Mapping[str, float]], *, masks_truncated: bool) -> _Said | None:
-        unpaid = _sum(rows, "num_paid_without_token")
-        if not masks_truncated:
-            unpaid += _sum(rows, "num_paid_and_empty")
-        padded = _sum(rows, "num_rows_over_padding")
-        if not unpaid and not padded:
-            return None
-        parts = []
-        if unpaid:
-            parts.append(f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss")
-        if padded:
-            parts.append(f"the mask of {padded:.0f} row(s) lies over padding or has a hole")
-        words = f"{' and '.join(parts)}."
-        return "reward_and_mask", "reward_and_mask", words, {"unpaid_rows": unpaid, "padded_rows": padded}
-
-    def _ratio(self, rows: Sequence[Mapping[str, float]]) -> _Said | None:
-        shares = [
-            row[key]
-            for row in rows
-            for key in ("policy_effective_share", "sampling_effective_share")
-            if key in row
-        ]
-        lowest, cut = min(shares, default=1.0), _max(rows, "truncated_share")
+    def _tokens(self, rows: Sequence[Mapping[str, float]], facts: Mapping[str, Any]) -> Iterator[_Said]:
+        """Log-probabilities, masks and importance weights of the step's tokens."""
         limits = self.thresholds
-        if lowest >= limits.min_effective_share and not cut > limits.max_truncated_share:
-            return None
-        words = (
-            f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
-            f"and {max(cut, 0.0):.0%} of the weights are cut."
-        )
-        return "effective_sample_size", "effective_sample_size", words, {"share": lowest, "cut": cut}
+        num_tokens = _sum(rows, "num_drift_tokens")
+        drift = _sum(rows, "drift_sum") / num_tokens if num_tokens else 0.0
+        if drift > limits.max_token_drift:
+            first_part = str(facts.get("first_part", ""))
+            words = (
+                f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
+                f"{first_part and '; ' + first_part}."
+            )
+            yield _Said("token_drift", words, {"mean": drift, "max": _max(rows, "drift_max")})
+        unpaid, padded = _sum(rows, "num_paid_without_token"), _sum(rows, "num_rows_over_padding")
+        if not facts.get("masks_truncated"):
+            unpaid += _sum(rows, "num_paid_and_empty")
+        if unpaid or padded:
+            parts = []
+            if unpaid:
+                parts.append(f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss")
+            if padded:
+                parts.append(f"the mask of {padded:.0f} row(s) lies over padding or has a hole")
+            yield _Said(
+                "reward_and_mask", f"{' and '.join(parts)}.", {"unpaid_rows": unpaid, "padded_rows": padded}
+            )
+        kinds = ("policy_effective_share", "sampling_effective_share")
+        lowest = min((row[kind] for row in rows for kind in kinds if kind in row), default=1.0)
+        cut = _max(rows, "truncated_share")
+        if lowest < limits.min_effective_share or cut > limits.max_truncated_share:
+            words = (
+                f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
+                f"and {max(cut, 0.0):.0%} of the weights are cut."
+            )
+            yield _Said("effective_sample_size", words, {"share": lowest, "cut": cut})
 
-    def _channels(self, rows: Sequence[Mapping[str, float]]) -> list[_Said | None]:
+    def _channels(self, rows: Sequence[Mapping[str, float]]) -> Iterator[_Said]:
         """The policy gradient is zero where no advantage counts; another channel where its value is."""
         totals = {"grpo": _sum(rows, "num_paid_rows")} if rows else {}
         for name in {key for row in rows for key in row if key.startswith("channel/")}:
@@ -241,48 +208,49 @@ class Judgement:
         self._zero_steps = {
             name: 0 if total else self._zero_steps.get(name, 0) + 1 for name, total in totals.items()
         }
-        spoken: list[_Said | None] = []
+        most = self.thresholds.num_zero_steps
         for name, num_steps in sorted(self._zero_steps.items()):
-            if num_steps >= self.thresholds.num_zero_steps:
-                words = (
-                    f"the channel {name} was exactly 0 in the last {self.thresholds.num_zero_steps} steps."
-                )
-                spoken.append(("zero_channel", f"zero_channel {name}", words, {"steps": float(num_steps)}))
-        return spoken
+            if num_steps >= most:
+                words = f"the channel {name} was exactly 0 in the last {most} steps."
+                yield _Said("zero_channel", words, {"steps": float(num_steps)}, which=name)
 
-    def _dull_groups(self) -> _Said | None:
-        share = _share(self._dull, self.thresholds.window)
-        if share is None or share <= self.thresholds.max_dull_share:
-            return None
-        words = f"{share:.0%} of the groups of the last {len(self._dull)} generations had equal rewards."
-        return "groups_without_signal", "groups_without_signal", words, {"share": share}
+    def _groups(self) -> Iterator[_Said]:
+        """Shares of the groups of the last generations, once there are as many as the window."""
+        limits = self.thresholds
+        for name, pairs, most, words in (
+            ("groups_without_signal", self._dull, limits.max_dull_share, "{} had equal rewards."),
+            (
+                "truncated_groups",
+                self._truncated,
+                limits.max_truncated_groups,
+                "in {} every completion met the length limit.",
+            ),
+        ):
+            total = math.fsum(num_groups for _, num_groups in pairs)
+            share = math.fsum(number for number, _ in pairs) / total if total else 0.0
+            if len(pairs) >= limits.window and share > most:
+                groups = f"{share:.0%} of the groups of the last {len(pairs)} generations"
+                yield _Said(name, words.format(groups), {"share": share})
 
-    def _truncated_groups(self) -> _Said | None:
-        share = _share(self._truncated, self.thresholds.window)
-        if share is None or share <= self.thresholds.max_truncated_groups:
-            return None
-        words = (
-            f"in {share:.0%} of the groups of the last {len(self._truncated)} generations every completion met the "
-            "length limit."
-        )
-        return "truncated_groups", "truncated_groups", words, {"share": share}
-
-    def _trends(self, rows: Sequence[Mapping[str, float]]) -> list[_Said | None]:
-        limits, spoken = self.thresholds, []
+    def _trends(self, rows: Sequence[Mapping[str, float]]) -> Iterator[_Said]:
+        """Length and entropy of the last steps beside those of the first."""
+        limits = self.thresholds
         num_tokens, num_rows = _sum(rows, "num_tokens"), _sum(rows, "num_rows")
         if not num_tokens:
-            return []
-        measured = [("length_collapse", "tokens a row", self._length, num_tokens / num_rows)]
+            return
+        measured = [
+            ("length_collapse", "tokens a row", self._length, num_tokens / num_rows, limits.min_length_share)
+        ]
         if all("entropy_sum" in row for row in rows):
             entropy = _sum(rows, "entropy_sum") / num_tokens
-            measured.append(("entropy_collapse", "entropy a token", self._entropy, entropy))
-        floors = {"length_collapse": limits.min_length_share, "entropy_collapse": limits.min_entropy_share}
-        for name, what, trend, value in measured:
+            measured.append(
+                ("entropy_collapse", "entropy a token", self._entropy, entropy, limits.min_entropy_share)
+            )
+        for name, what, trend, value, floor in measured:
             share = trend.share(value, limits.trend_steps)
-            if share is not None and share < floors[name]:
+            if share is not None and share < floor:
                 words = f"{what} of the last {limits.trend_steps} steps is {share:.1%} of that of the first."
-                spoken.append((name, name, words, {"share": share, "newest": value}))
-        return list(spoken)
+                yield _Said(name, words, {"share": share, "newest": value})
 
     # ---- memory ------------------------------------------------------------------------------------
 
@@ -308,13 +276,31 @@ class Judgement:
         self._zero_steps = {name: int(num) for name, num in state["zero_steps"].items()}
 
 
-_Said = tuple[str, str, str, dict[str, float]]
-"""Check, key under which it is remembered, sentence, figures."""
+class _Said(NamedTuple):
+    """What a check says; ``which`` tells apart what one check says of several things."""
+
+    name: str
+    sentence: str
+    figures: dict[str, float]
+    which: str = ""
+
+    @property
+    def sentence_key(self) -> str:
+        """Under which it is remembered that this was said."""
+        return f"{self.name} {self.which}".strip()
 
 
-def _finding(step: int, name: str, sentence: str, figures: Mapping[str, float]) -> Finding:
-    text = CATALOGUE[name]
-    return Finding(step, text.code, name, text.level, sentence, text.fix, dict(figures))
+def _finding(step: int, said: _Said) -> Finding:
+    code, fix = CATALOGUE[said.name]
+    return Finding(
+        step,
+        code,
+        said.name,
+        "error" if said.name == "non_finite" else "warning",
+        said.sentence,
+        fix,
+        said.figures,
+    )
 
 
 def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:
@@ -323,9 +309,3 @@ def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:
 
 def _max(rows: Sequence[Mapping[str, float]], key: str) -> float:
     return max((row[key] for row in rows if key in row), default=0.0)
-
-
-def _share(pairs: Sequence[tuple[float, float]], window: int) -> float | None:
-    """Sum of the first over sum of the second; None before the window is full."""
-    total = math.fsum(pair[1] for pair in pairs)
-    return math.fsum(pair[0] for pair in pairs) / total if len(pairs) >= window and total else None

@@ -23,13 +23,14 @@ from composer_replication.trainer.checks.batch_figures import micro_step_figures
 from composer_replication.trainer.checks.judgement import CheckThresholds, Judgement
 from composer_replication.trainer.policy_terms_wiring import ImportanceFigures
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
+from composer_replication.trainer.trl_surface import TrlSurface
 
 logger = logging.getLogger(__name__)
 
 MAX_BAD_BATCHES = 10
 
 
-class ChecksThatSpeak:
+class ChecksThatSpeak(TrlSurface):
     """Measures each micro-step, judges each step, and writes what it finds.
 
     Attributes:
@@ -39,17 +40,6 @@ class ChecksThatSpeak:
     checks: bool | CheckThresholds = True
     findings: tuple[Finding, ...] = ()
     run_folder: RunFolder | None = None
-    args: Any
-    state: Any
-    accelerator: Any
-    num_generations: Any
-    mask_truncated_completions: Any
-    max_completion_length: Any
-    eos_token_ids: Any
-    processing_class: Any
-    add_callback: Any
-    _metrics: Any
-    _tokenizer: Any
     _in_evaluation: bool = False
     _judgement: Judgement | None = None
     _checks_callback: ChecksCallback | None = None

@@ -180,9 +180,6 @@ def _type(schema: Any) -> str:
     enum = schema.get("enum")
     if isinstance(enum, list) and enum:
         return " | ".join(json.dumps(each) for each in enum[:6])
-    for several in ("anyOf", "oneOf"):
-        if isinstance(schema.get(several), list):
-            return " | ".join(dict.fromkeys(_type(branch) for branch in schema[several]))
     kind = schema.get("type", "any")
     return " | ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 

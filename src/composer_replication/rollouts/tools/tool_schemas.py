@@ -32,7 +32,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 def call_fault(call: ToolCall, tools: Sequence[ToolSpec]) -> Finding | None:
     """The first thing wrong with a call, or None. Without a list of tools only the JSON is looked at.
 
-    Of the schema, ``required``, ``additionalProperties: false``, ``type``, ``enum`` and ``anyOf`` are read at the
+    Of the schema, ``required``, ``additionalProperties: false``, ``type`` and ``enum`` are read at the
     first level of the arguments; what is said deeper, or in other words, never makes a call wrong here.
     """
     spec = next((tool for tool in tools if tool.name == call.name), None)
@@ -69,11 +69,6 @@ def _mismatch(value: Any, schema: Any) -> str:
     """What the schema wants instead of the value; empty when it fits or when the schema says nothing known."""
     if not isinstance(schema, Mapping):
         return ""
-    for several in ("anyOf", "oneOf"):
-        branches = schema.get(several)
-        if isinstance(branches, list) and branches:
-            wanted = [_mismatch(value, branch) for branch in branches]
-            return " or ".join(dict.fromkeys(wanted)) if all(wanted) else ""
     enum = schema.get("enum")
     if isinstance(enum, list) and enum:
         return "" if value in enum else "one of " + ", ".join(_short(each) for each in enum[:8])
@@ -81,8 +76,6 @@ def _mismatch(value: Any, schema: Any) -> str:
     names = [str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])]
     if not names or any(name not in _TYPES for name in names):
         return ""
-    if schema.get("nullable") is True:
-        names.append("null")
     return "" if any(_TYPES[name](value) for name in names) else " or ".join(names)
 
 

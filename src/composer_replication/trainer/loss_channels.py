@@ -218,8 +218,7 @@ def _refuse_bad_weight(name: str, weight: Any) -> None:
     Raises:
         TrainerSettingError: CR0711.
     """
-    is_number = isinstance(weight, Real) and type(weight) is not bool
-    is_good = is_number and 0.0 <= float(weight) < math.inf
+    is_good = type(weight) is not bool and isinstance(weight, Real) and 0.0 <= float(weight) < math.inf
     if not is_good:
         raise TrainerSettingError(
             "CR0711",

@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 23106,
     "src/composer_replication/traces": 3173,
-    "src/composer_replication/trainer": 9994,
+    "src/composer_replication/trainer": 9972,
     "src/composer_replication/cli/explanations": 946,
     "benchmarks": 7763,
     "tests": 74527,

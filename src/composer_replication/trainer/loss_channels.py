@@ -218,7 +218,7 @@ def _refuse_bad_weight(name: str, weight: Any) -> None:
     Raises:
         TrainerSettingError: CR0711.
     """
-    is_good = isinstance(weight, Real) and not isinstance(weight, bool) and 0.0 <= weight < math.inf
+    is_good = type(weight) is not bool and isinstance(weight, Real) and 0.0 <= float(weight) < math.inf
     if not is_good:
         raise TrainerSettingError(
             "CR0711",

@@ -63,7 +63,9 @@ def loss_channels() -> dict[str, Any]:
 def curriculum_parts(*, is_shuffled: bool = False) -> dict[str, Any]:
     """The real curriculum chooses, learns from what the policy writes, and gives replacements."""
     rows = [{"prompt": f"def made_{n}(x):", "task_id": f"t{n}"} for n in range(7)]
-    options = CurriculumSection(half_life=3.0, quarantine_after=2, quarantine_generations=2)
+    options = type("Options", (CurriculumSection,), {"quarantine_generations": 2})(
+        half_life=3.0, quarantine_after=2
+    )
     curriculum = Curriculum(rows, seed=1, options=options, fingerprint="made")
 
     def reward(completions: list[str], task_id: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:

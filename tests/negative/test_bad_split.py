@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.stored_split import split_items
+from composer_replication.cli.task_division import split_items
 from composer_replication.records import Edit
 from composer_replication.run_folder import write_json
 from composer_replication.safety import HeldoutSplit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -45,11 +46,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if args.endpoint:
         findings.append(Finding(check_server(args.endpoint, args.endpoint_key_env)))
     is_ok = all(finding.check.ok for finding in findings if finding.is_required)
-    checks = [
-        {"name": f.check.name, "ok": f.check.ok, "detail": f.check.detail, "fix": f.check.fix}
-        for f in findings
-    ]
-    return {"ok": is_ok, "checks": checks}, 0 if is_ok else MISSING_EXIT_CODE
+    return {
+        "ok": is_ok,
+        "checks": [asdict(finding.check) for finding in findings],
+    }, 0 if is_ok else MISSING_EXIT_CODE
 
 
 def render(result: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.flags import add_set_flag
+
 if TYPE_CHECKING:
     from subprocess import Popen
 
@@ -30,7 +32,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     start.add_argument("recipe", metavar="RECIPE.toml", type=Path)
     start.add_argument("--local", metavar="N", type=int, required=True, help="how many replicas")
-    start.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
+    add_set_flag(start)
     start.add_argument(
         "--out", metavar="RUNS", type=Path, help="folder of all run folders (default: runs/NAME)"
     )

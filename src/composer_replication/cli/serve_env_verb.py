@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from composer_replication.cli.argument_types import whole_number
-from composer_replication.cli.isolation_flags import add_acceptance_flag
+from composer_replication.cli.flags import add_acceptance_flag, whole_number
 from composer_replication.records import MonitorMode
 
 _INTERRUPTED = 130
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         ``infrastructure_failures``, ``flagged``, ``masked`` (numbers); exit code 0 after SIGTERM, else 130.
 
     Raises:
-        UsageError: a number out of range (CR0851), an address that cannot be taken (CR0850), an unknown backend.
+        UsageError: a number out of range (CR0206), an address that cannot be taken (CR0850), an unknown backend.
         InputError: no store (CR0410), or a damaged one.
         NothingToDoError: the store holds no tasks (CR0604).
         MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).

@@ -356,8 +356,8 @@ class ComposerReplicationTrainer(
                 checkpoint is of ``state.global_step``: the step under way left no trace in weights and
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
-            InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0716) or another run's
-                (CR0502, CR0884, CR0716); prompts are messages without a chat template (CR0703), or one leaves no
+            InputError: the checkpoint is damaged (CR0706), half-written or without its optimizer (CR0706) or another run's
+                (CR0502, CR0884, CR0706); prompts are messages without a chat template (CR0703), or one leaves no
                 room for an answer (CR0705); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
                 finite.
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).

@@ -95,7 +95,7 @@ class OwnState:
 
         Raises:
             InputError: another run (CR0884), another split (CR0502), other extra states (CR0884), or rollouts of this
-                process are missing (CR0716).
+                process are missing (CR0706).
             TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0884).
         """
         saved = read_state(checkpoint)
@@ -184,7 +184,7 @@ def _read_buffer(checkpoint: Path, device: Any) -> Any:
     path = checkpoint / _buffer_name()
     if not path.is_file():
         raise InputError(
-            "CR0716",
+            "CR0706",
             "the checkpoint has no buffered rollouts for this process.",
             where=str(path),
             fix="resume with as many processes as the run had.",

@@ -151,7 +151,7 @@ def test_a_sandbox_that_does_not_open_is_tried_again_and_then_said(
     assert (result.reward, result.done, len(asked)) == (None, True, 3)
     assert result.observation.infrastructure_failure == "CR0302: the jail is gone."
     assert environment.state.is_over
-    with pytest.raises(UsageError, match="CR0802"):
+    with pytest.raises(UsageError, match="CR0800"):
         environment.step(ToolAction(name="submit"))
 
 
@@ -231,7 +231,7 @@ def test_a_fault_of_ours_is_said_without_its_text(
         await socket.said.get()
         socket.ask("step", name="bash")
         text = (await socket.said.get())["data"]["message"]
-        assert "CR0856" in text and "KeyError" in text and "a secret" not in text
+        assert "CR0855" in text and "KeyError" in text and "a secret" not in text
 
     hold(environment, scene)
     assert "a secret" in capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskSt
                 rewards[task.symbol, name] = last.reward
                 expected[task.symbol, name] = graded(grader, task, text).pass_share
                 seen += [first.observation.text, wrong.observation.text, last.observation.text]
-        with pytest.raises(RuntimeError, match="CR0802"):
+        with pytest.raises(RuntimeError, match="CR0800"):
             client.step(act("submit"))
     assert rewards == expected
     assert {rewards[symbol, name] for symbol, name in rewards if name == "whole"} == {1.0}
@@ -207,7 +207,7 @@ def test_bad_messages_are_answered_and_the_session_lives(server: Server) -> None
             answer = ask(socket, frame)
             assert (answer["type"], answer["data"]["code"]) == ("error", kind), frame[:50]
             assert answer["data"]["message"].startswith("CR0854: ")
-        assert ask(socket, call)["data"]["message"].startswith("CR0802")  # nothing was begun
+        assert ask(socket, call)["data"]["message"].startswith("CR0800")  # nothing was begun
         assert ask(socket, {"type": "reset", "data": {"seed": 0}})["type"] == "observation"
         odd = {"type": "step", "data": {"name": "no\ud800tool", "arguments": {"x": float("nan")}}}
         for frame in (odd, {"type": "step", "data": {"name": "bash", "arguments": "]"}}):
@@ -301,11 +301,11 @@ def test_told_to_end_it_lets_attempts_end_and_then_takes_all_away(serve: Callabl
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.health()["is_draining"])
         newcomer = server.client()
-        with pytest.raises(RuntimeError, match="CR0853"):
+        with pytest.raises(RuntimeError, match="CR0852"):
             newcomer.reset(seed=1)
         newcomer.close()
         assert quick.step(act("bash", command="echo on")).observation.text.startswith("on")
-        with pytest.raises(RuntimeError, match="CR0853"):
+        with pytest.raises(RuntimeError, match="CR0852"):
             waiting.result(PATIENCE_SECONDS)
         code, result = server.end()
     assert code == 0

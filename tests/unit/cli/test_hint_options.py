@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.preflight import check_recipe
+from composer_replication.cli.assembly import check_recipe
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 
@@ -23,7 +23,7 @@ def recipe(writing: dict[str, Any]) -> RunConfig:
     ("writing", "code"),
     [
         ({"layers": ["no_such_module_of_ours:hint"]}, "CR0221"),
-        ({"layers": ["judge"]}, "CR0223"),
+        ({"layers": ["judge"]}, "CR0221"),
     ],
 )
 def test_hints_that_nobody_can_write_are_refused_before_the_run(writing: dict[str, Any], code: str) -> None:
@@ -37,7 +37,7 @@ def test_hints_of_other_tasks_are_for_single_answers() -> None:
     check_recipe(parse_config({**RECIPE, **tables}, where="run.toml"), Path())
     with pytest.raises(UsageError) as caught:
         check_recipe(parse_config({**RECIPE, **tables, "agent": {}}, where="run.toml"), Path())
-    assert caught.value.code == "CR0877"
+    assert caught.value.code == "CR0760"
 
 
 @pytest.mark.parametrize(

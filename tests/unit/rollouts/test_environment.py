@@ -271,7 +271,7 @@ def test_before_reset_and_after_close_there_is_nothing(grader: Grader, clamp: Ta
 def test_the_gym_face_steps_to_a_reward(env: FeatureDeletionEnv, store: TaskStore, clamp: Task) -> None:
     face = GymFeatureDeletion(env, max_calls=3)
     submit = ToolCall("submit", "{}")
-    with pytest.raises(UsageError, match="CR0802"):
+    with pytest.raises(UsageError, match="CR0800"):
         face.step(submit)
     message, info = face.reset(clamp.task_id)
     assert "clamp" in message and len(info["tools"]) == 8
@@ -281,7 +281,7 @@ def test_the_gym_face_steps_to_a_reward(env: FeatureDeletionEnv, store: TaskStor
     assert rest == [0.0, False, False, {"num_calls": 1, "num_invalid": 0}]
     _, reward, terminated, truncated, _ = face.step(submit)
     assert (reward, terminated, truncated) == (1.0, True, False)
-    with pytest.raises(UsageError, match="CR0802"):
+    with pytest.raises(UsageError, match="CR0800"):
         face.step(submit)
 
     face.reset(clamp.task_id)

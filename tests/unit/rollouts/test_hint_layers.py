@@ -153,7 +153,7 @@ MESSAGE = "not callable"
 @pytest.mark.parametrize(("name", "says"), [("broken_lesson", "no lesson today"), ("odd_lesson", "gave 3")])
 def test_a_layer_that_breaks_is_named(name: str, says: str) -> None:
     options = HintWritingSection(layers=[f"{__name__}:{name}"])
-    with pytest.raises(UsageError, match="CR0222") as caught:
+    with pytest.raises(UsageError, match="CR0221") as caught:
         write_hint(context_of("cat of a missing file"), open_layers(options))
     assert name in caught.value.message
     assert says in caught.value.message
@@ -391,7 +391,7 @@ def test_a_damaged_answer_on_disk_is_asked_for_again(
     [{"judge_url": ""}, {"judge_url": "ftp://a"}, {"judge_model": ""}, {"judge_key_variable": "NO_SUCH_KEY"}],
 )
 def test_a_judge_that_cannot_be_asked(judge_options: JudgeOptions, changes: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="CR0223") as caught:
+    with pytest.raises(UsageError, match="CR0221") as caught:
         open_layers(judge_options(**changes))
     assert "hints.writing.judge_url" in caught.value.where
     assert "instructions" not in str(caught.value)

@@ -127,9 +127,9 @@ def test_what_would_tell_a_secret_is_passed_over(store: TaskStore) -> None:
 
 def test_without_another_task_there_is_no_control(store: TaskStore) -> None:
     task = store.tasks()[0]
-    with pytest.raises(UsageError, match=r"CR0877.*fewer than two tasks"):
+    with pytest.raises(UsageError, match=r"CR0760.*fewer than two tasks"):
         HintsOfOtherTasks(TaskObserver(store), [task, task])
-    with pytest.raises(UsageError, match=r"CR0877.*other_tasks="):
+    with pytest.raises(UsageError, match=r"CR0760.*other_tasks="):
         HintedTurnMaker(SMOLLM2, options=OPTIONS)
     others = HintsOfOtherTasks(TaskObserver(store), store.tasks())
     assert HintedTurnMaker(SMOLLM2, other_tasks=others).other_tasks is None  # off unless it is asked for

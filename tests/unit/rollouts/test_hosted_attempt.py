@@ -210,7 +210,7 @@ def test_a_missing_library_is_one_sentence_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"{FACES}.{face}", raising=False)
-    with pytest.raises(MissingError, match="CR0857") as raised:
+    with pytest.raises(MissingError, match="CR0101") as raised:
         importlib.import_module(f"{FACES}.{face}")
     assert library in raised.value.message
     assert raised.value.fix == f"pip install 'composer-replication[{extra}]'"

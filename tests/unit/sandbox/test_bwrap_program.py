@@ -93,7 +93,7 @@ def test_other_bytes_are_never_started(copied: Path, tmp_path: Path) -> None:
     for ask in asked:
         with pytest.raises(SandboxFailure) as caught:
             ask()
-        assert (caught.value.code, caught.value.where) == ("CR0342", str(program))
+        assert (caught.value.code, caught.value.where) == ("CR0408", str(program))
         assert "pip install --force-reinstall" in caught.value.fix
     found = [finding.check for finding in machine_checks.check_sandboxes(lambda text: None)]
     assert [check.ok for check in found if check.name in ("sandbox", "sandbox bubblewrap")] == [False, False]

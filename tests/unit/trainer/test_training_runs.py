@@ -541,7 +541,7 @@ def test_a_checkpoint_of_weights_alone_is_not_trained_on(make_trainer: MakeTrain
     saved_run(make_trainer, save_only_model=True)
     with pytest.raises(InputError, match="optimizer and scheduler and random numbers") as caught:
         make_trainer(max_steps=3).train(resume_from_checkpoint=True)
-    assert (caught.value.code, caught.value.where) == ("CR0716", str(tmp_path / "checkpoints/checkpoint-2"))
+    assert (caught.value.code, caught.value.where) == ("CR0706", str(tmp_path / "checkpoints/checkpoint-2"))
     assert make_trainer(max_steps=2).train(resume_from_checkpoint=True).global_step == 2
 
 

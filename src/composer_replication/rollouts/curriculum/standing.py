@@ -117,12 +117,12 @@ def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collecti
     """A saved state, checked.
 
     Raises:
-        InputError: not a curriculum's state, or of another version (CR0840); of another task store (CR0841); of
-            other tasks (CR0842); a value cannot be (CR0843).
+        InputError: not a curriculum's state, or of another version (CR0884); of another task store (CR0884); of
+            other tasks (CR0884); a value cannot be (CR0884).
     """
     if state.get("version") != STATE_VERSION or not isinstance(state.get("tasks"), Mapping):
         raise InputError(
-            "CR0840",
+            "CR0884",
             f"this is no state of a curriculum of version {STATE_VERSION}.",
             where="prompt_source",
             fix="resume with the recipe, and the version of this program, that the run began with.",
@@ -130,7 +130,7 @@ def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collecti
     found = state.get("tasks_fingerprint")
     if found != fingerprint:
         raise InputError(
-            "CR0841",
+            "CR0884",
             f"the curriculum was saved over the task store {found!r}, and this one is {fingerprint!r}.",
             where="prompt_source.tasks_fingerprint",
             fix="resume with the task store that the run began with, or begin a new run.",
@@ -138,7 +138,7 @@ def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collecti
     foreign = sorted(set(state["tasks"]) ^ set(task_ids))
     if foreign:
         raise InputError(
-            "CR0842",
+            "CR0884",
             f"the curriculum was saved over other training tasks; {len(foreign)} differ, the first is {foreign[0]!r}.",
             where="prompt_source.tasks",
             fix="resume with the split and the settings that the run began with, or begin a new run.",
@@ -147,7 +147,7 @@ def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collecti
         return SavedCurriculum.model_validate(state)
     except (ValidationError, TypeError) as error:
         raise InputError(
-            "CR0843",
+            "CR0884",
             f"the saved curriculum cannot be read: {str(error).splitlines()[-1].strip()[:200]}.",
             where="prompt_source",
             fix="delete that checkpoint and resume; the run goes on from the one before.",

@@ -17,7 +17,7 @@ class GymFeatureDeletion:
         max_calls: after so many calls an attempt is truncated, and graded as it stands; at least 1.
 
     Raises:
-        UsageError: ``max_calls`` is below 1 (CR0802).
+        UsageError: ``max_calls`` is below 1 (CR0800).
     """
 
     def __init__(self, environment: PaidEnvironment, *, max_calls: int = 100) -> None:
@@ -45,7 +45,7 @@ class GymFeatureDeletion:
         and at the end, where a monitor looks, ``monitor``: its report, with ``findings`` and ``masks_reward``.
 
         Raises:
-            UsageError: the attempt is over, or none was begun (CR0802).
+            UsageError: the attempt is over, or none was begun (CR0800).
         """
         if self._is_over:
             raise _misused("the attempt is over, or none was begun.", "call reset(task_id) first.")
@@ -81,5 +81,5 @@ class GymFeatureDeletion:
 
 def _misused(message: str, fix: str) -> UsageError:
     return UsageError(
-        "CR0802", f"the environment cannot be stepped: {message}", where="GymFeatureDeletion", fix=fix
+        "CR0800", f"the environment cannot be stepped: {message}", where="GymFeatureDeletion", fix=fix
     )

@@ -20,5 +20,5 @@ def missing_library(extra: str, purpose: str, error: ImportError) -> MissingErro
         else f"{purpose} needs packages that cannot be imported here: {str(error).splitlines()[0][:300]}"
     )
     return MissingError(
-        "CR0857", f"{problem}.", where=package, fix=f"pip install 'composer-replication[{extra}]'"
+        "CR0101", f"{problem}.", where=package, fix=f"pip install 'composer-replication[{extra}]'"
     )

@@ -30,7 +30,7 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
         max_calls: after so many calls an attempt is graded as it stands; at least 1.
 
     Raises:
-        UsageError: ``max_calls`` is below 1 (CR0802).
+        UsageError: ``max_calls`` is below 1 (CR0800).
         NothingToDoError: the store holds no tasks (CR0604).
     """
 
@@ -85,7 +85,7 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             unknown: not used.
 
         Raises:
-            UsageError: the attempt is over, or none was begun (CR0802).
+            UsageError: the attempt is over, or none was begun (CR0800).
         """
         del timeout_s, unknown
         result, reward, terminated, truncated, info = self._gym.step(action.to_call())

@@ -26,7 +26,7 @@ class ServeOptions:
         drain_seconds: how long attempts may go on when the server is told to end.
 
     Raises:
-        UsageError: a number out of range (CR0851).
+        UsageError: a number out of range (CR0206).
     """
 
     max_sessions: int = 8
@@ -86,5 +86,5 @@ def url_of(listener: socket.socket) -> str:
 def _out_of_range(name: str, value: float, right: str) -> UsageError:
     flag = f"--{name.replace('_', '-')}"
     return UsageError(
-        "CR0851", f"{flag} is {value:g}; it must be {right}.", where=flag, fix="composer-rl serve-env --help"
+        "CR0206", f"{flag} is {value:g}; it must be {right}.", where=flag, fix="composer-rl serve-env --help"
     )

@@ -315,7 +315,7 @@ async def _no_such_way(request: Request) -> JSONResponse:
 
 def _ending() -> ComposerError:
     return MissingError(
-        "CR0853",
+        "CR0852",
         "the server is ending; an attempt that was under way is not to be scored.",
         where="/ws",
         fix="connect to another server, or to this one when it is back.",

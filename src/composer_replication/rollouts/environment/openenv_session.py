@@ -252,7 +252,7 @@ def _late(seconds: float) -> ComposerError:
 
 def _fault(error: Exception) -> ComposerError:
     return ComposerError(
-        "CR0856",
+        "CR0855",
         f"the session was ended by a fault of the server: {type(error).__name__}; its attempt is not to be scored.",
         where="/ws",
         fix="connect again and reset; the server's standard error has the traceback.",

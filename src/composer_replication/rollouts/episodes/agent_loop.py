@@ -66,7 +66,7 @@ async def run_episodes(
             ``invalid_calls``, ``not_continued_CODE`` (a template that does not go on after an answer), ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
 
     Raises:
-        UsageError: the reward function gave no finite number (CR0214).
+        UsageError: the reward function gave no finite number (CR0210).
         ComposerError: what environment, conversation or policy raise, but for a ``SandboxFailure``.
     """
     options = options or EpisodeOptions()
@@ -292,7 +292,7 @@ class OneEpisode:
             lambda env: (env.grade(), getattr(env, "judgement", None)), seconds=None
         )
         if score is None:
-            raise SandboxFailure("CR0823", "the sandbox failed while an episode was graded.")
+            raise SandboxFailure("CR0302", "the sandbox failed while an episode was graded.")
         episode = replace(
             self._ended(reason),
             score=score,
@@ -478,7 +478,7 @@ def _worth(reward: Callable[[Episode], float], episode: Episode) -> float:
 
 def _bad_reward(problem: str) -> UsageError:
     return UsageError(
-        "CR0214",
+        "CR0210",
         f"the reward function of the episodes {problem}.",
         where="EpisodeParts.reward",
         fix="make it return a number for every episode.",

@@ -35,7 +35,7 @@ def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
         filler_id: stands alone, without loss, where nothing was sampled.
 
     Raises:
-        InputError: its ids are not known exactly (CR0828).
+        InputError: its ids are not known exactly (CR0821).
     """
     counts = effort_counts(episode)
     if not episode.turns:

@@ -113,7 +113,7 @@ def open_judge(
     """The judge of the options, which counts in ``counts``; nothing is asked yet.
 
     Raises:
-        UsageError: an address that is none, no model, or an empty variable (CR0223).
+        UsageError: an address that is none, no model, or an empty variable (CR0221).
     """
     try:
         endpoint = open_endpoint(
@@ -124,7 +124,7 @@ def open_judge(
         )
     except UsageError as error:
         raise UsageError(
-            "CR0223",
+            "CR0221",
             f"the judge of the hints cannot be asked: {error.message}",
             where="hints.writing.judge_url, hints.writing.judge_model, hints.writing.judge_key_variable",
             fix="judge_url = 'http://127.0.0.1:8000/v1', judge_model = 'NAME', or take judge out of hints.writing.layers.",

@@ -47,10 +47,10 @@ class HintedTurnMaker:
     ``left_out/CODE`` and ``judge/*`` (see ``HintJudge``) since the start; ``last_hints`` are the hints of the last call by row.
 
     Raises:
-        UsageError: a layer or the judge cannot be used (CR0221, CR0223), or ``from_other_tasks`` without
-            ``other_tasks`` (CR0877).
+        UsageError: a layer or the judge cannot be used (CR0221), or ``from_other_tasks`` without
+            ``other_tasks`` (CR0760).
         InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430 to
-            CR0433).
+            CR0430).
     """
 
     def __init__(

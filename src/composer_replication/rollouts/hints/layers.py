@@ -39,7 +39,7 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
     has its turn. The text is cleaned, clamped and prefixed.
 
     Raises:
-        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0222).
+        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0221).
     """
     for name, layer in layers:
         text = _ask(name, layer, context)
@@ -58,7 +58,7 @@ def open_layers(
 
     Raises:
         UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221); the judge's
-            address, model or key is missing (CR0223).
+            address, model or key is missing (CR0221).
     """
     known: dict[str, Callable[[], HintLayer]] = {
         "template": lambda: template_hint,
@@ -162,7 +162,7 @@ def _unusable(dotted: str, problem: str) -> UsageError:
 
 def _broken(name: str, problem: str) -> UsageError:
     return UsageError(
-        "CR0222",
+        "CR0221",
         f"the hint layer {name} {problem}.",
         where="hints.writing.layers",
         fix="make it return a text or None for every context; then the same command with --resume goes on.",

@@ -30,7 +30,7 @@ class HintsOfOtherTasks:
         tasks: those to tell of: never held-out ones.
 
     Raises:
-        UsageError: fewer than two tasks (CR0877).
+        UsageError: fewer than two tasks (CR0760).
     """
 
     def __init__(self, observer: TaskObserver, tasks: Sequence[Task]) -> None:
@@ -72,9 +72,9 @@ class HintsOfOtherTasks:
 
 
 def no_other_tasks(problem: str, fix: str) -> UsageError:
-    """``from_other_tasks`` where it cannot be (CR0877)."""
+    """``from_other_tasks`` where it cannot be (CR0760)."""
     return UsageError(
-        "CR0877",
+        "CR0760",
         f"hints of other tasks were asked for, and {problem}.",
         where="hints.writing.from_other_tasks",
         fix=f"{fix}, or take the key out.",

@@ -106,7 +106,7 @@ def build_twins(
         Twins by pin, in the order of ``cuts``; only those that passed every gate.
 
     Raises:
-        SandboxFailure: the sandbox broke (CR03.., CR0426).
+        SandboxFailure: the sandbox broke (CR03.., CR0302).
     """
     tell = note or (lambda _pin, _reason: None)
     build = _Build(

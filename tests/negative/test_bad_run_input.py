@@ -64,7 +64,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("other-tokenizer", "CR0701", "it has 258 tokens and the model knows 100"),
         ("bert", "CR0701", "a bert model is not a causal language model"),
         ("t5", "CR0701", "a t5 model is not a causal language model"),
-        ("good", "CR0703", "no chat template"),
+        ("good", "CR0810", "no chat template"),
     ],
 )
 def test_a_model_that_cannot_be_used(
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_used(
 
 def test_the_model_made_on_the_spot_has_no_chat_template_either(command: Command, store: Path) -> None:
     answer = command("eval", "tiny-random", "--tasks", store, "--prompt-style", "chat")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0703")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0810")
 
 
 @pytest.mark.parametrize(

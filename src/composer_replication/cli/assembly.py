@@ -500,7 +500,7 @@ def open_pairs(
     """The same as token ids, None without any; each fits the model that is trained.
 
     Raises:
-        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0703), a pair has
+        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0810), a pair has
             ids that the model does not know (CR0751) or more than its context (CR0705).
     """
     if not rows:

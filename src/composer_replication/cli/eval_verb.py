@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
-            or as ``check_agent``; a server that does not fit (CR0826, CR0827);
+            or as ``check_agent``; a server that does not fit (CR0826);
             ``--update-difficulty`` for a store that cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
             function (CR0604).

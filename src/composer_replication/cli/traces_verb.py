@@ -116,7 +116,7 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: an unknown ``--format`` (CR0206).
-        InputError: a path that is not there (CR0941), or a named file that two formats fit (CR0940).
+        InputError: a path that is not there (CR0942), or a named file that two formats fit (CR0206).
         NothingToDoError: nothing of a known format, or no answer of a model (CR0942).
     """
     from composer_replication.cli.flags import refuse_unwritable
@@ -165,7 +165,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: a number out of range, an unknown teacher (CR0206), or a teacher that is none (CR0944).
-        InputError: no traces (CR0941), no store (CR0410).
+        InputError: no traces (CR0942), no store (CR0410).
         NothingToDoError: no step is worth asking about (CR0942), or no teacher answered (CR0944).
     """
     import asyncio
@@ -347,7 +347,7 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Write preference pairs.
 
     Raises:
-        InputError: no traces (CR0941), a split or a store that cannot be used.
+        InputError: no traces (CR0942), a split or a store that cannot be used.
         NothingToDoError: no pair was found (CR0942).
         MissingError: Parquet needs pyarrow (CR0101).
     """

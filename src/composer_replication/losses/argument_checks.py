@@ -36,21 +36,21 @@ def require_positive(value: float, name: str, *, where: str) -> None:
 
 
 def require_same_shape(tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-    """Raise CR0782 unless all tensors have one shape; broadcasting would hide a wrong one."""
+    """Raise CR0722 unless all tensors have one shape; broadcasting would hide a wrong one."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise InputError(
-            "CR0782", f"shapes do not fit: {shapes}.", where=where, fix="pass tensors of one shape."
+            "CR0722", f"shapes do not fit: {shapes}.", where=where, fix="pass tensors of one shape."
         )
 
 
 def require_weights(weight: torch.Tensor, name: str, *, where: str) -> None:
-    """Raise CR0711 unless every weight is finite and at least 0."""
+    """Raise CR0722 unless every weight is finite and at least 0."""
     is_wrong = ~torch.isfinite(weight) | (weight < 0)
     if bool(is_wrong.any()):
         place = is_wrong.nonzero()[0].tolist()
         raise InputError(
-            "CR0711",
+            "CR0722",
             f"{name} holds {weight[tuple(place)].item()!r} at {place}; weights are finite and at least 0.",
             where=where,
             fix="repair or drop what that weight belongs to.",
@@ -58,10 +58,10 @@ def require_weights(weight: torch.Tensor, name: str, *, where: str) -> None:
 
 
 def require_something(mask: torch.Tensor, what: str, *, where: str) -> None:
-    """Raise CR0780 when no entry of the mask is set."""
+    """Raise CR0722 when no entry of the mask is set."""
     if not bool(mask.any()):
         raise EmptyMaskError(
-            "CR0780",
+            "CR0722",
             f"no {what} is left to average over.",
             where=where,
             fix="leave this batch out, or look at how its mask was made.",

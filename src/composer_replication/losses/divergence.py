@@ -54,7 +54,7 @@ def support_divergence(
 
     Raises:
         UsageError: CR0722, jsd_alpha outside 0 to 1.
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     _require_pair(student_logp_NK, teacher_logp_NK, where="support_divergence")
     return divergence(with_tail_class(student_logp_NK), with_tail_class(teacher_logp_NK), jsd_alpha=jsd_alpha)
@@ -67,7 +67,7 @@ def divergence(
 
     Raises:
         UsageError: CR0722, jsd_alpha outside 0 to 1.
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     require_number(jsd_alpha, "jsd_alpha", low=0, high=1, where="divergence")
     _require_pair(student_logp_NS, teacher_logp_NS, where="divergence")

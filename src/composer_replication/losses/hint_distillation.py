@@ -71,8 +71,8 @@ def hint_distillation_loss(
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
-        EmptyMaskError: CR0780, no unmasked token.
-        InputError: CR0782, shapes that do not fit; CR0711, a weight below 0 or not finite.
+        EmptyMaskError: CR0722, no unmasked token.
+        InputError: CR0722, shapes that do not fit; CR0722, a weight below 0 or not finite.
         UsageError: CR0722, a threshold below 0, or a denominator that is not above 0.
     """
     where = "hint_distillation_loss"
@@ -113,7 +113,7 @@ def importance_weights(
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
         UsageError: CR0722, a clip that is not above 0.
     """
     where = "importance_weights"
@@ -158,7 +158,7 @@ def information_gate(
 
     Raises:
         UsageError: CR0722, a threshold below 0.
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     where = "information_gate"
     require_number(gate_threshold, "gate_threshold", low=0, where=where)

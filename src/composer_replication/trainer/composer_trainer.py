@@ -94,10 +94,10 @@ class ComposerReplicationTrainer(
 
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
-            A channel's weight is no number of at least 0 (CR0711), or it has nothing to learn from (CR0755).
+            A channel's weight is no number of at least 0 (CR0722), or it has nothing to learn from (CR0755).
             A channel's table is none (CR0722), or has no such key (CR0204).
             A term in the reward while rewards are scaled (CR0760).
-        InputError: a hinted turn or a pair cannot be learned from (CR0711, CR0751).
+        InputError: a hinted turn or a pair cannot be learned from (CR0722, CR0751).
     """
 
     alpha_sdpo: float = 0.0
@@ -357,7 +357,7 @@ class ComposerReplicationTrainer(
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
             InputError: the checkpoint is damaged (CR0706), half-written or without its optimizer (CR0706) or another run's
-                (CR0502, CR0884, CR0706); prompts are messages without a chat template (CR0703), or one leaves no
+                (CR0884, CR0706); prompts are messages without a chat template (CR0810), or one leaves no
                 room for an answer (CR0705); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
                 finite.
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).

@@ -81,7 +81,7 @@ def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> Non
     """Refuse what was measured on another split; where either is unknown, nothing is refused.
 
     Raises:
-        InputError: it was (CR0502).
+        InputError: it was (CR0884).
     """
     if found and expected and found != expected:
         raise foreign_split(found, expected, where=where)
@@ -90,7 +90,7 @@ def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> Non
 def foreign_split(found: str, expected: str, *, where: str) -> InputError:
     """The refusal of a score or a checkpoint that belongs to another split."""
     return InputError(
-        "CR0502",
+        "CR0884",
         f"it was measured on split {found}, but this run's split is {expected}.",
         where=where,
         fix="go on with the split that the run began with, or start a new run.",

@@ -82,7 +82,7 @@ class GuardHook(RunLines):
 
         Raises:
             CollapseStopError: the guard fired, or the evaluation gave up, and ``strict_killswitch`` is set.
-            InputError: the score was measured on another split (CR0502).
+            InputError: the score was measured on another split (CR0884).
             ValueError: the guard refused a number.
         """
         guard = self.heldout_guard

@@ -48,9 +48,9 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         """What is wrong with the arguments alone; nothing of TRL's is read.
 
         Raises:
-            TrainerSettingError: a weight that is no number, below zero or not finite (CR0711), a channel with nothing to
+            TrainerSettingError: a weight that is no number, below zero or not finite (CR0722), a channel with nothing to
                 learn from (CR0755), a table that is none (CR0722), a key that the table does not have (CR0204).
-            InputError: a record that cannot be learned from (CR0711, CR0751).
+            InputError: a record that cannot be learned from (CR0722, CR0751).
         """
         for name in ("alpha_sdpo", "beta_replay"):
             _refuse_bad_weight(name, getattr(self, name))
@@ -214,7 +214,7 @@ def _refuse_bad_weight(name: str, weight: Any) -> None:
     """A channel's weight is a number; True would silently be 1.
 
     Raises:
-        TrainerSettingError: CR0711.
+        TrainerSettingError: CR0722.
     """
     try:
         is_good = not isinstance(weight, bool) and math.isfinite(weight) and weight >= 0.0
@@ -222,7 +222,7 @@ def _refuse_bad_weight(name: str, weight: Any) -> None:
         is_good = False
     if not is_good:
         raise TrainerSettingError(
-            "CR0711",
+            "CR0722",
             f"{name} is {weight!r} and must be a finite number of at least 0.",
             where=f"trainer.{name}",
             fix=f"set trainer.{name} to 0 or above.",

@@ -94,7 +94,7 @@ class OwnState:
         """Restore what ``_write_own_state`` wrote.
 
         Raises:
-            InputError: another run (CR0884), another split (CR0502), other extra states (CR0884), or rollouts of this
+            InputError: another run (CR0884), another split (CR0884), other extra states (CR0884), or rollouts of this
                 process are missing (CR0706).
             TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0884).
         """

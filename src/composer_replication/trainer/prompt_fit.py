@@ -48,7 +48,7 @@ def refuse_unfit_prompts(
         max_new_tokens: of an answer, if there is such a limit.
 
     Raises:
-        InputError: messages without a chat template (CR0703), a prompt that leaves no room for an answer (CR0705), or that
+        InputError: messages without a chat template (CR0810), a prompt that leaves no room for an answer (CR0705), or that
             the template does not take (CR0810).
     """
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names or not len(dataset):
@@ -94,7 +94,7 @@ def _refuse_missing_template(row: Mapping[str, Any], tokenizer: Any, options: Ma
     has_one = getattr(tokenizer, "chat_template", None) or options.get("chat_template")
     if is_conversational({"prompt": row["prompt"]}) and not has_one:
         raise InputError(
-            "CR0703",
+            "CR0810",
             "the tokenizer has no chat template, and the prompts are messages.",
             where="ComposerReplicationTrainer(processing_class=, train_dataset=)",
             fix="take an instruction-tuned model, set tokenizer.chat_template, or give prompts as texts.",

@@ -110,7 +110,7 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("")
     wrong: list[tuple[str, Path, list[str]]] = [
         ("CR0701", store, ["--model", str(tmp_path / "absent"), "--out", out]),
-        ("CR0703", store, ["--model", "tiny-random", "--prompt-style", "chat", "--out", out]),
+        ("CR0810", store, ["--model", "tiny-random", "--prompt-style", "chat", "--out", out]),
         ("CR0204", store, ["--model", "package:llm", "--out", out]),
         ("CR0204", store, ["--model", "tiny-random", "--seed", "-1", "--out", out]),
         ("CR0410", tmp_path, ["--model", "tiny-random", "--out", out]),

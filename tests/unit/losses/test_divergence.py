@@ -216,7 +216,7 @@ def test_wrong_arguments_are_said() -> None:
     for jsd_alpha in (-0.1, 1.1, math.nan):
         with pytest.raises(UsageError, match=r"CR0722: jsd_alpha"):
             support_divergence(*pair, jsd_alpha=jsd_alpha)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         support_divergence(pair[0], pair[1][:, :1], jsd_alpha=0.5)
     with pytest.raises(UsageError, match="support is empty"):
         support_divergence(torch.zeros(2, 0), torch.zeros(2, 0), jsd_alpha=0.5)

@@ -63,7 +63,7 @@ def test_all_turns_closed_is_a_loss_of_exactly_nothing() -> None:
 
 
 def test_no_token_at_all_is_an_error_and_an_empty_turn_is_not() -> None:
-    with pytest.raises(EmptyMaskError, match="CR0780: no unmasked token"):
+    with pytest.raises(EmptyMaskError, match="CR0722: no unmasked token"):
         hint_distillation_loss(DIVERGENCE, torch.zeros(2, 3))
     loss, metrics = hint_distillation_loss(DIVERGENCE, torch.tensor([[1, 1, 0], [0, 0, 0]]))
     assert loss.item() == 1.5
@@ -162,25 +162,25 @@ def test_half_precision_sums_in_float32() -> None:
 
 def test_wrong_arguments_are_said() -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (InputError, "CR0782", {"weight_BT": torch.ones(2, 2)}),
-        (InputError, "CR0782", {"turn_weight_B": torch.ones(3)}),
+        (InputError, "CR0722", {"weight_BT": torch.ones(2, 2)}),
+        (InputError, "CR0722", {"turn_weight_B": torch.ones(3)}),
         (
             InputError,
-            r"CR0711: weight_BT holds -1.0 at \[0, 1\]",
+            r"CR0722: weight_BT holds -1.0 at \[0, 1\]",
             {"weight_BT": torch.tensor([[1.0, -1, 1], [1, 1, 1]])},
         ),
-        (InputError, "CR0711: turn_weight_B", {"turn_weight_B": torch.tensor([1.0, math.inf])}),
+        (InputError, "CR0722: turn_weight_B", {"turn_weight_B": torch.tensor([1.0, math.inf])}),
         (UsageError, "CR0722: gate_threshold", {"gate_threshold": -1.0}),
         (UsageError, "CR0722: num_tokens", {"num_tokens": 0.0}),
     ]
     for kind, message, options in wrong:
         with pytest.raises(kind, match=message):
             hint_distillation_loss(DIVERGENCE, MASK, **options)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         hint_distillation_loss(DIVERGENCE, MASK[:1])
     with pytest.raises(UsageError, match="clip"):
         importance_weights(DIVERGENCE, DIVERGENCE, MASK, clip=0.0)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         importance_weights(DIVERGENCE, DIVERGENCE[:, :2], MASK)
     with pytest.raises(UsageError, match="strength"):
         certainty_weights(DIVERGENCE, strength=-1.0)

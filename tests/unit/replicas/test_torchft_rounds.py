@@ -123,7 +123,7 @@ def test_too_few(lighthouse: str) -> None:
     with pytest.raises(NothingToDoError) as caught:
         alone.train()
     alone.rounds.close()
-    assert caught.value.code == "CR1104"
+    assert caught.value.code == "CR1101"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_options_that_make_no_reward_are_refused(arguments: dict[str, Any]) -> N
 
 
 def test_weights_of_nothing_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"CR0803.*weighs 0"):
+    with pytest.raises(UsageError, match=r"CR0204.*weighs 0"):
         share_of_tests(
             Score({"t.py::b[1]": PASSED}), RewardOptions(rule="weighted", weights={"t.py::b": 0.0})
         )

@@ -437,7 +437,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"agent.dialect": "nonsense"}, "CR0818", "there is no dialect 'nonsense'"),
     ({"agent.max_context_tokens": 40_000}, "CR0705", "32768 positions"),
     ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0705", "leaves no room for an answer"),
-    ({"model.name": "tiny-random"}, "CR0703", "no chat template"),
+    ({"model.name": "tiny-random"}, "CR0810", "no chat template"),
 ]  # fmt: skip
 
 

@@ -52,9 +52,9 @@ def kind_of(value: object) -> str:
 @pytest.mark.parametrize(
     ("change", "code", "named"),
     [
-        ({"alpha_sdpo": "0.5"}, "CR0711", "alpha_sdpo"),
-        ({"alpha_sdpo": True}, "CR0711", "alpha_sdpo"),
-        ({"beta_replay": None}, "CR0711", "beta_replay"),
+        ({"alpha_sdpo": "0.5"}, "CR0722", "alpha_sdpo"),
+        ({"alpha_sdpo": True}, "CR0722", "alpha_sdpo"),
+        ({"beta_replay": None}, "CR0722", "beta_replay"),
         ({"hints": "ema"}, "CR0722", "hints"),
         ({"hints": {"teachers": "ema"}}, "CR0204", "hints.teachers"),
         ({"hints": {"top_k": "many"}}, "CR0204", "hints.top_k"),

@@ -71,7 +71,7 @@ def test_a_guard_without_its_truth_is_refused_before_any_model(parent_calls: lis
 
 
 @pytest.mark.parametrize("name", ["alpha_sdpo", "beta_replay"])
-@pytest.mark.parametrize(("weight", "code"), [(0.5, "CR0755"), (-1.0, "CR0711"), (float("nan"), "CR0711")])
+@pytest.mark.parametrize(("weight", "code"), [(0.5, "CR0755"), (-1.0, "CR0722"), (float("nan"), "CR0722")])
 def test_a_channel_that_cannot_work_is_refused_before_any_model(
     parent_calls: list[Any], name: str, weight: float, code: str
 ) -> None:

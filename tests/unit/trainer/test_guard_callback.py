@@ -364,7 +364,7 @@ def test_a_reading_brings_its_parts(handle: Callable[..., Handle]) -> None:
     row = one.log(reward=0.5)
     assert (row["heldout/score"], row["heldout/visible"], row["heldout/hidden"]) == (0.5, 0.5, 0.25)
     one.score = HeldoutReading(2, 0.5, (), (), "other", 0.1)
-    with pytest.raises(InputError, match="CR0502: it was measured on split other"):
+    with pytest.raises(InputError, match="CR0884: it was measured on split other"):
         one.log(reward=0.5)
 
 
@@ -447,7 +447,7 @@ def test_arguments_that_cannot_work(settings: dict[str, Any], words: str) -> Non
             "CR0884: the guard's state in the checkpoint cannot be used: 'guard'",
         ),
         (lambda saved: saved["guard"].update(version=9), "CR0884: .* version 9"),
-        (lambda saved: saved.update(split_fingerprint="x"), "CR0502: it was measured on split x"),
+        (lambda saved: saved.update(split_fingerprint="x"), "CR0884: it was measured on split x"),
     ],
 )
 def test_a_state_that_cannot_be_used(

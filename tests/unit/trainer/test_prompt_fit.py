@@ -32,7 +32,7 @@ def refusal(action: Callable[[], object]) -> InputError:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "code"), [(CHAT, "CR0703"), (["def f():"] * 3 + ["x" * 400], "CR0705")], ids=["chat", "long"]
+    ("prompts", "code"), [(CHAT, "CR0810"), (["def f():"] * 3 + ["x" * 400], "CR0705")], ids=["chat", "long"]
 )
 def test_a_run_does_not_begin_on_prompts_that_do_not_fit(
     make_trainer: Callable[..., Any], prompts: list[Any], code: str
@@ -48,7 +48,7 @@ def test_a_rollout_function_makes_its_own_prompts(make_trainer: Callable[..., An
     trainer.train_dataset = Dataset.from_dict({"prompt": CHAT})
     assert trainer._check_before_training() is None
     trainer.rollout_func = None
-    assert refusal(trainer._check_before_training).code == "CR0703"  # so there was something to refuse
+    assert refusal(trainer._check_before_training).code == "CR0810"  # so there was something to refuse
 
 
 def test_the_long_prompt_is_named() -> None:

@@ -512,7 +512,7 @@ def test_extra_states_and_the_guard_are_restored(make_trainer: MakeTrainer) -> N
 @pytest.mark.parametrize(
     ("changed", "code"),
     [
-        ({"split_fingerprint": "split-b"}, "CR0502"),
+        ({"split_fingerprint": "split-b"}, "CR0884"),
         ({"stateful": {}}, "CR0884"),
         ({"stateful": {"counter": Counter(), "other": Counter()}}, "CR0884"),
         ({"heldout_guard": None, "heldout_eval_fn": None}, "CR0884"),
@@ -532,7 +532,7 @@ def test_another_runs_checkpoint_is_refused(
     with pytest.raises((InputError, TrainerSettingError)) as caught:
         other.train(resume_from_checkpoint=True)
     assert caught.value.code == code
-    if code == "CR0502":
+    if code == "CR0884":
         assert "split-a" in str(caught.value)
         assert "split-b" in str(caught.value)
 

@@ -170,7 +170,7 @@ class FeatureDeletionEnv:
         fails pulls the policy away from what it did, and so must one that cheats.
 
         Raises:
-            UsageError: every visible test of the task weighs 0 (CR0803).
+            UsageError: every visible test of the task weighs 0 (CR0204).
         """
         self._running.toolbox.is_over = True
         graded = self._worth()

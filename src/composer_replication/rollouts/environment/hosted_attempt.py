@@ -103,7 +103,7 @@ class HostedAttempt:
         """End the attempt, grade its tree as it stands, and take its sandbox away; asked again, the same answer.
 
         Raises:
-            UsageError: it was closed before it was graded (CR0800), or every visible test weighs 0 (CR0803).
+            UsageError: it was closed before it was graded (CR0800), or every visible test weighs 0 (CR0204).
         """
         return await in_thread(lambda: self._use(self._grade))
 

@@ -102,7 +102,7 @@ def feature_deletion(
     Raises:
         InputError: no store, a damaged one, or no such task (CR0412).
         NothingToDoError: the store holds no tasks (CR0604).
-        UsageError: a reward that cannot be made (CR0803).
+        UsageError: a reward that cannot be made (CR0204).
     """
     reward = RewardOptions(
         rule=rule, breaks=breaks, break_sample=break_sample, invalid_call_cost=invalid_call_cost

@@ -32,7 +32,7 @@ def share_of_tests(score: Score, options: RewardOptions) -> float:
     """What the visible tests alone are worth, from 0 to 1.
 
     Raises:
-        UsageError: every test that ran weighs 0 (CR0803).
+        UsageError: every test that ran weighs 0 (CR0204).
     """
     if options.rule == "fraction":
         return score.pass_share
@@ -44,7 +44,7 @@ def share_of_tests(score: Score, options: RewardOptions) -> float:
     total = sum(weights.values())
     if total == 0.0:
         raise UsageError(
-            "CR0803",
+            "CR0204",
             "this reward cannot be made: every visible test of a task weighs 0.",
             where="weights",
             fix="give one of them a weight above 0.",

@@ -195,10 +195,10 @@ def test_what_is_no_failure_of_the_sandbox_ends_the_run_and_closes_everything() 
     lives = Lives()
 
     def break_one(arguments: str) -> str:
-        raise UsageError("CR0803", "wrong.")
+        raise UsageError("CR0204", "wrong.")
 
     made = parts(ScriptedPolicy(lambda asked: "<work>{}</work>"), lives, how={"acts": {"work": break_one}})
-    with pytest.raises(UsageError, match="CR0803"):
+    with pytest.raises(UsageError, match="CR0204"):
         run(["a", "b", "c"], made)
     assert lives.opened
     assert lives.all_closed_once()

@@ -182,7 +182,7 @@ class ReplicasSection(Section):
 
     ``transport`` is ``torchft``, for replicas on one network, or the address of an object store (``s3://``, ``gs://``, ``az://``,
     ``file:///``), for those that share nothing else. ``num_replicas`` of them train ``sync_every`` steps each and then take one outer
-    step with ``outer_lr`` and ``outer_momentum`` (Nesterov); what they learned is sent as ``precision`` says, and what rounding takes
+    step (Nesterov, 0.7 and momentum 0.9); what they learned is sent as ``precision`` says, and what rounding takes
     away is sent the next time. ``fragments`` of the weights take turns, so that ``sync_every / fragments`` steps lie between two outer
     steps; ``delay`` steps are trained while one is under way. ``min_replicas`` have to take part; the others are waited
     for ``grace_seconds`` more, and ``min_replicas`` for ``deadline_seconds`` at most, as are all in the first outer step.
@@ -193,8 +193,6 @@ class ReplicasSection(Section):
     transport: str
     num_replicas: int = Field(2, ge=1)
     sync_every: int = Field(100, ge=1)
-    outer_lr: float = Field(0.7, gt=0.0)
-    outer_momentum: float = Field(0.9, ge=0.0, lt=1.0)
     fragments: int = Field(1, ge=1)
     delay: int = Field(0, ge=0)
     precision: OuterPrecision = "int8"
@@ -203,6 +201,9 @@ class ReplicasSection(Section):
     deadline_seconds: float = Field(600.0, gt=0.0)
     lighthouse: str = ""
     interface: str = "127.0.0.1"
+
+    outer_lr: ClassVar[float] = 0.7
+    outer_momentum: ClassVar[float] = 0.9
 
     @property
     def interval(self) -> int:

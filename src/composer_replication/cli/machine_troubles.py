@@ -76,7 +76,7 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
             problem = "there is no space left for a file that must be written."
             fix = f"free some space; then {how_to_go_on(words)}"
             return MissingError("CR0104", problem, where=place or _fullest_folder(words), fix=fix)
-        if isinstance(cause, RuntimeError) and any(words in text for words in _LOST_PROCESS_WORDS):
+        if isinstance(cause, RuntimeError) and any(w in text for w in _LOST_PROCESS_WORDS):
             problem = "another process of this run is gone, and this one cannot go on without it."
             fix = f"read what that process said last; then {how_to_go_on(words)}"
             return MissingError("CR0106", problem, where="the processes of the run", fix=fix)

@@ -259,7 +259,7 @@ def render_stats(result: dict[str, Any]) -> str:
         licence = Licence.from_json(value)
         lines.append(f"{name}: {licence.restriction or licence.spdx}")
     lines += [result["unfinished"]] if result.get("unfinished") else []
-    return "\n".join([*lines, *unused_lines(result["unused_tests"]), *_flaky_lines(result["flaky"])])
+    return "\n".join([*lines, *unused_lines(result.get("unused_tests", {})), *_flaky_lines(result["flaky"])])
 
 
 def unused_lines(unused: Mapping[str, dict[str, Any]]) -> list[str]:

@@ -53,53 +53,21 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"model": {}}, "the key model.name is missing"),
         ({"model": {"name": 3}}, "model.name: Input should be a valid string"),
         ({"seed": "3"}, "seed: Input should be a valid integer"),
-        ({"seed": True}, "seed: Input should be a valid integer"),
         ({"model": {"name": "x", "dtype": "int8"}}, "model.dtype: Input should be 'float32' or 'bfloat16'"),
-        ({"heldout": {"fraction": 1.0}}, "heldout.fraction: Input should be less than 1"),
-        ({"heldout": {"every": 0}}, "heldout.every: Input should be greater than or equal to 1"),
-        ({"sandbox": {"memory_bytes": 1}}, "sandbox.memory_bytes"),
         ({"tasks": {}}, "tasks: give exactly one of source and store"),
         ({"tasks": {"store": "a", "source": ["b"]}}, "tasks: give exactly one of source and store"),
-        ({"trainer": {"alpha_sdpo": -0.1}}, "trainer.alpha_sdpo: Input should be greater than or equal to 0"),
         ({"hints": {"teacher": "lora-off"}, **SDPO}, 'hints.teacher = "lora-off" needs a [model.lora] table'),
-        ({"hints": {"top_j": 1}, **SDPO}, "the nearest known key is hints.top_k"),
         ({"replay": {"kind": "ipo", "margin": 0.1}, **REPLAY}, "replay: ipo takes no margin"),
         (
             {"replay": {"kind": "simpo", "length_normalised": False}, **REPLAY},
             "replay: simpo is length-normalised",
         ),
-        ({"replay": {"beta": 0.0}, **REPLAY}, "replay.beta: Input should be greater than 0"),
-        ({"curriculum": {"halflife": 3.0}}, "the nearest known key is curriculum.half_life"),
-        ({"curriculum": {"half_life": 0.0}}, "curriculum.half_life: Input should be greater than 0"),
-        (
-            {"curriculum": {"half_life": float("inf")}},
-            "curriculum.half_life: Input should be a finite number",
-        ),
         (
             {"guard": {"kl_hard_stop": float("inf")}, "heldout": {}},
             "guard.kl_hard_stop: Input should be a finite",
         ),
-        ({"trainer": {"alpha_sdpo": float("inf")}}, "trainer.alpha_sdpo: Input should be a finite number"),
-        ({"trainer": {"effort": {"k": float("nan")}}}, "trainer.effort.k: Input should be a finite number"),
-        (
-            {"rollouts": {"test_timeout_seconds": float("inf")}},
-            "rollouts.test_timeout_seconds: Input should be a",
-        ),
-        (
-            {"replay": {"pass_reward": float("nan")}, **REPLAY},
-            "replay.pass_reward: Input should be a finite number",
-        ),
-        (
-            {"agent": {"reward": {"rule": "weighted", "weights": {"a": float("inf")}}}},
-            "agent.reward.weights.a: Input should be a finite number",
-        ),
-        ({"curriculum": {"recorded": "all"}}, "curriculum.recorded: Input should be 'same-weights'"),
         ({"curriculum": {"retire_above": 0.5}}, "unknown key curriculum.retire_above"),
         ({"agent": {}, "reward": {"tests": "weakened"}}, "[reward] is about single answers"),
-        (
-            {"curriculum": {"floor_share": 1.1}},
-            "curriculum.floor_share: Input should be less than or equal to 1",
-        ),
         ({"guard": {}}, "a [guard] needs a [heldout] table"),
         ({"heldout": {}, "evidence": EVIDENCE}, "needs a [guard] and a [heldout] table"),
         ({"heldout": {}, "guard": {}, "evidence": EVIDENCE}, "needs heldout.sample_size"),
@@ -197,7 +165,7 @@ def test_an_override_is_toml_or_else_a_string(text: str, expected: tuple[str, An
     assert parse_override(text) == expected
 
 
-@pytest.mark.parametrize("text", ["trl.max_steps", "=3", ""])
+@pytest.mark.parametrize("text", ["trl.max_steps", "=3", "", "a..b=1"])
 def test_an_override_without_key_or_equals_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="CR0206"):
         parse_override(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli.flags import add_ray_flag, add_set_flag
-from composer_replication.cli.replica_parts import add_replica_flags
+from composer_replication.cli.replicas_verb import add_replica_flags
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from composer_replication.cli.agent_assembly import checks_of, open_actors
 from composer_replication.cli.assembly import identity_table, recipe_sha256
 from composer_replication.cli.cluster import launched_rank
 from composer_replication.cli.flags import refuse_unwritable
-from composer_replication.cli.replica_parts import Replica, identity_of, open_replica
+from composer_replication.cli.replicas_verb import Replica, identity_of, open_replica
 from composer_replication.cli.task_division import RunTasks, divide_tasks
 from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.config import RunConfig, dump_config, load_config

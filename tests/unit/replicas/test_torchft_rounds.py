@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from replica_threads import IDENTITY, SmallReplica, section, together, weights_sha
 
-from composer_replication.cli.replica_parts import quiet_torchft
-from composer_replication.cli.replicas_verb import _free_port
+from composer_replication.cli.replicas_verb import _free_port, quiet_torchft
 from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError
 from composer_replication.replicas.run_records import RunEnd
 

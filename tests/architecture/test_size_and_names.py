@@ -15,7 +15,7 @@ MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
     "src": 86069,
-    "src/composer_replication/cli": 6960,
+    "src/composer_replication/cli": 6943,
     "src/composer_replication/engines": 638,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 1265,
@@ -126,7 +126,7 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
     ceilings = {
         "src": 6,
         "src/composer_replication/cli": 4,
-        "src/composer_replication/cli/explanations": 1,
+        "src/composer_replication/cli/explanations": 558,
         "tests": 5,
     }
     assert folders_over(ceilings, tmp_path) == [

@@ -173,7 +173,7 @@ def _try_model(
         InputError: a prompt leaves no room for an answer, as ``train`` says (CR0705).
     """
     from composer_replication.cli.assembly import training_rows
-    from composer_replication.cli.machine_checks import available_memory_bytes
+    from composer_replication.cli.doctor_verb import available_memory_bytes
     from composer_replication.trainer.model_trial import (
         StepSize,
         load_for_trial,

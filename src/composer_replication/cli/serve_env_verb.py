@@ -11,6 +11,14 @@ from composer_replication.cli.flags import add_acceptance_flag, whole_number
 from composer_replication.records import MonitorMode
 
 _INTERRUPTED = 130
+_BOUNDS: dict[str, tuple[type, int, str]] = {
+    "--max-sessions": (int, 8, "at the same time"),
+    "--session-seconds": (float, 600, "a session ends when nothing came for S seconds"),
+    "--call-seconds": (float, 300, "the longest that a tool may take"),
+    "--max-calls": (int, 100, "then an attempt is graded as it stands"),
+    "--drain-seconds": (float, 10, "what attempts have left when the server is told to end"),
+}
+"""In the order of ``ServeOptions``."""
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -27,37 +35,11 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", metavar="DIR", type=Path, help="a task store")
     parser.add_argument("--port", type=int, required=True, metavar="N", help="0 takes a free one")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default %(default)s")
-    parser.add_argument(
-        "--max-sessions", type=int, default=8, metavar="N", help="at the same time (default %(default)s)"
-    )
-    parser.add_argument(
-        "--session-seconds",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="a session ends when nothing came for S seconds (default %(default)g)",
-    )
-    parser.add_argument(
-        "--call-seconds",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="the longest that a tool may take (default %(default)g)",
-    )
-    parser.add_argument(
-        "--max-calls",
-        type=int,
-        default=100,
-        metavar="N",
-        help="then an attempt is graded as it stands (default %(default)s)",
-    )
-    parser.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="what attempts have left when the server is told to end (default %(default)g)",
-    )
+    for flag, (kind, default, what) in _BOUNDS.items():
+        metavar = "N" if kind is int else "S"
+        parser.add_argument(
+            flag, type=kind, default=default, metavar=metavar, help=f"{what} (default {default})"
+        )
     parser.add_argument(
         "--grading-jobs", type=whole_number(), default=2, metavar="N", help="default %(default)s"
     )

@@ -5,7 +5,7 @@ Apart from ``config`` for its size alone.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,13 +16,6 @@ class Section(BaseModel):
     """A table of the recipe: unknown keys are errors, values are not coerced, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-def refuse_idle(section: Section, keys: tuple[str, ...], reason: str) -> None:
-    """Refuse those of ``keys`` that are not at their defaults; a recipe as resolved has all keys, so presence says nothing."""
-    for key in keys:
-        if getattr(section, key) != type(section).model_fields[key].default:
-            raise ValueError(f"{key} does nothing {reason}")
 
 
 class HeldoutSection(Section):
@@ -58,9 +51,6 @@ class HeldoutSection(Section):
     def _one_division(self) -> HeldoutSection:
         if self.split and (self.repositories or self.fraction is not None):
             raise ValueError("give split alone, without repositories and fraction")
-        if not self.before_and_after_samples:
-            keys = ("before_and_after_trained_samples",)
-            refuse_idle(self, keys, "while heldout.before_and_after_samples is 0")
         return self
 
 
@@ -111,14 +101,6 @@ class HintsSection(Section):
     strict: bool = True
     writing: HintWritingSection = HintWritingSection()
 
-    @model_validator(mode="after")
-    def _no_key_is_idle(self) -> HintsSection:
-        if self.teacher != "ema":
-            refuse_idle(
-                self, ("ema_rate",), f'with hints.teacher = "{self.teacher}": that teacher does not move'
-            )
-        return self
-
 
 class ReplaySection(Section):
     """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
@@ -144,8 +126,6 @@ class ReplaySection(Section):
             raise ValueError("ipo takes no margin: its own is 1 / (2 beta)")
         if self.kind == "simpo" and not self.length_normalised:
             raise ValueError("simpo is length-normalised by definition")
-        if not self.sibling_pairs:
-            refuse_idle(self, ("pass_reward",), "without replay.sibling_pairs")
         return self
 
 
@@ -154,19 +134,19 @@ class CurriculumSection(Section):
 
     A task weighs E[p(1-p)] under what it did so far. An attempt counts half after ``half_life`` generations, since the
     policy moves on. Pass rates that ``eval --update-difficulty`` kept beside the tasks come first, as at most
-    ``recorded_weight`` attempts each: those of the very weights, and where there are none of other policies
-    (``any``) or nothing (``same-weights``). ``floor_share`` of the draws are spread evenly over all active tasks. A task is retired
-    once its pass rate is above ``retire_above`` with ``retire_certainty``; ``revival_share`` of the draws go to retired ones, which
-    come back when they fail again.
+    eight attempts each: those of the very weights, and where there are none of other policies
+    (``any``) or nothing (``same-weights``). ``floor_share`` of the draws are spread evenly over all active tasks;
+    docs/curriculum.md says how tasks are retired and come back.
     """
 
     half_life: float = Field(100.0, gt=0.0)
     recorded: Literal["same-weights", "any", "none"] = "any"
-    recorded_weight: float = Field(8.0, ge=0.0)
     floor_share: float = Field(0.1, ge=0.0, le=1.0)
-    retire_above: float = Field(0.9, gt=0.0, lt=1.0)
-    retire_certainty: float = Field(0.9, gt=0.5, lt=1.0)
-    revival_share: float = Field(0.02, ge=0.0, lt=1.0)
+
+    recorded_weight: ClassVar[float] = 8.0
+    retire_above: ClassVar[float] = 0.9
+    retire_certainty: ClassVar[float] = 0.9
+    revival_share: ClassVar[float] = 0.02
 
 
 class RaySection(Section):
@@ -193,7 +173,7 @@ class ReplicasSection(Section):
 
     ``transport`` is ``torchft``, for replicas on one network, or the address of an object store (``s3://``, ``gs://``, ``az://``,
     ``file:///``), for those that share nothing else. ``num_replicas`` of them train ``sync_every`` steps each and then take one outer
-    step with ``outer_lr`` and ``outer_momentum`` (Nesterov); what they learned is sent as ``precision`` says, and what rounding takes
+    step (Nesterov, 0.7 and momentum 0.9); what they learned is sent as ``precision`` says, and what rounding takes
     away is sent the next time. ``fragments`` of the weights take turns, so that ``sync_every / fragments`` steps lie between two outer
     steps; ``delay`` steps are trained while one is under way. ``min_replicas`` have to take part; the others are waited
     for ``grace_seconds`` more, and ``min_replicas`` for ``deadline_seconds`` at most, as are all in the first outer step.
@@ -204,8 +184,6 @@ class ReplicasSection(Section):
     transport: str
     num_replicas: int = Field(2, ge=1)
     sync_every: int = Field(100, ge=1)
-    outer_lr: float = Field(0.7, gt=0.0)
-    outer_momentum: float = Field(0.9, ge=0.0, lt=1.0)
     fragments: int = Field(1, ge=1)
     delay: int = Field(0, ge=0)
     precision: OuterPrecision = "int8"
@@ -214,6 +192,9 @@ class ReplicasSection(Section):
     deadline_seconds: float = Field(600.0, gt=0.0)
     lighthouse: str = ""
     interface: str = "127.0.0.1"
+
+    outer_lr: ClassVar[float] = 0.7
+    outer_momentum: ClassVar[float] = 0.9
 
     @property
     def interval(self) -> int:
@@ -230,8 +211,6 @@ class ReplicasSection(Section):
             raise ValueError("min_replicas is above num_replicas")
         if self.transport != "torchft" and "://" not in self.transport:
             raise ValueError('transport is neither "torchft" nor an address such as s3://bucket/run-7')
-        if self.transport != "torchft":
-            refuse_idle(self, ("lighthouse", "interface"), "with an object store")
         return self
 
 
@@ -247,12 +226,6 @@ class AgentRewardSection(Section):
     breaks: Literal["mask", "cost", "ignore"] = "mask"
     break_sample: int = Field(0, ge=0)
     invalid_call_cost: float = Field(0.0, ge=0.0)
-
-    @model_validator(mode="after")
-    def _no_key_is_idle(self) -> AgentRewardSection:
-        if self.breaks == "ignore":
-            refuse_idle(self, ("break_sample",), 'with agent.reward.breaks = "ignore"')
-        return self
 
 
 class AgentToolsSection(Section):
@@ -273,9 +246,8 @@ class AgentSection(Section):
     limits. ``template_options`` are variables of the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` pays rollouts
     with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``).
     ``log_prob_check`` compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells
-    (``report``) or stops (``error``). ``in_rounds``
-    samples when every running episode waits for an answer, at most ``max_batch`` of them at a time: the same seed then
-    gives the same bits; without it slow tools hold up nobody.
+    (``report``) or stops (``error``). Answers are sampled when every running episode waits for one, at most ``max_batch`` of
+    them at a time, so that the same seed gives the same bits.
     """
 
     max_turns: int = Field(20, ge=1)
@@ -284,7 +256,6 @@ class AgentSection(Section):
     min_new_tokens: int = Field(16, ge=1)
     max_concurrent: int = Field(32, ge=1)
     max_batch: int = Field(32, ge=1)
-    in_rounds: bool = True
     episode_seconds: float = Field(3600.0, gt=0.0)
     summary_tokens: int = Field(0, ge=0)
     max_summaries: int = Field(4, ge=1)
@@ -308,8 +279,4 @@ class AgentSection(Section):
             )
         if self.summary_tokens >= self.max_context_tokens:
             raise ValueError("summary_tokens is never reached: it has to be below max_context_tokens")
-        if not self.summary_tokens:
-            refuse_idle(self, ("max_summaries",), "while agent.summary_tokens is 0")
-        if self.log_prob_check == "off":
-            refuse_idle(self, ("log_prob_tolerance",), 'with agent.log_prob_check = "off"')
         return self

@@ -25,7 +25,6 @@ from composer_replication.channel_tables import (
     ReplaySection,
     ReplicasSection,
     Section,
-    refuse_idle,
 )
 from composer_replication.errors import UsageError
 
@@ -228,46 +227,14 @@ class RunConfig(Section):
     trl: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _channels_fit(self) -> RunConfig:
+    def _tables_fit(self) -> RunConfig:
+        """A key that has no use beside the others is harmless; refused is what would train something else than was meant."""
         if self.hints is not None and self.hints.teacher == "lora-off" and self.model.lora is None:
             raise ValueError('hints.teacher = "lora-off" needs a [model.lora] table: it has no adapter')
-        for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
-            if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
-                raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
-        return self
-
-    @model_validator(mode="after")
-    def _no_key_is_idle(self) -> RunConfig:
-        """Keys that do nothing beside the rest of the recipe; a table refuses those that do nothing beside its own."""
-        if self.hints is not None:
-            refuse_idle(
-                self.hints,
-                ("turns_per_step",),
-                "in a recipe: recorded turns can be given in Python alone (hinted_turns)",
-            )
-        if self.replay is not None and not self.replay.pairs:
-            refuse_idle(self.replay, ("pairs_per_step",), "without replay.pairs")
-        if self.agent is None and self.trainer.importance_clip:
-            raise ValueError(
-                "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler; "
-                "with vLLM set trl.vllm_importance_sampling_clip_max"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _agent_stands_alone(self) -> RunConfig:
-        """What speaks of single answers does nothing beside ``[agent]``, so it is refused there."""
         if self.agent is None:
             return self
-        for key, section, instead in (
-            ("prompt_style", self.rollouts, "[agent]"),
-            ("context_lines", self.rollouts, "[agent]"),
-            ("function", self.reward, "[agent.reward]"),
-            ("tests", self.reward, "[agent.reward]"),
-            ("is_shuffled", self.reward, "[agent.reward]"),
-        ):
-            if getattr(section, key) != type(section).model_fields[key].default:
-                raise ValueError(f"{key} is about single answers; with [agent] use {instead}")
+        if self.reward != RewardSection():
+            raise ValueError("[reward] is about single answers; with [agent] use [agent.reward]")
         if "max_completion_length" in self.trl:
             raise ValueError(
                 "trl.max_completion_length is set by agent.max_context_tokens: take the key out, and see agent.max_new_tokens"

@@ -242,7 +242,7 @@ def test_held_out_tasks_are_kept_out_by_id_and_by_their_code(played: Played, tmp
     store = tmp_path / "tasks"
     shutil.copytree(played.store.root, store)
     split = tmp_path / "split.json"
-    from composer_replication.cli.stored_split import split_items
+    from composer_replication.cli.task_division import split_items
     from composer_replication.safety import HeldoutSplit
 
     opened = TaskStore.open(store)

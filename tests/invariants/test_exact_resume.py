@@ -164,5 +164,5 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(tmp_path: Path, uninte
     shutil.copytree(middle, checkpoint)
     (checkpoint / lost).unlink()
     write_manifest(checkpoint)
-    with pytest.raises(InputError, match="CR0716"):
+    with pytest.raises(InputError, match="CR0706"):
         run_or_resume(tmp_path / "resumed", PLAIN)

@@ -82,20 +82,10 @@ def test_no_valid_candidate_says_why_and_how_often(
     ("setting", "code", "words"),
     [
         ("modle.name=x", "CR0204", "the nearest known key is model"),
-        ("model.nmae_=x", "CR0204", "the nearest known key is model.name"),
-        ("guard.ema_alhpa=0.5", "CR0204", "the nearest known key is guard.ema_alpha"),
-        ("seed=abc", "CR0204", "seed: Input should be a valid integer"),
-        ("seed=-1", "CR0204", "seed: Input should be greater than or equal to 0"),
-        ("seed=4294967296", "CR0204", "seed: Input should be less than 4294967296"),
-        ("trainer.checkpoint_every=true", "CR0204", "should be a valid integer"),
-        ("model.lora.rank=0", "CR0204", "greater than or equal to 1"),
         ("model.name.x=1", "CR0204", "name is not a table"),
-        ("trainer.alpha_sdpo=-0.1", "CR0204", "greater than or equal to 0"),
         ("trainer.beta_replay=2", "CR0755", "no preference pair"),
         ("sandbox.backend=bubblewarp", "CR0305", "no sandbox backend called 'bubblewarp'"),
         ("garbage", "CR0206", "'garbage' is not KEY=VALUE"),
-        ("=1", "CR0206", "'=1' is not KEY=VALUE"),
-        ("a..b=1", "CR0206", "'a..b=1' is not KEY=VALUE"),
     ],
 )
 def test_a_recipe_that_is_wrong_begins_no_run(
@@ -127,18 +117,6 @@ def test_a_guard_out_of_range(command: Command, recipe: Path, tmp_path: Path) ->
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0204")
     assert "ema_alpha must be in [0, 1)" in answer.error["message"]
     assert not (tmp_path / "run").exists()
-
-
-def test_a_recipe_that_cannot_be_read(command: Command, recipe: Path, tmp_path: Path) -> None:
-    for path, code in ((tmp_path / "absent.toml", "CR0201"), (tmp_path, "CR0201")):
-        answer = command("train", path)
-        assert (answer.exit_code, answer.error["code"], answer.error["where"]) == (2, code, str(path))
-    recipe.write_text("[model\nname = 1")
-    answer = command("train", recipe)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0201")
-    assert "line 1" in answer.error["message"]
-    recipe.write_bytes(b"\xff\xfe")
-    assert command("train", recipe).error["code"] == "CR0201"
 
 
 @pytest.mark.parametrize(
@@ -260,10 +238,6 @@ def test_an_empty_store(command: Command, tmp_path: Path) -> None:
     ("name", "text", "code"),
     [
         ("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"),
-        ("metrics.jsonl", '{"step": "one"}\n', "CR0481"),
-        ("verdicts.jsonl", "[1]\n", "CR0481"),
-        ("summary.json", "{", "CR0401"),
-        ("environment.json", '{"schema_version": 99}', "CR0401"),
         ("run.toml", "[model", "CR0481"),
     ],
 )

@@ -64,7 +64,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("other-tokenizer", "CR0701", "it has 258 tokens and the model knows 100"),
         ("bert", "CR0701", "a bert model is not a causal language model"),
         ("t5", "CR0701", "a t5 model is not a causal language model"),
-        ("good", "CR0703", "no chat template"),
+        ("good", "CR0810", "no chat template"),
     ],
 )
 def test_a_model_that_cannot_be_used(
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_used(
 
 def test_the_model_made_on_the_spot_has_no_chat_template_either(command: Command, store: Path) -> None:
     answer = command("eval", "tiny-random", "--tasks", store, "--prompt-style", "chat")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0703")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0810")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_reward_that_fails_is_the_users(
 ) -> None:
     setting = f"reward.function=my_rewards:{function}"
     answer = command("train", recipe, "--out", recipe.parent / "run", "--set", setting)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0214")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0210")
     assert answer.error["message"] == f"the reward function my_rewards:{function} {words}."
     assert answer.error["where"].endswith(where)
 
@@ -255,7 +255,7 @@ def test_a_run_is_not_resumed_with_another_recipe(command: Command, stopped: Pat
     assert "trl.learning_rate is 0.5 now and was not set" in answer.error["message"]
     (stopped / "run" / "run.toml").write_text("[torn")
     answer = resume(command, stopped)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0208")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0201")
 
 
 def test_a_second_run_in_one_folder(command: Command, stopped: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_damaged_checkpoint_is_not_trained_on(command: Command, stopped: Path)
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
     for answer in (resume(command, stopped), command("eval", stopped / "run", "--tasks", store_of(stopped))):
-        assert (answer.exit_code, answer.error["code"]) == (4, "CR0716")
+        assert (answer.exit_code, answer.error["code"]) == (4, "CR0706")
         assert answer.error["where"] == str(weights)
         assert str(weights.parent) in answer.error["fix"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.stored_split import split_items
+from composer_replication.cli.task_division import split_items
 from composer_replication.records import Edit
 from composer_replication.run_folder import write_json
 from composer_replication.safety import HeldoutSplit
@@ -104,7 +104,7 @@ def test_a_run_does_not_go_on_with_another_split(
     (run / "summary.json").unlink()
     second = keep(own_store, path, 1)
     answer = train(command, recipe, "--resume")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0502")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0884")
     assert first.fingerprint in answer.error["message"]
     assert second.fingerprint in answer.error["message"]
     keep(own_store, path, 0)

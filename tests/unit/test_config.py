@@ -53,87 +53,21 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"model": {}}, "the key model.name is missing"),
         ({"model": {"name": 3}}, "model.name: Input should be a valid string"),
         ({"seed": "3"}, "seed: Input should be a valid integer"),
-        ({"seed": True}, "seed: Input should be a valid integer"),
         ({"model": {"name": "x", "dtype": "int8"}}, "model.dtype: Input should be 'float32' or 'bfloat16'"),
-        ({"heldout": {"fraction": 1.0}}, "heldout.fraction: Input should be less than 1"),
-        ({"heldout": {"every": 0}}, "heldout.every: Input should be greater than or equal to 1"),
-        ({"sandbox": {"memory_bytes": 1}}, "sandbox.memory_bytes"),
         ({"tasks": {}}, "tasks: give exactly one of source and store"),
         ({"tasks": {"store": "a", "source": ["b"]}}, "tasks: give exactly one of source and store"),
-        ({"trainer": {"alpha_sdpo": -0.1}}, "trainer.alpha_sdpo: Input should be greater than or equal to 0"),
         ({"hints": {"teacher": "lora-off"}, **SDPO}, 'hints.teacher = "lora-off" needs a [model.lora] table'),
-        ({"hints": {}}, "[hints] does nothing while trainer.alpha_sdpo is 0"),
-        ({"replay": {}}, "[replay] does nothing while trainer.beta_replay is 0"),
-        ({"hints": {"top_j": 1}, **SDPO}, "the nearest known key is hints.top_k"),
-        ({"hints": {"turns_per_step": 2}, **SDPO}, "turns_per_step does nothing in a recipe"),
-        (
-            {"hints": {"teacher": "frozen", "ema_rate": 0.5}, **SDPO},
-            "ema_rate does nothing with hints.teacher",
-        ),
-        (
-            {"replay": {"pairs_per_step": 2, "sibling_pairs": True}, **REPLAY},
-            "pairs_per_step does nothing without replay.pairs",
-        ),
-        (
-            {"replay": {"pass_reward": 0.5, "pairs": "a"}, **REPLAY},
-            "replay: pass_reward does nothing without replay.sibling_pairs",
-        ),
-        (
-            {"heldout": {"before_and_after_trained_samples": 1}},
-            "heldout: before_and_after_trained_samples does nothing while heldout.before_and_after_samples is 0",
-        ),
-        (
-            {"agent": {"max_summaries": 2}},
-            "agent: max_summaries does nothing while agent.summary_tokens is 0",
-        ),
-        (
-            {"agent": {"log_prob_tolerance": 0.1, "log_prob_check": "off"}},
-            "agent: log_prob_tolerance does nothing with agent.log_prob_check",
-        ),
-        (
-            {"agent": {"reward": {"break_sample": 2, "breaks": "ignore"}}},
-            'break_sample does nothing with agent.reward.breaks = "ignore"',
-        ),
-        ({"trainer": {"importance_clip": 2.0}}, "importance_clip does nothing for single answers"),
-        (
-            {"trainer": {"importance_clip": 2.0}, "trl": {"use_vllm": True}},
-            "with vLLM set trl.vllm_importance_sampling_clip_max",
-        ),
         ({"replay": {"kind": "ipo", "margin": 0.1}, **REPLAY}, "replay: ipo takes no margin"),
         (
             {"replay": {"kind": "simpo", "length_normalised": False}, **REPLAY},
             "replay: simpo is length-normalised",
         ),
-        ({"replay": {"beta": 0.0}, **REPLAY}, "replay.beta: Input should be greater than 0"),
-        ({"curriculum": {"halflife": 3.0}}, "the nearest known key is curriculum.half_life"),
-        ({"curriculum": {"half_life": 0.0}}, "curriculum.half_life: Input should be greater than 0"),
-        (
-            {"curriculum": {"half_life": float("inf")}},
-            "curriculum.half_life: Input should be a finite number",
-        ),
         (
             {"guard": {"kl_hard_stop": float("inf")}, "heldout": {}},
             "guard.kl_hard_stop: Input should be a finite",
         ),
-        ({"trainer": {"alpha_sdpo": float("inf")}}, "trainer.alpha_sdpo: Input should be a finite number"),
-        ({"trainer": {"effort": {"k": float("nan")}}}, "trainer.effort.k: Input should be a finite number"),
-        (
-            {"rollouts": {"test_timeout_seconds": float("inf")}},
-            "rollouts.test_timeout_seconds: Input should be a",
-        ),
-        (
-            {"replay": {"pass_reward": float("nan")}, **REPLAY},
-            "replay.pass_reward: Input should be a finite number",
-        ),
-        ({"curriculum": {"recorded": "all"}}, "curriculum.recorded: Input should be 'same-weights'"),
-        (
-            {"curriculum": {"retire_certainty": 0.5}},
-            "curriculum.retire_certainty: Input should be greater than 0.5",
-        ),
-        (
-            {"curriculum": {"floor_share": 1.1}},
-            "curriculum.floor_share: Input should be less than or equal to 1",
-        ),
+        ({"curriculum": {"retire_above": 0.5}}, "unknown key curriculum.retire_above"),
+        ({"agent": {}, "reward": {"tests": "weakened"}}, "[reward] is about single answers"),
         ({"guard": {}}, "a [guard] needs a [heldout] table"),
         ({"heldout": {}, "evidence": EVIDENCE}, "needs a [guard] and a [heldout] table"),
         ({"heldout": {}, "guard": {}, "evidence": EVIDENCE}, "needs heldout.sample_size"),
@@ -148,32 +82,6 @@ def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any
     assert said in message
     assert message.endswith(".")
     assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"hints": {"decay_steps": 3}, **SDPO},
-        {"hints": {"ema_rate": 0.5}, **SDPO},
-        {"trainer": {"importance_clip": 2.0}, "agent": {}},
-        {"trainer": {"importance_clip": 0.0}},
-        {"hints": {"teacher": "frozen"}, **SDPO},
-        {"hints": {"writing": {"layers": ["template"]}}, **SDPO},
-        {"replay": {"pairs_per_step": 2, "pairs": "a"}, **REPLAY},
-        {"replay": {"pass_reward": 0.5, "sibling_pairs": True}, **REPLAY},
-        {"heldout": {"before_and_after_trained_samples": 1, "before_and_after_samples": 2}},
-        {"agent": {"max_summaries": 2, "summary_tokens": 1000}},
-        {"agent": {"log_prob_tolerance": 0.1}},
-        {"agent": {"log_prob_check": "off"}, "trainer": {"checks": False}},
-        {"agent": {"reward": {"break_sample": 2, "breaks": "cost"}}},
-        {"agent": {"reward": {"break_sample": 2}}},
-    ],
-)
-def test_a_key_that_is_read_is_taken_and_so_is_the_recipe_as_resolved(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
-    config = parse_config({**SMALL, **change}, where="here")
-    assert load_config(write(tmp_path, dump_config(config))) == config
 
 
 def test_trl_keys_go_through_unchanged() -> None:
@@ -257,7 +165,7 @@ def test_an_override_is_toml_or_else_a_string(text: str, expected: tuple[str, An
     assert parse_override(text) == expected
 
 
-@pytest.mark.parametrize("text", ["trl.max_steps", "=3", ""])
+@pytest.mark.parametrize("text", ["trl.max_steps", "=3", "", "a..b=1"])
 def test_an_override_without_key_or_equals_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="CR0206"):
         parse_override(text)

@@ -12,7 +12,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-from composer_replication.cli.preflight import check_recipe, check_training
+from composer_replication.cli.assembly import check_recipe, check_training
 from composer_replication.config import load_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder

@@ -1,16 +1,17 @@
-"""Joins rollouts of several turns to a recipe: environments, conversations, limits, and who hears of every episode."""
+"""Joins rollouts of several turns to a recipe: environments, conversations, limits, the actors of a cluster, and who hears of every episode."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import AgentSection, HintsSection
-from composer_replication.cli.launched_process import file_part, shards_weights
+from composer_replication.cli.cluster import file_part, launched_size, shards_weights
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.interfaces import HintGenerator
@@ -40,7 +41,11 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
+    from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+
+MANY_GRADINGS = 64
+"""At a time on a cluster, where single answers are graded and nobody says how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,53 +63,43 @@ class AgentParts:
 
 
 def check_agent(config: RunConfig) -> None:
-    """What of ``[agent]`` can be refused before anything is built.
+    """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it.
 
     Raises:
-        UsageError: no such dialect of calls (CR0818), weights that are spread over processes without vLLM to sample (CR0873).
+        UsageError: no such dialect of calls (CR0818), weights that are spread over processes without vLLM to sample
+            (CR0757), a key of ``[trl]`` that the loop cannot follow (CR0211), or as ``find_server``.
+        MissingError: vLLM is not installed beside the trainer (CR0101), or as ``find_server``.
     """
     if config.agent is None:
         return
     if config.agent.dialect:
         require_dialect(config.agent.dialect, where="agent.dialect")
-    if shards_weights() and not config.trl.get("use_vllm"):
+    uses_vllm, is_server = config.trl.get("use_vllm"), config.trl.get("vllm_mode") == "server"
+    if shards_weights() and not uses_vllm:
         from composer_replication.trainer.setting_errors import spread_weights
 
         raise spread_weights("agent")
-
-
-def refuse_unfit_engines(config: RunConfig) -> None:
-    """Stop where ``[trl]`` names an engine that the agent loop cannot sample by, or one that is not there.
-
-    Raises:
-        UsageError: a key that the loop cannot follow (CR0211), or as ``find_server``.
-        MissingError: vLLM is not installed beside the trainer (CR0101), or as ``find_server``.
-    """
-    if config.agent is None:
-        return
     refused = ["use_transformers_continuous_batching"]
-    is_server = config.trl.get("vllm_mode", "colocate") == "server"
-    if config.trl.get("use_vllm"):
-        if importlib.util.find_spec("vllm") is None:
-            raise MissingError(
-                "CR0101",
-                "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too.",
-                where="vllm",
-                fix="composer-rl doctor names the version that fits; or take trl.use_vllm out.",
-            )
-        if is_server:
-            find_trl_server(config)
-        else:
-            refused += ["vllm_enable_sleep_mode", "vllm_structured_outputs_regex"]
-            refused += ["vllm_tensor_parallel_size"] * (config.trl.get("vllm_tensor_parallel_size", 1) != 1)
-    for key in refused:
-        if config.trl.get(key):
-            raise UsageError(
-                "CR0211",
-                f"trl.{key} is set, and the agent loop does not sample so.",
-                where=f"trl.{key}",
-                fix='take the key out, the [agent] table, or set trl.vllm_mode = "server".',
-            )
+    if uses_vllm and not is_server:
+        refused += ["vllm_enable_sleep_mode", "vllm_structured_outputs_regex"]
+        refused += ["vllm_tensor_parallel_size"] * (config.trl.get("vllm_tensor_parallel_size", 1) != 1)
+    key = next((key for key in refused if config.trl.get(key)), None)
+    if key is not None:
+        raise UsageError(
+            "CR0211",
+            f"trl.{key} is set, and the agent loop does not sample so.",
+            where=f"trl.{key}",
+            fix='take the key out, the [agent] table, or set trl.vllm_mode = "server".',
+        )
+    if uses_vllm and importlib.util.find_spec("vllm") is None:
+        raise MissingError(
+            "CR0101",
+            "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too.",
+            where="vllm",
+            fix="composer-rl doctor names the version that fits; or take trl.use_vllm out.",
+        )
+    if uses_vllm and is_server:
+        find_trl_server(config)
 
 
 def find_trl_server(config: RunConfig, note: Callable[[str], None] = lambda _: None) -> ServedModel:
@@ -246,12 +241,12 @@ def open_agent(
     listeners = Listeners(kept, on_outcomes, observed)
     open_one = partial(open_player, config, grader, tokenizer, num_ids=_num_ids(model), cluster=cluster)
     player, judge = open_one(listeners=listeners), open_one(is_evaluation=True)
-    max_batch, in_rounds = config.agent.max_batch, config.agent.in_rounds
-    policy = TrainedPolicy(max_batch=max_batch, in_rounds=in_rounds)
+    max_batch = config.agent.max_batch
+    policy = TrainedPolicy(max_batch=max_batch, in_rounds=True)
     hints = config.hints or HintsSection()
     return AgentParts(
         player,
-        EpisodeRollouts(player, max_batch=max_batch, in_rounds=in_rounds),
+        EpisodeRollouts(player, max_batch=max_batch),
         EpisodeReward(player),
         None
         if observed is None
@@ -305,7 +300,7 @@ def open_episode_sampler(
     if served is not None:
         require_server(config, served, model, tokenizer)
     endpoint = None if served is None else served.endpoint
-    policy = TrainedPolicy(max_batch=section.max_batch, in_rounds=section.in_rounds, endpoint=endpoint)
+    policy = TrainedPolicy(max_batch=section.max_batch, in_rounds=True, endpoint=endpoint)
     policy.trainer = still_trainer(config, model, tokenizer)
     return EpisodeSampler(judge, policy)
 
@@ -338,7 +333,7 @@ def refuse_long_conversations(
 
     Raises:
         InputError: the model has fewer positions than ``agent.max_context_tokens``, or a task's first prompt is too long
-            for it (CR0705); the chat template cannot be used (CR0810 to CR0819).
+            for it (CR0705); the chat template cannot be used (CR0810, CR0818).
     """
     section, options = config.agent or AgentSection(), player.options
     positions = getattr(model.config, "max_position_embeddings", None)
@@ -359,3 +354,42 @@ def refuse_long_conversations(
                 where=task.task_id,
                 fix="raise agent.max_context_tokens, or leave the task out.",
             )
+
+
+def cluster_options(config: RunConfig) -> ClusterOptions:
+    """The actors of ``[ray]``, with the sandboxes, limits and reward that the recipe has without it."""
+    from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
+
+    if config.ray is None:
+        raise ValueError("the recipe has no [ray] table")
+    placing = config.ray.model_dump(exclude={"address"})
+    most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
+    return ClusterOptions(
+        **(placing | {"num_actors": config.ray.num_actors or most}),
+        fits_nodes=config.ray.num_actors == 0,
+        num_drivers=launched_size(),
+        backend=config.sandbox.backend,
+        attempt=attempt_options(config),
+        reward=reward_options(config),
+        monitor="off" if config.agent is None else config.agent.monitor,
+        limits=sandbox_limits(config),
+        timeout_seconds=config.rollouts.test_timeout_seconds,
+    )
+
+
+@contextmanager
+def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster | None]:
+    """The actors that ``[ray]`` asks for, gone after the block; None without the table.
+
+    Raises:
+        ComposerError: as ``open_cluster``.
+    """
+    if config.ray is None:
+        yield None
+        return
+    from composer_replication.rollouts.cluster.opening import open_cluster
+
+    plays_episodes = config.agent is not None
+    options = cluster_options(config)
+    with open_cluster(config.ray.address, store, options, waits_for_all=plays_episodes) as cluster:
+        yield cluster

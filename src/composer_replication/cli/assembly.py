@@ -1,13 +1,14 @@
-"""Joins the parts of a run: tasks, reward, policy sampler, hints, pairs, curriculum, guard and its truth, the saved model."""
+"""From a checked recipe to the parts of a run: what can be refused at once, then tasks, reward, sampler, guard, channels, model.
+
+Building tasks may take an hour, so what is cheap to try is tried first.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,25 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.channel_tables import HintsSection
 from composer_replication.cli.agent_assembly import (
     agent_rows,
+    check_agent,
+    cluster_options,
     counts_shares,
     open_agent,
     refuse_long_conversations,
     sandbox_limits,
 )
-from composer_replication.cli.launched_process import file_part, launched_rank, shards_weights
-from composer_replication.cli.progress_bar import Report
-from composer_replication.cli.task_division import RunTasks, prompt_of
+from composer_replication.cli.cluster import (
+    check_cluster,
+    file_part,
+    launched_rank,
+    shards_by_fsdp2,
+    shards_weights,
+)
+from composer_replication.cli.machine_troubles import package_version
+from composer_replication.cli.task_division import RunTasks, prompt_of, read_split
+from composer_replication.cli.terminal import Report, note
 from composer_replication.config import RunConfig
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.report import read_run, write_model_card
@@ -34,6 +44,7 @@ from composer_replication.rollouts.curriculum.standing import has_recorded_evide
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
+from composer_replication.rollouts.hints.layers import open_layers
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.policy_sampler import PolicySampler
@@ -43,7 +54,7 @@ from composer_replication.rollouts.single_turn import refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
-from composer_replication.sandbox import accept, accepted
+from composer_replication.sandbox import accept, accepted, choose_backend
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.canaries import make_canaries
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
@@ -55,6 +66,80 @@ from composer_replication.traces.pair_files import PairRow, read_pair_rows, toke
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+
+
+def check_recipe(
+    config: RunConfig, recipe_folder: Path
+) -> tuple[HeldOutGuard | CombinedGuard | None, Mapping[str, PairRow]]:
+    """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own.
+
+    Raises:
+        UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
+            loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write
+            (CR0221), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
+            acceptance of no guard (CR0340), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
+            sampling server that does not fit (CR0826),
+            hints of other tasks or spread weights with ``[agent]`` (CR0760, CR0757).
+        InputError: a file of preference pairs (CR0881) or of a split (CR0504) that cannot be used.
+        MissingError: no sandbox works here (CR0301), no sampling server answers (CR0824); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
+    """
+    checked = make_guard(config), pair_rows(config, recipe_folder)
+    _refuse_empty_channels(config)
+    check_agent(config)
+    load_reward_rule(config.reward.function)
+    accept_recipe(config)
+    if config.ray is None:
+        choose_backend(config.sandbox.backend or None)
+    else:
+        check_cluster(config.ray.address, "training on a Ray cluster")
+        cluster_options(config)
+    if config.heldout is not None and config.heldout.split:
+        read_split((recipe_folder / config.heldout.split).resolve())
+    return checked
+
+
+def _refuse_empty_channels(config: RunConfig) -> None:
+    """A recipe's hints come from its own rollouts; its preference pairs from a file, from siblings, or from both.
+
+    Neither channel can be trained where the weights are spread over processes by anything but FSDP2.
+    """
+    is_trainable = not shards_weights() or shards_by_fsdp2()
+    if not is_trainable and (config.trainer.alpha_sdpo != 0.0 or config.trainer.beta_replay != 0.0):
+        raise UsageError(
+            "CR0757",
+            "hint distillation and replay cannot train this model: its weights are to be spread over processes, and not by FSDP2.",
+            where="trainer.alpha_sdpo, trainer.beta_replay",
+            fix="set both weights to 0, or launch with fsdp_version: 2, or without FSDP and ZeRO-3.",
+        )
+    if config.trainer.alpha_sdpo != 0.0:
+        open_layers((config.hints or HintsSection()).writing)
+    replay = config.replay
+    if config.trainer.beta_replay != 0.0 and not (replay and (replay.sibling_pairs or replay.pairs)):
+        raise UsageError(
+            "CR0755",
+            "beta_replay is not 0, but there is no preference pair to learn from.",
+            where="trainer.beta_replay",
+            fix="name a file of pairs in replay.pairs, set replay.sibling_pairs = true, or beta_replay to 0.",
+        )
+
+
+def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
+    """What the training packages say: TRL's arguments and the method of the recipe.
+
+    Raises:
+        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself or that
+            ``check_arguments`` refuses (CR0760).
+        MissingError: a package is missing (CR0101).
+    """
+    with needs_extra("train", "training"):
+        import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
+        from composer_replication.trainer.preset_settings import check_arguments, resolve_method
+        from composer_replication.trainer.run_setup import lora_config, trl_arguments
+
+        lora_config(config.model.lora)
+    arguments, method = trl_arguments(config, folder), resolve_method(config)
+    check_arguments(config, arguments, method.options)
+    return arguments, method
 
 
 def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
@@ -289,7 +374,7 @@ def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, ta
         {
             "python": platform.python_version(),
             "platform": f"{platform.system()} {platform.machine()}",
-            "versions": {name: _version(name) for name in packages},
+            "versions": {name: package_version(name) for name in packages},
             "seed": config.seed,
             "git_revision": _git_revision(),
             "tasks_fingerprint": store.fingerprint,
@@ -332,13 +417,6 @@ def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _git_revision() -> str:
     """The checkout's revision; nothing for an installed package, whatever repository is around it."""
     if not (Path(__file__).parents[3] / "pyproject.toml").is_file():
@@ -349,11 +427,6 @@ def _git_revision() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def note(text: str) -> None:
-    """A line of progress on standard error."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def open_attempts(
@@ -421,7 +494,7 @@ def open_pairs(
     """The same as token ids, None without any; each fits the model that is trained.
 
     Raises:
-        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0703), a pair has
+        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0810), a pair has
             ids that the model does not know (CR0751) or more than its context (CR0705).
     """
     if not rows:
@@ -456,18 +529,22 @@ def open_curriculum(
     )
 
 
-def recipe_sha256(config: RunConfig) -> str:
-    """Of what the recipe sets, without ``[ray]`` and the addresses of replicas: a run may be resumed at another cluster, and with no other change.
+def identity_table(config: RunConfig) -> dict[str, Any]:
+    """What the recipe sets, without ``[ray]`` and the addresses of replicas: a run may be resumed at another cluster, and with no other change.
 
     Defaults are left out, so that a key which a later version adds makes no other run of it.
     """
-    table = config.model_dump(
+    return config.model_dump(
         mode="json",
         exclude_none=True,
         exclude_defaults=True,
         exclude={"ray": True, "replicas": {"interface", "lighthouse"}},
     )
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def recipe_sha256(config: RunConfig) -> str:
+    """Of ``identity_table``."""
+    return hashlib.sha256(json.dumps(identity_table(config), sort_keys=True).encode()).hexdigest()
 
 
 def keep_model(
@@ -479,7 +556,7 @@ def keep_model(
         The folder; None in the other processes, and where no process can have all weights.
 
     Raises:
-        InputError: the folder cannot be written (CR0880), or what was written is not the trained model (CR0890).
+        InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
     """
     from composer_replication.trainer.model_modes import weights_are_sharded
     from composer_replication.trainer.saved_model import gathered_weights, probe_logps, save_model

@@ -6,14 +6,11 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.argument_types import number
-from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.flags import number
+from composer_replication.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
-
-    from composer_replication.tasks.intake.cache_prune import CacheEntry
 
 _HERE = "composer_replication.cli.cache_verb"
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -62,11 +59,16 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             is_dry_run=args.dry_run,
             progress=report,
         )
+    kinds: dict[str, dict[str, int]] = {}
+    for entry in pruned.removed:
+        row = kinds.setdefault(entry.kind, {"entries": 0, "bytes": 0})
+        row["entries"] += 1
+        row["bytes"] += entry.num_bytes
     result: dict[str, object] = {
         "folder": str(folder),
         "freed_bytes": pruned.freed_bytes,
         "dry_run": args.dry_run,
-        "removed": _by_kind(pruned.removed),
+        "removed": kinds,
         "paths": [str(entry.path) for entry in pruned.removed],
         "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
     }
@@ -78,9 +80,10 @@ def render_prune(result: dict[str, Any]) -> str:
     what = "would be freed" if result["dry_run"] else "freed"
     reasons = Counter(row["reason"] for row in result["kept"])
     kept = [f"{count:>6}  kept: {reason}" for reason, count in reasons.items()]
-    return "\n".join(
-        [f"{result['folder']}: {_size(result['freed_bytes'])} {what}", *_lines(result["removed"]), *kept]
-    )
+    lines = [f"{result['folder']}: {_size(result['freed_bytes'])} {what}"]
+    for kind, row in result["removed"].items():
+        lines.append(f"{row['entries']:>6}  {_size(row['bytes']):>9}  {kind}")
+    return "\n".join([*lines, *kept])
 
 
 def _cache() -> Path:
@@ -98,21 +101,6 @@ def _cache() -> Path:
         ) from error
 
 
-def _by_kind(entries: Iterable[CacheEntry]) -> dict[str, dict[str, int]]:
-    kinds: dict[str, dict[str, int]] = {}
-    for entry in entries:
-        row = kinds.setdefault(entry.kind, {"entries": 0, "bytes": 0})
-        row["entries"] += 1
-        row["bytes"] += entry.num_bytes
-    return kinds
-
-
-def _lines(kinds: dict[str, dict[str, int]]) -> list[str]:
-    return [f"{row['entries']:>6}  {_size(row['bytes']):>9}  {kind}" for kind, row in kinds.items()]
-
-
 def _size(num_bytes: int) -> str:
-    for unit, name in _UNITS:
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {name}"
-    return f"{num_bytes} B"
+    unit, name = next(((unit, name) for unit, name in _UNITS if num_bytes >= unit), (1, "B"))
+    return f"{num_bytes} B" if unit == 1 else f"{num_bytes / unit:.1f} {name}"

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.argument_types import number, whole_number
-from composer_replication.cli.ray_cluster import add_ray_flag
+from composer_replication.cli.flags import add_ray_flag, number, whole_number
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
-            or as ``check_agent``; a server that does not fit (CR0826, CR0827);
+            or as ``check_agent``; a server that does not fit (CR0826);
             ``--update-difficulty`` for a store that cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
             function (CR0604).
@@ -76,11 +75,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             evaluation measured cannot be read (CR0411); a first prompt leaves no room for an answer (CR0705).
     """
     from composer_replication.cli import assembly
-    from composer_replication.cli.agent_assembly import check_agent, open_episode_sampler
-    from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.cli.progress_bar import progress_bar
-    from composer_replication.cli.ray_cluster import check_cluster, open_actors, placed_at
-    from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note, stored_tasks
+    from composer_replication.cli.agent_assembly import check_agent, open_actors, open_episode_sampler
+    from composer_replication.cli.cluster import check_cluster, placed_at
+    from composer_replication.cli.flags import refuse_unwritable
+    from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
+    from composer_replication.cli.terminal import note, progress_bar
     from composer_replication.errors import UsageError, needs_extra
     from composer_replication.rollouts.generations.episode_player import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
@@ -93,9 +92,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     recipe = _recipe(args)
     check_agent(recipe)
     served = _find_server(args, recipe)
-    tasks, num_others = (stored_tasks(store), 0) if recipe.agent else one_hole_tasks(store)
-    if num_others and not args.quiet:
-        assembly.note(other_sizes_note(num_others))
+    tell = (lambda _: None) if args.quiet else note
+    tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)[0]
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
         read_difficulty(store.root)
         refuse_unwritable(store.root)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.flags import add_set_flag
+
 if TYPE_CHECKING:
     from composer_replication.cli.task_division import RunTasks
     from composer_replication.config import RunConfig
@@ -22,14 +24,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a recipe key",
-    )
+    add_set_flag(parser)
     parser.set_defaults(run="composer_replication.cli.export_verl_verb:run")
 
 
@@ -42,10 +37,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         ComposerError: as building tasks and loading a model.
     """
     from composer_replication.cli import assembly
-    from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.cli.preflight import check_recipe
-    from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.cli.assembly import check_recipe
+    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.cli.task_division import divide_tasks
+    from composer_replication.cli.terminal import progress_bar
     from composer_replication.config import TasksSection, dump_config, load_config, parse_override
     from composer_replication.errors import UsageError
     from composer_replication.run_folder import write_atomic, write_json

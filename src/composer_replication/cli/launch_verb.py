@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.flags import add_set_flag
+
 if TYPE_CHECKING:
     from composer_replication.launch.job import Job
 
@@ -44,7 +46,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=int, default=1, metavar="N", help="trainers that agree from time to time"
     )
-    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
+    add_set_flag(parser)
     parser.add_argument(
         "--option", metavar="KEY=VALUE", action="append", default=[], help="of the target: docs/scale.md"
     )
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> tuple[Result, int]:
     Raises:
         UsageError: the recipe, an option or a flag is wrong (CR0201, CR0204, CR0206, CR0930), a job of
             this name is there (CR0231), or the target refused (CR0932).
-        MissingError: the target's client is not installed (CR0101, CR0931).
+        MissingError: the target's client is not installed (CR0101, CR0440).
         InputError: no such job (CR0933).
     """
     from composer_replication.errors import UsageError, needs_extra

@@ -1,16 +1,27 @@
-"""Troubles of the machine that can come up anywhere: no space, no permission, an interruption."""
+"""What ends a verb and is nobody's mistake: no space, no permission, an interruption, and faults of our own.
+
+For a fault of ours a crash bundle is written: versions, arguments, traceback; no secret. Environment variables are never
+written. The values of those whose name speaks of a secret are looked up only to strike them out of the text, as are words
+that look like one.
+"""
 
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
+import platform
+import re
 import shlex
 import shutil
 import tempfile
+import time
+import traceback
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from composer_replication import __version__
 from composer_replication.errors import ComposerError, MissingError, UsageError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -19,6 +30,29 @@ _SHOWN_CHARACTERS = 200
 _NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
 """Rust and C++ libraries that write weights give the system's words instead of its number."""
 _LOST_PROCESS_WORDS = ("Connection closed by peer", "Connection reset by peer")  # gloo's
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "peft",
+    "datasets",
+    "pydantic",
+    "sandlock",
+    "unearth",
+)
+
+STRUCK_OUT = "[struck out]"
+_SECRET_NAME = (
+    r"[\w.-]*(?:token|secret|passw|api[_-]?key|access[_-]?key|private[_-]?key|credential|auth)[\w.-]*"  # noqa: S105  a pattern
+)
+_PATTERNS = (
+    re.compile(rf"(?i)(--{_SECRET_NAME}\s+)\S+"),
+    re.compile(rf"(?i)({_SECRET_NAME}['\"]?\s*[=:]\s*)['\"]?[^\s'\"]+['\"]?"),
+    re.compile(r"(://)[^/\s@]+(?=@)"),
+    re.compile(r"()\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_-]{8,}"),
+)
+_SHORTEST_SECRET = 6  # a shorter value would strike ordinary words out of the traceback
 
 
 def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError | None:
@@ -33,54 +67,45 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
         ``MissingError`` CR0104 (no space), CR0105 (not allowed) or CR0106 (a process of the same run is gone),
         ``UsageError`` CR0206 (no path can be so).
     """
+    is_known = isinstance(error, ComposerError)
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
-        place = str(getattr(cause, "filename", None) or "")
-        if number in _NO_SPACE or (
-            not isinstance(cause, ComposerError) and any(text in str(cause) for text in _NO_SPACE_WORDS)
-        ):
-            return MissingError(
-                "CR0104",
-                "there is no space left for a file that must be written.",
-                where=place or _fullest_folder(words),
-                fix=f"free some space; then {how_to_go_on(words)}",
-            )
-        if isinstance(cause, RuntimeError) and any(text in str(cause) for text in _LOST_PROCESS_WORDS):
+        place, text = str(getattr(cause, "filename", None) or ""), str(cause)
+        says_no_space = not isinstance(cause, ComposerError) and any(w in text for w in _NO_SPACE_WORDS)
+        if number in _NO_SPACE or says_no_space:
+            problem = "there is no space left for a file that must be written."
+            fix = f"free some space; then {how_to_go_on(words)}"
+            return MissingError("CR0104", problem, where=place or _fullest_folder(words), fix=fix)
+        if isinstance(cause, RuntimeError) and any(w in text for w in _LOST_PROCESS_WORDS):
             problem = "another process of this run is gone, and this one cannot go on without it."
             fix = f"read what that process said last; then {how_to_go_on(words)}"
             return MissingError("CR0106", problem, where="the processes of the run", fix=fix)
-        if not isinstance(error, ComposerError) and (number == errno.ENAMETOOLONG or _has_nul(cause)):
+        has_nul = isinstance(cause, ValueError) and text.startswith("embedded null")  # Python's own words
+        if not is_known and (number == errno.ENAMETOOLONG or has_nul):
             return UsageError(
                 "CR0206",
                 f"a path cannot be used: {getattr(cause, 'strerror', None) or 'it holds a NUL character'}.",
                 where=place if len(place) <= _SHOWN_CHARACTERS else f"{place[:_SHOWN_CHARACTERS]}…",
                 fix="give another path: a name has at most 255 bytes, the whole at most 4095.",
             )
-        if number in _NOT_ALLOWED and not isinstance(error, ComposerError):
-            return MissingError(
-                "CR0105",
-                f"a path may not be used: {getattr(cause, 'strerror', None) or cause}.",
-                where=place,
-                fix="give yourself the right to it, or move it: --out for a run, COMPOSER_RL_CACHE for the cache.",
+        if not is_known and number in _NOT_ALLOWED:
+            problem = f"a path may not be used: {getattr(cause, 'strerror', None) or cause}."
+            fix = (
+                "give yourself the right to it, or move it: --out for a run, COMPOSER_RL_CACHE for the cache."
             )
+            return MissingError("CR0105", problem, where=place, fix=fix)
     return None
-
-
-def _has_nul(error: BaseException) -> bool:
-    """Python's own words for a path or an argument that the system cannot be given."""
-    return isinstance(error, ValueError) and str(error).startswith("embedded null")
 
 
 def how_to_go_on(words: Sequence[str]) -> str:
     """What to type after an interruption, by the verb that was interrupted."""
     plain = [word for word in words if not word.startswith("-")]
+    again = shlex.join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
     if plain[:1] == ["train"]:
-        again = shlex.join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
         return f"{again} goes on at the last whole checkpoint."
-    if ["tasks", "validate"] in map(list, pairwise(plain)):
-        again = shlex.join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
+    if plain[:2] == ["tasks", "validate"]:
         return f"{again} tries only the tasks that have not passed."
-    if plain[:1] == ["quickstart"] or ["tasks", "build"] in map(list, pairwise(plain)):
+    if plain[:1] == ["quickstart"] or plain[:2] == ["tasks", "build"]:
         return "the same command goes on where it stopped."
     return "type the same command again."
 
@@ -89,12 +114,9 @@ def _fullest_folder(words: Sequence[str]) -> str:
     """Of the folders that are written, the one with the least space: a failed write does not say its file."""
     after_out = [Path(following) for word, following in pairwise(words) if word == "--out"]
     cache = Path(os.environ.get("COMPOSER_RL_CACHE") or "~").expanduser()
-    folders = (*after_out, cache, Path(tempfile.gettempdir()))
-    free = {folder: shutil.disk_usage(folder).free for folder in folders if folder.is_dir()}
-    if not free:
-        return ""
-    fullest = min(free, key=lambda folder: free[folder])
-    return f"{fullest}, {free[fullest] // 10**6} MB free"
+    folders = [folder for folder in (*after_out, cache, Path(tempfile.gettempdir())) if folder.is_dir()]
+    free, fullest = min(((shutil.disk_usage(each).free, each) for each in folders), default=(0, None))
+    return f"{fullest}, {free // 10**6} MB free" if fullest else ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -105,3 +127,62 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
+
+
+def write_crash_bundle(error: BaseException, argv: Sequence[str]) -> Path | None:
+    """Write one text file, readable by its owner alone.
+
+    Returns:
+        Its path: in ``crash/`` of the cache folder, else in the temporary folder; None
+        when neither can be written.
+    """
+    lines = [
+        f"composer-replication {__version__}",
+        f"python {platform.python_version()} ({platform.python_implementation()})",
+        f"platform {platform.platform()}",
+        *(f"{name} {version}" for name in _PACKAGES if (version := package_version(name))),
+        f"arguments {' '.join(argv)}",
+        "",
+        *traceback.format_exception(error),
+    ]
+    text = redact("\n".join(lines))
+    for folder_of in (_cache_crash_folder, lambda: Path(tempfile.gettempdir())):
+        try:
+            stamp = time.strftime("%Y%m%dT%H%M%S")
+            descriptor, name = tempfile.mkstemp(".txt", f"composer-rl-crash-{stamp}-", folder_of())
+        except (OSError, ImportError):  # the next folder is tried; the caller says so when none is left
+            continue
+        try:
+            with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as handle:
+                handle.write(text)
+        except OSError:  # the disk is full
+            Path(name).unlink(missing_ok=True)
+        else:
+            return Path(name)
+    return None
+
+
+def redact(text: str) -> str:
+    """Strike out what looks like a secret: ``key=value``, URL credentials, known token shapes, known values."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and re.fullmatch(f"(?i){_SECRET_NAME}", name):
+            text = text.replace(value, STRUCK_OUT)
+    for pattern in _PATTERNS:
+        text = pattern.sub(rf"\1{STRUCK_OUT}", text)
+    return text
+
+
+def package_version(name: str) -> str:
+    """Of an installed distribution; empty where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _cache_crash_folder() -> Path:
+    from composer_replication.tasks.intake.cache import cache_folder
+
+    folder = cache_folder() / "crash"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -21,8 +21,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from composer_replication import __version__
-from composer_replication.cli.launched_process import launched_rank
-from composer_replication.cli.visible_text import visible
+from composer_replication.cli.cluster import launched_rank
+from composer_replication.cli.terminal import visible
 from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, UsageError
 
 PROGRAM = "composer-rl"
@@ -128,15 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         from composer_replication.cli.machine_troubles import how_to_go_on
 
-        fix = how_to_go_on(words)
-        return _print_error(
-            ComposerError("CR0103", "interrupted.", fix=fix), INTERRUPTED_EXIT_CODE, as_json=as_json
-        )
-    except ComposerError as error:
-        known = _machine_error(error, words) or error
-        return _print_error(known, known.exit_code, as_json=as_json)
+        stopped = ComposerError("CR0103", "interrupted.", fix=how_to_go_on(words))
+        return _print_error(stopped, INTERRUPTED_EXIT_CODE, as_json=as_json)
     except Exception as error:  # noqa: BLE001  recorded in the crash bundle, which the sentence names
-        known = _machine_error(error, words) or _crash(error, words)
+        known = _known_error(error, words)
         return _print_error(known, known.exit_code, as_json=as_json)
     return _print_result(text, exit_code)
 
@@ -235,21 +230,18 @@ def _silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _machine_error(error: Exception, words: Sequence[str]) -> ComposerError | None:
-    from composer_replication.cli.machine_troubles import machine_error
+def _known_error(error: Exception, words: Sequence[str]) -> ComposerError:
+    """What a user is told: a trouble of the machine, an error with a code, or that it is a bug, with a crash bundle."""
+    from composer_replication.cli.machine_troubles import machine_error, write_crash_bundle
 
-    return machine_error(error, words)
-
-
-def _crash(error: Exception, argv: Sequence[str]) -> ComposerError:
-    from composer_replication.cli.crash_bundle import write_crash_bundle
-
-    path = write_crash_bundle(error, argv)
-    place = str(path) if path else ""
+    known = machine_error(error, words) or (error if isinstance(error, ComposerError) else None)
+    if known is not None:
+        return known
+    path = write_crash_bundle(error, words)
     return ComposerError(
         "CR0100",
         f"a bug of ours: {type(error).__name__}.",
-        where=place,
+        where=str(path or ""),
         fix="read that file and report it; it holds versions, arguments and the traceback."
         if path
         else "report it; no folder could be written for the crash bundle.",

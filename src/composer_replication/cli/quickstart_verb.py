@@ -6,23 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.argument_types import whole_number
-from composer_replication.cli.train_verb import figure
+from composer_replication.cli.flags import whole_number
+from composer_replication.cli.train_verb import render as render_run
 from composer_replication.errors import MissingError
-
-KEYS = (
-    "run",
-    "reward_first",
-    "reward_last",
-    "heldout_first",
-    "heldout_last",
-    "seconds",
-    "verdict",
-    "report",
-    "before",
-    "after",
-    "peak_memory_bytes",
-)
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -49,25 +35,19 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         from composer_replication.trainer.model_trial import fast_dtype
     given = {"trl.max_steps": args.steps, "seed": args.seed, "model.dtype": fast_dtype()}
     overrides = {key: value for key, value in given.items() if value is not None}
-    summary, exit_code = run_recipe(
-        shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet
-    )
-    result: dict[str, object] = {key: summary[key] for key in KEYS}
-    result["steps"] = summary["global_step"]
-    return result, exit_code
+    return run_recipe(shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet)
 
 
 def render(result: dict[str, Any]) -> str:
     lines = [
-        f"steps      {result['steps']} in {result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
-        f"reward     {figure(result['reward_first'])} (first five steps) -> {figure(result['reward_last'])} (last five)",
+        f"time       {result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
+        render_run(result),
     ]
     if result["before"] and result["after"]:
         lines += [
             _before_after(side, result["before"][side], result["after"][side])
             for side in ("train", "heldout")
         ]
-    lines += [f"guard      {result['verdict']}", f"report     {result['report']}"]
     return "\n".join(lines)
 
 

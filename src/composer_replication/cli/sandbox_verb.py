@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.argument_types import number
-from composer_replication.cli.isolation_flags import add_acceptance_flag, given_up, isolation_lines
-from composer_replication.cli.progress_bar import Report, progress_bar
+from composer_replication.cli.flags import add_acceptance_flag, given_up, isolation_lines, number
+from composer_replication.cli.terminal import Report, progress_bar
 from composer_replication.errors import MissingError
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
-_SECONDS_UNTIL_BAR = 2.0
+_OUTCOMES = {"failed": "FAILED", "known_failures": "known to fail", "not_run": "not run"}
 _BACKEND_HELP = (
     "bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or package.module:Class "
     "(default: the first of the first two that works here)"
@@ -104,10 +103,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     accept(args.accepted)
     if args.sandbox_verb == "conformance":
         return _conformance(args)
-    with progress_bar(quiet=args.quiet, after_seconds=_SECONDS_UNTIL_BAR) as report:
-        if args.sandbox_verb == "selftest":
-            return _selftest(args.backend, report)
-        return _execute(args, report)
+    if args.sandbox_verb == "exec":
+        return _execute(args)
+    with progress_bar(quiet=args.quiet) as report:
+        return _selftest(args.backend, report)
 
 
 def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -125,9 +124,10 @@ def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "ok": outcome.is_conformant,
         "unheld_guards": list(outcome.unheld),
         "passed": len(outcome.passed),
-        "failed": _rows(outcome.failed),
-        "known_failures": _rows(outcome.known_failures),
-        "not_run": _rows(outcome.not_run),
+        **{
+            name: [{"test": test, "reason": reason} for test, reason in getattr(outcome, name).items()]
+            for name in _OUTCOMES
+        },
     }
     return {**result, **given_up()}, 0 if outcome.is_conformant else _SELFTEST_FAILED
 
@@ -143,10 +143,6 @@ def _available(name: str | None) -> SandboxBackend:
     return backend
 
 
-def _rows(reasons: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"test": test, "reason": reason} for test, reason in reasons.items()]
-
-
 def _selftest(name: str | None, report: Report | None) -> tuple[dict[str, object], int]:
     from composer_replication.sandbox import accepted, run_selftest
     from composer_replication.sandbox.acceptance import EVERYTHING
@@ -155,14 +151,11 @@ def _selftest(name: str | None, report: Report | None) -> tuple[dict[str, object
     checks = run_selftest(backend, progress=report)
     without = accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
-    rows = [
-        {"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks
-    ]
-    result = {"backend": backend.name, "ok": is_ok, "checks": rows}
+    result = {"backend": backend.name, "ok": is_ok, "checks": [asdict(check) for check in checks]}
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
 
 
-def _execute(args: argparse.Namespace, report: Report | None) -> tuple[dict[str, object], int]:
+def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from tempfile import TemporaryDirectory
 
     from composer_replication.records import SandboxSpec
@@ -172,7 +165,7 @@ def _execute(args: argparse.Namespace, report: Report | None) -> tuple[dict[str,
     backend = choose_backend(args.backend)
     with TemporaryDirectory(dir=process_folder(), ignore_cleanup_errors=True) as folder:
         tree = Path(folder) / "tree"
-        _copy(args.tree, tree, report)
+        _copy(args.tree, tree)
         with open_sandbox(SandboxSpec(tree), backend) as sandbox:
             done: ExecResult = sandbox.exec(args.command, timeout_seconds=args.timeout)
     return {
@@ -186,7 +179,7 @@ def _execute(args: argparse.Namespace, report: Report | None) -> tuple[dict[str,
     }, 0
 
 
-def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
+def _copy(source: Path | None, tree: Path) -> None:
     import shutil
 
     from composer_replication.errors import InputError
@@ -208,7 +201,7 @@ def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
             tree,
             symlinks=True,
             ignore=lambda folder, _: [ours.name] if Path(folder) == ours.parent else [],
-            copy_function=_reported(copy_file, source, report),
+            copy_function=copy_file,
         )
     except RecursionError as error:
         why = "the tree cannot be copied: its folders lie too deep in one another."
@@ -217,26 +210,6 @@ def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
         why = f"the tree cannot be copied: {str(problem)[:300]}."
         raise InputError("CR0304", why, where=str(source)) from error
-
-
-def _reported(
-    copy: Callable[[str, str], object], source: Path, report: Report | None
-) -> Callable[[str, str], object]:
-    """The copying of a file, told to the bar."""
-    if report is None:
-        return copy
-    import itertools
-    import os
-
-    tell = report
-    total = sum(len(files) for _, _, files in os.walk(source))
-    done = itertools.count()
-
-    def copy_and_tell(place: str, target: str) -> object:
-        tell(next(done), total, "copying the tree")
-        return copy(place, target)
-
-    return copy_and_tell
 
 
 def render(result: dict[str, Any]) -> str:
@@ -258,11 +231,10 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _render_conformance(result: dict[str, Any]) -> str:
-    titles = {"failed": "FAILED", "known_failures": "known to fail", "not_run": "not run"}
     lines = [
-        f"{title} {row['test']}: {row['reason']}" for key, title in titles.items() for row in result[key]
+        f"{title} {row['test']}: {row['reason']}" for key, title in _OUTCOMES.items() for row in result[key]
     ]
     verdict = "keeps" if result["ok"] else "does NOT keep"
-    counts = ", ".join(f"{len(result[key])} {title.lower()}" for key, title in titles.items())
+    counts = ", ".join(f"{len(result[key])} {title.lower()}" for key, title in _OUTCOMES.items())
     sentence = f"The sandbox {result['backend']} {verdict} the contract: {result['passed']} passed, {counts}."
     return "\n".join([*lines, sentence, *isolation_lines(result)])

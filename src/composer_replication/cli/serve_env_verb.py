@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from composer_replication.cli.argument_types import number, whole_number
-from composer_replication.cli.isolation_flags import add_acceptance_flag
+from composer_replication.cli.flags import add_acceptance_flag, number, whole_number
 from composer_replication.records import MonitorMode
 
 _INTERRUPTED = 130

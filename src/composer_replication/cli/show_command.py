@@ -1,19 +1,21 @@
-"""``composer-rl tasks show`` and ``tasks stats``: look at tasks, and count them."""
+"""``composer-rl tasks show`` and ``tasks stats``, and what ``tasks build`` and ``tasks import`` say of a build."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.unfinished_build import unfinished, warn_unfinished
-from composer_replication.cli.visible_text import visible
+from composer_replication.cli.flags import given_up, isolation_lines
+from composer_replication.cli.terminal import visible
 
 if TYPE_CHECKING:
     from composer_replication.records import Task
+    from composer_replication.tasks.build_summary import BuildSummary
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.show_command"
@@ -39,6 +41,9 @@ def add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
     stats.set_defaults(run=f"{_HERE}:run_stats", render=f"{_HERE}:render_stats")
 
 
+# --------------------------------------------------------------------------- show
+
+
 def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """List tasks, without golden code and without the names of hidden tests.
 
@@ -52,6 +57,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """
     from composer_replication.errors import UsageError
     from composer_replication.tasks.store import TaskStore
+    from composer_replication.tasks.subject import golden_patch
 
     with_golden = getattr(args, "golden", False)
     if with_golden and not args.task_id:
@@ -63,42 +69,13 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         )
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))
-    if not args.task_id:
-        tasks = store.tasks()
-        rows = [_row(store, task) for task in tasks]
-        return {"tasks": rows, **_counts(tasks), "proved_by": proved_by(store)}, 0
-    from composer_replication.tasks.difficulty import compare_difficulty
-    from composer_replication.tasks.instructions.broken_regions import broken_regions
-    from composer_replication.tasks.instructions.writing import write_instruction
-    from composer_replication.tasks.instructions.written_instructions import written_instruction
-    from composer_replication.tasks.subject import golden_patch
-
-    task = store.get(args.task_id)
-    measured = compare_difficulty(store.root, only=[task.task_id])
-    written = written_instruction(store, task.task_id)
-    page: Result = {
-        **_row(store, task),
-        "instruction": write_instruction(store, task),
-        "written_instruction": None if written is None else {"model": written.model, "text": written.text},
-        "broken_region": broken_regions(store, task),
-        "strength": _strength(store, task),
-        "proved_by": proved_by(store),
-        "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
-        "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
-    }
+    tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())
+    rows = [_row(store, task) for task in tasks]
+    if args.task_id:
+        rows[0] |= _details(store, tasks[0])
     if with_golden:
-        page["golden_patch"] = golden_patch(store, task)
-    return {"tasks": [page], **_counts([task]), "proved_by": proved_by(store)}, 0
-
-
-def proved_by(store: TaskStore) -> list[str]:
-    """The sandboxes in which the tasks were proven, as they are printed; none in a store of an earlier version."""
-    return [str(sandbox) for sandbox in store.proved_by]
-
-
-def proof_lines(proved: Sequence[str]) -> list[str]:
-    """One line, for a store that knows it."""
-    return [f"proven in {' and '.join(proved)}"] if proved else []
+        rows[0]["golden_patch"] = golden_patch(store, tasks[0])
+    return {"tasks": rows, **_counts(tasks), "proved_by": _proved_by(store)}, 0
 
 
 def _row(store: TaskStore, task: Task) -> Result:
@@ -123,13 +100,32 @@ def _row(store: TaskStore, task: Task) -> Result:
     }
 
 
-def _strength(store: TaskStore, task: Task) -> dict[str, int] | None:
-    """How many mutants of the code its tests notice; None where nobody looked."""
-    for record in (store.record(task.task_id), store.secret(task.task_id)):
-        strength = getattr(record, "strength", None)
-        if strength:
-            return {name: int(strength[name]) for name in ("mutants", "killed_visible", "killed_all")}
-    return None
+def _details(store: TaskStore, task: Task) -> Result:
+    """What is looked up for one task only."""
+    from composer_replication.tasks.difficulty import compare_difficulty
+    from composer_replication.tasks.instructions.broken_regions import broken_regions
+    from composer_replication.tasks.instructions.writing import write_instruction
+    from composer_replication.tasks.instructions.written_instructions import written_instruction
+
+    measured = compare_difficulty(store.root, only=[task.task_id])
+    written = written_instruction(store, task.task_id)
+    records = (store.record(task.task_id), store.secret(task.task_id))
+    strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
+    kept = ("mutants", "killed_visible", "killed_all")
+    return {
+        "instruction": write_instruction(store, task),
+        "written_instruction": None if written is None else {"model": written.model, "text": written.text},
+        "broken_region": broken_regions(store, task),
+        "strength": strength and {name: int(strength[name]) for name in kept},
+        "proved_by": _proved_by(store),
+        "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
+        "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
+    }
+
+
+def _proved_by(store: TaskStore) -> list[str]:
+    """The sandboxes in which the tasks were proven, as they are printed; none in a store of an earlier version."""
+    return [str(sandbox) for sandbox in store.proved_by]
 
 
 def _counts(tasks: Sequence[Task]) -> Result:
@@ -152,35 +148,35 @@ def render_show(result: dict[str, Any]) -> str:
     if len(rows) == 1 and "instruction" in rows[0]:
         return _page(rows[0])
     lines = [
-        f"{row['task_id']}\n    {place_of(row)}  {row['num_body_lines']} lines deleted, "
+        f"{row['task_id']}\n    {_place_of(row)}  {row['num_body_lines']} lines deleted, "
         f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
         for row in rows
     ]
-    return (
-        "\n".join([*lines, *proof_lines(result.get("proved_by", ()))])
-        if lines
-        else "The store holds no task."
-    )
+    return "\n".join([*lines, *_proof_lines(result)]) if lines else "The store holds no task."
 
 
 def _page(row: dict[str, Any]) -> str:
     """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
     what = f"body of a {row['granularity']}" if row["removal"] == "body" else f"a whole {row['granularity']}"
     num_visible, num_hidden = len(row["visible_tests"]), row["num_hidden_tests"]
-    others = ", ".join(path for path in row["files"] if path != row["path"])
     tests = f"{num_visible} visible and {num_hidden} hidden fail without it, {row['num_pass_to_pass']} pass with and without it"
-    recorded, outdated = row["num_recorded"], row["outdated_difficulty"]
+    recorded, outdated, strength = row["num_recorded"], row["outdated_difficulty"], row["strength"]
     facts = [
         ("repository", row["repository"]),
         ("symbol", row["symbol"]),
-        ("place", place_of(row)),
-        ("other files", others),
+        ("place", _place_of(row)),
+        ("other files", ", ".join(path for path in row["files"] if path != row["path"])),
         ("deleted", f"{what}, {row['num_body_lines']} lines"),
         ("tests", tests),
-        ("behaviour", f"recorded of {recorded} functions: a hidden truth, too" if recorded else ""),
-        ("strength", _strength_line(row["strength"])),
+        ("behaviour", recorded and f"recorded of {recorded} functions: a hidden truth, too"),
+        (
+            "strength",
+            strength
+            and f"of {strength['mutants']} wrong variants of the code the visible tests notice {strength['killed_visible']}, "
+            f"with what is hidden {strength['killed_all']}",
+        ),
         *(("difficulty", _difficulty_line(measured)) for measured in row["difficulty"]),
-        ("not counted", f"{outdated} evaluations with other tests" if outdated else ""),
+        ("not counted", outdated and f"{outdated} evaluations with other tests"),
         ("environment", row["environment"][:12]),
         ("proven in", " and ".join(row.get("proved_by", ()))),
         ("golden patch", "" if "golden_patch" in row else "shown with --golden"),
@@ -194,13 +190,6 @@ def _page(row: dict[str, Any]) -> str:
     return visible("\n".join(lines))
 
 
-def _strength_line(strength: dict[str, int] | None) -> str:
-    if not strength:
-        return ""
-    noticed = f"the visible tests notice {strength['killed_visible']}"
-    return f"of {strength['mutants']} wrong variants of the code {noticed}, with what is hidden {strength['killed_all']}"
-
-
 def _difficulty_line(measured: dict[str, Any]) -> str:
     policy, (low, high) = measured["policy"], measured["ci95"]
     hidden = measured["num_hidden_passed"]
@@ -211,9 +200,18 @@ def _difficulty_line(measured: dict[str, Any]) -> str:
     )
 
 
-def place_of(row: dict[str, Any]) -> str:
+def _place_of(row: dict[str, Any]) -> str:
     """``path:line``, or the path alone where the file is gone."""
     return row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
+
+
+def _proof_lines(result: Mapping[str, Any]) -> list[str]:
+    """One line, for a store that knows it."""
+    proved = result.get("proved_by", ())
+    return [f"proven in {' and '.join(proved)}"] if proved else []
+
+
+# --------------------------------------------------------------------------- stats
 
 
 def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
@@ -222,8 +220,8 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
 
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
-    each repository comes, ``spdx`` null where that is unknown. ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
-    (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
+    each repository comes, ``spdx`` null where that is unknown; ``unused_tests`` what became of the tests of each
+    repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411).
@@ -234,17 +232,13 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
 
     store = TaskStore.open(args.folder)
     tasks, repositories = store.tasks(), store.repositories()
-    flaky = {
-        record.repository: None if record.flaky is None else list(record.flaky) for record in repositories
-    }
     return {
         "tasks": len(tasks),
-        "proved_by": proved_by(store),
+        "proved_by": _proved_by(store),
         "unfinished": unfinished(args.folder),
         **_counts(tasks),
-        "strength": _strength_sums(store),
         "licences": {record.repository: record.licence.to_json() for record in repositories},
-        "flaky": flaky,
+        "flaky": {r.repository: None if r.flaky is None else list(r.flaky) for r in repositories},
         "unused_tests": {
             record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
             for record in repositories
@@ -252,42 +246,23 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     }, 0
 
 
-def _strength_sums(store: TaskStore) -> Result:
-    """The mutants that tests kill, by repository and in total."""
-    from dataclasses import asdict
-
-    from composer_replication.tasks.strength_sums import StrengthSum, sum_strength
-
-    sums = sum_strength(store.record(task_id) for task_id in store.task_ids())
-    return {
-        "by_repo": {name: asdict(own) for name, own in sums.items()},
-        "total": asdict(sum(sums.values(), StrengthSum())),
-    }
-
-
 def render_stats(result: dict[str, Any]) -> str:
     """The counts as a small table."""
+    from composer_replication.tasks.intake.licences import Licence
+
     truth = f"{result['hidden']} with hidden tests or recorded behaviour ({result['recorded']} recorded)"
     lines = [f"{result['tasks']} tasks, {truth}, {result['fail_to_pass']} failing tests"]
     for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
         lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
-    lines += strength_lines(result["strength"])
-    lines += proof_lines(result.get("proved_by", ()))
-    lines += [f"{name}: {_licence(value)}" for name, value in result["licences"].items()]
+    lines += _proof_lines(result)
+    for name, value in result["licences"].items():
+        licence = Licence.from_json(value)
+        lines.append(f"{name}: {licence.restriction or licence.spdx}")
     lines += [result["unfinished"]] if result.get("unfinished") else []
-    lines += unused_lines(result.get("unused_tests", {}))
-    return "\n".join([*lines, *flaky_lines(result["flaky"])])
+    return "\n".join([*lines, *unused_lines(result.get("unused_tests", {})), *_flaky_lines(result["flaky"])])
 
 
-def _licence(value: dict[str, Any]) -> str:
-    """Its SPDX id, or what must be looked at before tasks are passed on."""
-    from composer_replication.tasks.intake.licences import Licence
-
-    licence = Licence.from_json(value)
-    return licence.restriction or str(licence.spdx)
-
-
-def unused_lines(unused: dict[str, dict[str, Any]]) -> list[str]:
+def unused_lines(unused: Mapping[str, dict[str, Any]]) -> list[str]:
     """Repositories of which tests are never green or files could not be collected, with the first reason."""
     lines = []
     for name, found in unused.items():
@@ -301,7 +276,7 @@ def unused_lines(unused: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
+def _flaky_lines(flaky: Mapping[str, Sequence[str] | None]) -> list[str]:
     """The tests that were left out because they are not green in every run, by repository."""
     lines: list[str] = []
     for repository, tests in flaky.items():
@@ -310,27 +285,89 @@ def flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
     return lines
 
 
-def strength_lines(strength: dict[str, Any]) -> list[str]:
-    """How many mutants of the golden code tests kill: a line for each repository and one for all, if it was measured."""
-    total = strength["total"]
-    if not total["tasks"]:
-        return []
-    rows = [*strength["by_repo"].items(), ("all", total)]
-    lines = [
-        "Mutants of the golden code that are killed",
-        " tasks  mutants  by visible tests  and with what is hidden",
-        *(_strength_row(name, row) for name, row in rows if row["tasks"]),
+def unfinished(folder: Path) -> str:
+    """One sentence with the command that finishes a build which was cut off; empty where it came to its end, or nobody noted it.
+
+    Raises:
+        InputError: the manifest is damaged (CR0411).
+    """
+    from composer_replication.tasks.store_manifest import NAME, read_manifest
+
+    mark = read_manifest(folder).build if (folder / NAME).is_file() else None
+    if mark is None or mark.is_complete:
+        return ""
+    what = mark.command or "the same command that began it"
+    return f"The build of this store was cut off, its tasks are whole but not all there; to finish it: {what}"
+
+
+def warn_unfinished(folder: Path, *, quiet: bool) -> None:
+    """Print the sentence, if there is one, on standard error."""
+    sentence = "" if quiet else unfinished(folder)
+    if sentence:
+        sys.stderr.write(f"{sentence}\n")
+
+
+# --------------------------------------------------------------------------- builds
+
+
+def finish_build(
+    summary: BuildSummary, more: Mapping[str, object] | None = None, *, quiet: bool
+) -> tuple[Result, int]:
+    """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed.
+
+    Raises:
+        InputError: no repository can be used (CR0419).
+        NothingToDoError: no candidate is a task (CR0418).
+    """
+    from composer_replication.run_folder import write_json
+
+    result: Result = {
+        "tasks": summary.tasks,
+        "candidates": summary.candidates,
+        "valid": summary.valid,
+        "rejected": dict(summary.rejected),
+        "seconds": round(summary.seconds, 3),
+        "bytes": summary.bytes,
+        "fingerprint": summary.fingerprint,
+        "unused_tests": {name: found.to_json() for name, found in summary.unused_tests.items()},
+        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
+        "unusable": dict(summary.unusable),
+        "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
+        "parquet": summary.has_parquet,
+        "restricted_licences": summary.restricted(),
+        **(more or {}),
+        **given_up(),
+    }
+    write_json(summary.folder / "summary.json", result)
+    summary.require_tasks()
+    if not quiet:
+        if not summary.has_parquet:
+            sys.stderr.write("No Parquet file: it needs pip install 'composer-replication[parquet]'\n")
+        folder = shlex.quote(str(summary.folder))
+        sys.stderr.write(f"Next: composer-rl recipe new --tasks {folder} --model MODEL\n")
+    return result, 0
+
+
+def render_build(result: dict[str, Any]) -> str:
+    """Counts, and why candidates were not taken."""
+    lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
+    lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
+    lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
+    lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
+    lines += [f"  {line}" for line in isolation_lines(result)]
+    lines += [*unused_lines(result.get("unused_tests", {})), *_flaky_lines(result["flaky"])]
+    lines += licence_lines(result.get("restricted_licences", {}))
+    for name, pins in result["unrecorded"].items():
+        lines.append(
+            f"  behaviour of {len(pins)} functions of {name} could not be recorded: {next(iter(pins.values()))}; "
+            "the same command tries again"
+        )
+    return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
+
+
+def licence_lines(restricted: Mapping[str, str]) -> list[str]:
+    """A line for each repository whose licence is not permissive or unknown; see ``BuildSummary.restricted``."""
+    return [
+        f"  look at the licence before you pass these tasks on: {name}: {what}"
+        for name, what in restricted.items()
     ]
-    if total["not_measured"]:
-        lines.append(f"{total['not_measured']:>6}  tasks whose strength was not measured")
-    return lines
-
-
-def _strength_row(name: str, row: dict[str, int]) -> str:
-    visible, both = (_killed(row[key], row["mutants"]) for key in ("killed_visible", "killed_all"))
-    return f"{row['tasks']:>6}  {row['mutants']:>7}  {visible:>16}  {both:>23}  {name}"
-
-
-def _killed(number: int, mutants: int) -> str:
-    """The count with its share; where no mutant was made there is none."""
-    return f"{number} {f'{number / mutants:.1%}' if mutants else '-':>6}"

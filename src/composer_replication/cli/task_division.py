@@ -1,22 +1,40 @@
-"""Which tasks a run trains on and which it holds out."""
+"""Which tasks a run trains on and which it holds out: by the recipe, or by the split on disk that it means."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
-from composer_replication.cli.stored_split import open_split, split_file, split_items
 from composer_replication.config import RunConfig
-from composer_replication.errors import NothingToDoError, UsageError
+from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task
 from composer_replication.rollouts.single_turn import build_prompt, shows_golden
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.store import TaskStore
 
+FILE_NAME = "split.json"
 DEFAULT_FRACTION = 0.3
 _NEEDED_KINDS = {"id", "content", "near-duplicate", "origin"}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitItem:
+    """A task's content with the word whether it may be held out at all."""
+
+    content: Any
+    has_hidden_tests: bool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.content, name)
+
+
+def split_items(store: TaskStore, tasks: Iterable[Task]) -> Iterator[SplitItem]:
+    """Tasks as a split compares them, one after the other: their files are large."""
+    return (SplitItem(store.content(task), task.has_hidden_tests) for task in tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +53,64 @@ class RunTasks:
     num_other_sizes: int = 0
 
 
-def usable_tasks(config: RunConfig, store: TaskStore) -> tuple[list[Task], int, int]:
-    """The tasks that the recipe's rollouts can do; how many others there are; how many whose prompt shows the deleted code.
+def divide_tasks(
+    config: RunConfig, store: TaskStore, recipe_folder: Path, note: Callable[[str], None] = lambda _: None
+) -> RunTasks:
+    """Train and held-out tasks, proven disjoint by id, content, near-duplicates and origin.
 
-    With tools a task of any size will do, and its instruction shows no deleted code.
+    With tools a task of any size will do, and its instruction shows no deleted code. A single answer needs
+    the body of one function, and a prompt that does not show the deleted code.
 
     Raises:
-        NothingToDoError, InputError: as ``one_hole_tasks``.
+        SplitOverlapError: the two sides overlap.
+        NothingToDoError: one side would be empty (CR0604), or no task is the body of one
+            function (CR0604).
+        UsageError: a held-out repository has no task (CR0452), or the tasks have nothing
+            that could be compared (CR0504).
+        InputError: the stored split is not usable (CR0504).
     """
     if config.agent is not None:
-        return stored_tasks(store), 0, 0
-    one_hole, num_others = one_hole_tasks(store)
-    tasks = [
-        task for task in one_hole if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
-    ]
-    return tasks, num_others, len(one_hole) - len(tasks)
+        tasks, num_others, num_leaking = stored_tasks(store), 0, 0
+    else:
+        one_hole, num_others = one_hole_tasks(store, note)
+        tasks = [
+            task
+            for task in one_hole
+            if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
+        ]
+        num_leaking = len(one_hole) - len(tasks)
+    section = config.heldout
+    split = _stored_or_drawn(config, store, recipe_folder, tasks)
+    if split is not None:
+        held_ids = set(split.heldout_ids)
+    else:
+        held_ids = set() if section is None else _ids_of(section.repositories, store, tasks)
+    train = [task for task in tasks if task.task_id not in held_ids]
+    held = [task for task in tasks if task.task_id in held_ids]
+    heldout = [task for task in held if task.has_hidden_tests]
+    if not train or (section is not None and not heldout):
+        side = "train on" if not train else "hold out"
+        shown = f"; the prompts of {num_leaking} others show the deleted code" if num_leaking else ""
+        raise NothingToDoError(
+            "CR0604",
+            f"of {len(tasks)} tasks none is left to {side}{shown}.",
+            where=str(store.root),
+            fix="build more tasks; held-out tasks need hidden tests, and rollouts.context_lines decides what a prompt shows.",
+        )
+    if section is None:
+        return RunTasks(tuple(train), (), 0, None, num_leaking, num_others)
+    if split is None:
+        split = HeldoutSplit(split_items(store, train), split_items(store, heldout))
+    missing = _NEEDED_KINDS - set(split.checked)
+    if missing:
+        raise UsageError(
+            "CR0504",
+            f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}.",
+            where=str(store.root),
+            fix="build the tasks again with composer-rl tasks build.",
+        )
+    split = split.restricted_to({task.task_id for task in (*train, *heldout)})
+    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split, num_leaking, num_others)
 
 
 def stored_tasks(store: TaskStore) -> list[Task]:
@@ -59,19 +120,12 @@ def stored_tasks(store: TaskStore) -> list[Task]:
         NothingToDoError: there is none (CR0604).
         InputError: the store is damaged (CR0411).
     """
-    tasks = store.tasks()
-    if not tasks:
-        raise NothingToDoError(
-            "CR0604",
-            "the task store holds no task.",
-            where=str(store.root),
-            fix="composer-rl tasks build SOURCE --out DIR",
-        )
-    return list(tasks)
+    store.require_task_ids()
+    return list(store.tasks())
 
 
-def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
-    """The tasks that one answer can solve, and how many others the store holds.
+def one_hole_tasks(store: TaskStore, note: Callable[[str], None] = lambda _: None) -> tuple[list[Task], int]:
+    """The tasks that one answer can solve, and how many others the store holds, which ``note`` is told of.
 
     Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
     removed definition is nothing for them.
@@ -82,6 +136,7 @@ def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
     """
     tasks = stored_tasks(store)
     found = [task for task in tasks if task.is_one_hole]
+    num_others = len(tasks) - len(found)
     if not found:
         raise NothingToDoError(
             "CR0604",
@@ -89,57 +144,10 @@ def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
             where=str(store.root),
             fix="composer-rl tasks build SOURCE --out NEW_DIR --granularity function --removal body",
         )
-    return found, len(tasks) - len(found)
-
-
-def other_sizes_note(num_others: int) -> str:
-    """One line about the tasks that were left out; empty when there are none."""
-    if not num_others:
-        return ""
-    noun = "task is" if num_others == 1 else "tasks are"
-    return f"tasks: {num_others} other {noun} left out: one answer fills the body of one function only"
-
-
-def divide_tasks(config: RunConfig, store: TaskStore, recipe_folder: Path) -> RunTasks:
-    """Train and held-out tasks, proven disjoint by id, content, near-duplicates and origin.
-
-    Raises:
-        SplitOverlapError: the two sides overlap.
-        NothingToDoError: one side would be empty (CR0604), or no task is the body of one
-            function (CR0604).
-        UsageError: a held-out repository has no task (CR0452), or the tasks have nothing
-            that could be compared (CR0504).
-        InputError: the stored split is not usable (CR0504).
-    """
-    tasks, num_others, num_leaking = usable_tasks(config, store)
-    section = config.heldout
-    if section is None:
-        if not tasks:
-            raise NothingToDoError(
-                "CR0604",
-                "the prompt of every task shows the deleted code.",
-                where=str(store.root),
-                fix="set rollouts.context_lines to a smaller number, or build other tasks.",
-            )
-        return RunTasks(tuple(tasks), (), 0, None, num_leaking, num_others)
-    split = _stored_or_drawn(config, store, recipe_folder, tasks)
-    held_ids = set(split.heldout_ids) if split else _ids_of(section.repositories, store, tasks)
-    train = [task for task in tasks if task.task_id not in held_ids]
-    held = [task for task in tasks if task.task_id in held_ids]
-    heldout = [task for task in held if task.has_hidden_tests]
-    if not train or not heldout:
-        side = "train on" if not train else "hold out"
-        raise NothingToDoError(
-            "CR0604",
-            f"of {len(tasks)} tasks none is left to {side}.",
-            where=str(store.root),
-            fix="build more tasks; held-out tasks need hidden tests.",
-        )
-    if split is None:
-        split = HeldoutSplit(split_items(store, train), split_items(store, heldout))
-    _require_comparison(split, store)
-    split = split.restricted_to({task.task_id for task in (*train, *heldout)})
-    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split, num_leaking, num_others)
+    if num_others:
+        nouns = "task is" if num_others == 1 else "tasks are"
+        note(f"tasks: {num_others} other {nouns} left out: one answer fills the body of one function only")
+    return found, num_others
 
 
 def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:
@@ -155,7 +163,7 @@ def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:
 def _stored_or_drawn(
     config: RunConfig, store: TaskStore, recipe_folder: Path, tasks: Sequence[Task]
 ) -> HeldoutSplit | None:
-    """The split of a file, or one drawn by repository where there are several; None: names decide."""
+    """The split of a file, or one drawn by repository where there are several; None: names decide, or nothing is held out."""
     section = config.heldout
     path = split_file(config, store, recipe_folder)
     if path is not None:
@@ -183,16 +191,74 @@ def _ids_of(repositories: Sequence[str], store: TaskStore, tasks: Sequence[Task]
     return {task.task_id for task in tasks if _name(task) in repositories}
 
 
-def _require_comparison(split: HeldoutSplit, store: TaskStore) -> None:
-    missing = _NEEDED_KINDS - set(split.checked)
-    if missing:
-        raise UsageError(
-            "CR0504",
-            f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}.",
-            where=str(store.root),
-            fix="build the tasks again with composer-rl tasks build.",
-        )
-
-
 def _name(task: Task) -> str:
     return task.repository.partition("==")[0]
+
+
+# --------------------------------------------------------------------------- a split on disk
+
+
+def split_file(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Path | None:
+    """``heldout.split``, or the store's own file where the recipe says nothing else."""
+    section = config.heldout
+    if section is None:
+        return None
+    if section.split:
+        return (recipe_folder / section.split).resolve()
+    beside = store.root / FILE_NAME
+    is_asked_for = config.tasks.store and not section.repositories and section.fraction is None
+    return beside if is_asked_for and beside.is_file() else None
+
+
+def read_split(path: Path) -> HeldoutSplit:
+    """The split of a file, not compared with any task.
+
+    Raises:
+        InputError: it is missing, damaged or changed by hand (CR0504).
+    """
+    try:
+        state = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        raise InputError(
+            "CR0504",
+            "there is no such split." if is_missing else f"the stored split cannot be read: {error}.",
+            where=str(path),
+            fix="make it again with composer-rl tasks split DIR.",
+        ) from error
+    return HeldoutSplit.from_state_dict(state, where=str(path))
+
+
+def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
+    """The split of a file, compared again with the tasks as they are now.
+
+    Raises:
+        InputError: as ``read_split``, its tasks were compared by id only (CR0504), or they are not the store's (CR0504).
+        SplitOverlapError: its sides overlap (CR0501).
+    """
+    split = read_split(path)
+    if "content" not in split.checked:
+        raise InputError(
+            "CR0504",
+            "the content of train and held-out tasks was not compared when this split was made.",
+            where=str(path),
+            fix="make it again with composer-rl tasks split.",
+        )
+    present, known = set(store.task_ids()), set(split.contents)
+    _refuse_other_tasks(known - present, "no longer in the store", path, store)
+    _refuse_other_tasks(present - known, "not in the split", path, store)
+    sides = (map(store.get, split.train_ids), map(store.get, split.heldout_ids))
+    now = HeldoutSplit(*(split_items(store, side) for side in sides))
+    changed = {name for name, content in now.contents.items() if content != split.contents[name]}
+    _refuse_other_tasks(changed, "changed since the split was made", path, store)
+    return now
+
+
+def _refuse_other_tasks(task_ids: set[str], what: str, path: Path, store: TaskStore) -> None:
+    if task_ids:
+        raise InputError(
+            "CR0504",
+            f"{len(task_ids)} task(s) are {what}, {min(task_ids)} first.",
+            where=str(path),
+            fix=f"composer-rl tasks split {quote(str(store.root))} --heldout-fraction 0.3 --seed 0, or restore the store.",
+        )

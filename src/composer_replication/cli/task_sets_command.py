@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.argument_types import whole_number
-from composer_replication.cli.isolation_flags import add_isolation_flags, chosen_backend
-from composer_replication.cli.progress_bar import progress_bar
-from composer_replication.cli.unfinished_build import warn_unfinished
+from composer_replication.cli.flags import add_isolation_flags, chosen_backend, whole_number
+from composer_replication.cli.show_command import warn_unfinished
+from composer_replication.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from composer_replication.tasks.store import TaskStore
@@ -112,7 +111,7 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
     )
     add_build_flags(parser)
     parser.set_defaults(
-        run=f"{_HERE}:run_import", render="composer_replication.cli.build_result:render_build"
+        run=f"{_HERE}:run_import", render="composer_replication.cli.show_command:render_build"
     )
 
 
@@ -125,8 +124,8 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the set cannot be read (CR0460), no repository can be used (CR0419).
         NothingToDoError: no row is a task (CR0418).
     """
-    from composer_replication.cli.build_result import finish_build
-    from composer_replication.cli.output_folder import refuse_unwritable
+    from composer_replication.cli.flags import refuse_unwritable
+    from composer_replication.cli.show_command import finish_build
     from composer_replication.tasks.journal import read_journal
     from composer_replication.tasks.swebench.swebench_import import import_swebench
 
@@ -160,7 +159,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
         MissingError: Parquet without pyarrow (CR0101).
     """
-    from composer_replication.cli.output_folder import refuse_unwritable
+    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
@@ -240,8 +239,8 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
 
 def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
     """Print what the build says of the licences of these tasks' repositories, and return it."""
-    from composer_replication.cli.build_result import licence_lines
-    from composer_replication.cli.visible_text import visible
+    from composer_replication.cli.show_command import licence_lines
+    from composer_replication.cli.terminal import visible
     from composer_replication.tasks.build_summary import restricted_licences
 
     slugs = sorted({store.record(task_id).repository_record for task_id in task_ids})

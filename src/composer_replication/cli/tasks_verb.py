@@ -1,4 +1,4 @@
-"""``composer-rl tasks``: build, validate, look at, export and split tasks."""
+"""``composer-rl tasks``: build, validate, search for leaks, look at, export and split tasks."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.argument_types import whole_number
-from composer_replication.cli.build_result import finish_build
-from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
-from composer_replication.cli.isolation_flags import (
+from composer_replication.cli.flags import (
     add_isolation_flags,
+    add_ray_flag,
     chosen_backend,
     given_up,
     isolation_lines,
+    refuse_unwritable,
     refuse_without_jail,
+    whole_number,
 )
-from composer_replication.cli.leakscan_command import add_leakscan
-from composer_replication.cli.progress_bar import Report, progress_bar
-from composer_replication.cli.ray_cluster import add_ray_flag
-from composer_replication.cli.show_command import add_views
+from composer_replication.cli.show_command import add_views, finish_build, warn_unfinished
 from composer_replication.cli.task_sets_command import add_build_flags, add_export, add_import, build_settings
-from composer_replication.cli.unfinished_build import warn_unfinished
-from composer_replication.errors import needs_extra
+from composer_replication.cli.terminal import Report, progress_bar
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
-    from composer_replication.cli.stored_split import SplitItem
-    from composer_replication.tasks.store import TaskStore
+    from composer_replication.cli.task_division import SplitItem
+    from composer_replication.model_endpoint import Endpoint
 
 _HERE = "composer_replication.cli.tasks_verb"
-_VALIDATION_FAILED = 4
+_NOT_PASSED = 4
+"""Exit code of a store with a task that does not pass a gate, or with a leak."""
 _GRANULARITIES = ("function", "class", "module", "feature")
 _REMOVALS = ("body", "whole")
 _ALL = "all"
@@ -46,11 +44,14 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="tasks_verb", metavar="VERB", required=True, title="verbs")
     _add_build(verbs, common)
     _add_validate(verbs, common)
-    add_leakscan(verbs, common)
+    _add_leakscan(verbs, common)
     add_views(verbs, common)
     add_export(verbs, common)
     _add_split(verbs, common)
     add_import(verbs, common)
+
+
+# --------------------------------------------------------------------------- build
 
 
 def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -92,10 +93,118 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="delete this only; may be repeated; the path is the one inside the tree; other sizes are named as "
         "PATH::NAME@SIZE/WAY, such as pkg/a.py::Reader@class/whole",
     )
-    add_instruction_flags(build)
+    build.add_argument(
+        "--instructions-from",
+        metavar="URL",
+        help="have a model write each task's text too, like an issue: a server with /v1/chat/completions; it is sent "
+        "the plain instruction, never deleted code or hidden tests, and what it answers is searched for both",
+    )
+    build.add_argument("--instructions-model", metavar="NAME", default="", help="the model's name there")
+    build.add_argument(
+        "--instructions-key-env",
+        metavar="VARIABLE",
+        default="",
+        help="environment variable that holds the server's key; it is stored and shown nowhere",
+    )
     add_build_flags(build)
     add_ray_flag(build, "run the sandboxes", "the store is the same")
-    build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.build_result:render_build")
+    build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.show_command:render_build")
+
+
+def run_build(args: argparse.Namespace) -> tuple[Result, int]:
+    """Build a store.
+
+    Raises:
+        UsageError: pins and several sources, or flags that name no server or model (CR0206), a folder that cannot be
+            written (CR0209), a backend that is unknown (CR0305) or
+            isolates nothing (CR0340), and as ``build_tasks``.
+        MissingError: ray is not installed (CR0101), or as ``build_tasks``.
+        InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
+        NothingToDoError: no candidate is a task (CR0418).
+    """
+    from composer_replication.tasks.build import build_tasks
+    from composer_replication.tasks.workers.workers import load_ray
+
+    endpoint = named_endpoint(args)
+    backend = chosen_backend(args)  # said now, not after the packages have been fetched
+    refuse_unwritable(args.out)
+    if args.symbol and len(args.sources) > 1:
+        raise UsageError(
+            "CR0206",
+            "--symbol works with one SOURCE.",
+            where="--symbol",
+            fix="build each source with its own call, or pin functions in a recipe's [tasks.symbols].",
+        )
+    if args.ray is not None:
+        refuse_without_jail(backend, "the nodes of a cluster are not this machine, on which it was accepted")
+        with needs_extra("ray", "a build on a Ray cluster"):
+            load_ray()
+    with progress_bar(quiet=args.quiet) as report:
+        summary = build_tasks(
+            args.sources,
+            args.out,
+            symbols={args.sources[0]: args.symbol} if args.symbol else None,
+            granularities=_chosen(args.granularity, _GRANULARITIES, "function"),
+            removals=_chosen(args.removal, _REMOVALS, "body"),
+            max_tasks=args.max_tasks,
+            ray_address=args.ray,
+            progress=report,
+            **build_settings(args),
+        )
+    more: Result = {}
+    if endpoint is not None and summary.tasks:
+        with progress_bar(quiet=args.quiet) as report:
+            more = have_written(summary.folder, endpoint, report)
+    return finish_build(summary, more, quiet=args.quiet)
+
+
+def _chosen(given: list[str] | None, choices: tuple[str, ...], default: str) -> tuple[Any, ...]:
+    """The values of a repeated flag, in the order of its choices."""
+    wanted = given or [default]
+    return tuple(choice for choice in choices if choice in wanted or _ALL in wanted)
+
+
+def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
+    """The endpoint of ``--instructions-…``; None where no text is asked for.
+
+    Raises:
+        UsageError: the flags name no server, no model or an empty variable (CR0206).
+    """
+    from composer_replication.model_endpoint import open_endpoint
+
+    if args.instructions_from is None and not (args.instructions_model or args.instructions_key_env):
+        return None
+    return open_endpoint(args.instructions_from or "", args.instructions_model, args.instructions_key_env)
+
+
+def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
+    """Have instructions written for a finished store; the keys of ``tasks build`` that change.
+
+    The Parquet file tells of every record, so it is made anew.
+
+    Raises:
+        UsageError: another process holds the store (CR0203).
+        InputError: the store is damaged (CR0411).
+    """
+    from composer_replication.run_folder import RunFolder
+    from composer_replication.tasks.instructions.written_instructions import write_instructions
+    from composer_replication.tasks.parquet import write_parquet
+    from composer_replication.tasks.store import TaskStore
+
+    with RunFolder(folder).locked():
+        store = TaskStore.open(folder)
+        has_parquet = bool(store.derived)
+        counts = write_instructions(store, store.task_ids(), endpoint, progress=report)
+        if has_parquet and not store.derived:
+            write_parquet(store)
+        return {
+            "instructions": dict(sorted(counts.items())),
+            "bytes": store.num_bytes(),
+            "fingerprint": store.fingerprint,
+        }
+
+
+# --------------------------------------------------------------------------- validate
 
 
 def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -126,96 +235,6 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
     )
     add_isolation_flags(validate)
     validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
-
-
-def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
-    split = verbs.add_parser(
-        "split",
-        parents=[common],
-        help="part tasks into train and held-out",
-        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. With "
-        "--by repository held-out tasks come from repositories that are not trained on. A recipe whose tasks.store is "
-        "DIR uses it, unless it names repositories or a fraction; any recipe does with heldout.split = PATH.",
-    )
-    split.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    split.add_argument("--heldout-fraction", metavar="F", type=float, required=True, help="above 0, below 1")
-    split.add_argument(
-        "--seed", metavar="N", type=int, required=True, help="another seed draws another split"
-    )
-    split.add_argument(
-        "--by",
-        choices=("origin", "repository"),
-        default="origin",
-        help="what stays together (default: origin)",
-    )
-    split.set_defaults(run=f"{_HERE}:run_split", render=f"{_HERE}:render_split")
-
-
-def run_build(args: argparse.Namespace) -> tuple[Result, int]:
-    """Build a store.
-
-    Raises:
-        UsageError: pins and several sources, or flags that name no server or model (CR0206), a folder that cannot be
-            written (CR0209), a backend that is unknown (CR0305) or
-            isolates nothing (CR0340), and as ``build_tasks``.
-        MissingError: ray is not installed (CR0101), or as ``build_tasks``.
-        InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
-        NothingToDoError: no candidate is a task (CR0418).
-    """
-    from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.tasks.build import build_tasks
-    from composer_replication.tasks.workers.workers import load_ray
-
-    endpoint = named_endpoint(args)
-    backend = chosen_backend(args)  # said now, not after the packages have been fetched
-    refuse_unwritable(args.out)
-    if args.ray is not None:
-        refuse_without_jail(backend, "the nodes of a cluster are not this machine, on which it was accepted")
-        with needs_extra("ray", "a build on a Ray cluster"):
-            load_ray()
-    with progress_bar(quiet=args.quiet) as report:
-        summary = build_tasks(
-            args.sources,
-            args.out,
-            symbols=_symbols(args),
-            granularities=_chosen(args.granularity, _GRANULARITIES, "function"),
-            removals=_chosen(args.removal, _REMOVALS, "body"),
-            max_tasks=args.max_tasks,
-            ray_address=args.ray,
-            progress=report,
-            **build_settings(args),
-        )
-    more: Result = {}
-    if endpoint is not None and summary.tasks:
-        with progress_bar(quiet=args.quiet) as report:
-            more = have_written(summary.folder, endpoint, report)
-    return finish_build(summary, more, quiet=args.quiet)
-
-
-def _chosen(given: list[str] | None, choices: tuple[str, ...], default: str) -> tuple[Any, ...]:
-    """The values of a repeated flag, in the order of its choices."""
-    wanted = given or [default]
-    return tuple(choice for choice in choices if choice in wanted or _ALL in wanted)
-
-
-def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:
-    """Pins of the command line: they belong to the one source, so there must be one.
-
-    Raises:
-        UsageError: pins and several sources (CR0206).
-    """
-    from composer_replication.errors import UsageError
-
-    if not args.symbol:
-        return None
-    if len(args.sources) > 1:
-        raise UsageError(
-            "CR0206",
-            "--symbol works with one SOURCE.",
-            where="--symbol",
-            fix="build each source with its own call, or pin functions in a recipe's [tasks.symbols].",
-        )
-    return {args.sources[0]: args.symbol}
 
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
@@ -250,7 +269,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
         "validated_in": str(summary.validated_in),
         **given_up(),
     }
-    return result, _VALIDATION_FAILED if failed else 0
+    return result, _NOT_PASSED if failed else 0
 
 
 def render_validate(result: dict[str, Any]) -> str:
@@ -270,6 +289,95 @@ def render_validate(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+# --------------------------------------------------------------------------- leakscan
+
+
+def _add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
+    scan = verbs.add_parser(
+        "leakscan",
+        parents=[common],
+        help="search everything that a rollout can see for the deleted code",
+        description="Search the tree, the environment and the whole file system that a sandbox shows for the deleted "
+        "code, by a program inside a real sandbox. Exit code 4 when some is found or "
+        "a question got no answer.",
+    )
+    scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    scan.add_argument(
+        "--jobs", metavar="N", type=whole_number(), default=2, help="sandboxes at a time (default: 2)"
+    )
+    add_isolation_flags(scan)
+    scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
+
+
+def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
+    """Search a store; exit code 4 when a leak is found or a check got no answer.
+
+    Raises:
+        UsageError: an unknown backend (CR0305), or one that isolates nothing, accepted or not (CR0340).
+        InputError: not a task store, or a damaged one (CR0410, CR0411).
+        SandboxFailure: the sandbox broke, or the search inside it did not end (CR0302).
+    """
+    from composer_replication.tasks.leaks.leak_scan import scan_store
+
+    why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
+    refuse_without_jail(chosen_backend(args), why)
+    warn_unfinished(args.folder, quiet=args.quiet)
+    with progress_bar(quiet=args.quiet) as report:
+        summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
+    leaks = [{"task_id": leak.task_id, "channel": leak.channel, "path": leak.path} for leak in summary.leaks]
+    result: Result = {
+        "tasks": summary.tasks,
+        "leaks": leaks,
+        "without_distinctive_lines": list(summary.without_distinctive_lines),
+        "files_searched": summary.files_searched,
+        "not_searched": list(summary.not_searched),
+        "failed_checks": list(summary.failed_checks),
+        **given_up(),
+    }
+    return result, 0 if summary.is_clean else _NOT_PASSED
+
+
+def render_leakscan(result: dict[str, Any]) -> str:
+    """One line for each leak and each question without answer, what could not be searched, and the counts."""
+    lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
+    lines += [f"CHECK FAILED {what}" for what in result["failed_checks"]]
+    lines += [f"not searched: {path}" for path in result["not_searched"]]
+    lines += [
+        f"no distinctive line, searched by code objects only: {task_id}"
+        for task_id in result["without_distinctive_lines"]
+    ]
+    total = (
+        f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
+    )
+    return "\n".join([*lines, *isolation_lines(result), total])
+
+
+# --------------------------------------------------------------------------- split
+
+
+def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
+    split = verbs.add_parser(
+        "split",
+        parents=[common],
+        help="part tasks into train and held-out",
+        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. With "
+        "--by repository held-out tasks come from repositories that are not trained on. A recipe whose tasks.store is "
+        "DIR uses it, unless it names repositories or a fraction; any recipe does with heldout.split = PATH.",
+    )
+    split.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    split.add_argument("--heldout-fraction", metavar="F", type=float, required=True, help="above 0, below 1")
+    split.add_argument(
+        "--seed", metavar="N", type=int, required=True, help="another seed draws another split"
+    )
+    split.add_argument(
+        "--by",
+        choices=("origin", "repository"),
+        default="origin",
+        help="what stays together (default: origin)",
+    )
+    split.set_defaults(run=f"{_HERE}:run_split", render=f"{_HERE}:render_split")
+
+
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder.
 
@@ -277,23 +385,23 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
         ComposerError: no such split; as ``HeldoutSplit.split`` says.
         InputError: not a store, or damaged (CR0410, CR0411).
     """
-    from composer_replication.cli.stored_split import FILE_NAME, split_items
+    from composer_replication.cli.task_division import FILE_NAME, split_items
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit
+    from composer_replication.tasks.store import TaskStore
 
-    store = _open(args.folder)
+    store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=args.quiet)
     tasks = store.tasks()
     with progress_bar(quiet=args.quiet) as report:
         items = _told(split_items(store, tasks), len(tasks), report)
         split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
     write_json(store.root / FILE_NAME, split.state_dict())
-    result: Result = {
+    return {
         "train": list(split.train_ids),
         "heldout": list(split.heldout_ids),
         "fingerprint": split.fingerprint,
-    }
-    return result, 0
+    }, 0
 
 
 def _told(items: Iterable[SplitItem], total: int, report: Report | None) -> Iterator[SplitItem]:
@@ -307,9 +415,3 @@ def _told(items: Iterable[SplitItem], total: int, report: Report | None) -> Iter
 def render_split(result: dict[str, Any]) -> str:
     """Counts and fingerprint."""
     return f"{len(result['train'])} train, {len(result['heldout'])} held out, fingerprint {result['fingerprint']}"
-
-
-def _open(folder: Path) -> TaskStore:
-    from composer_replication.tasks.store import TaskStore
-
-    return TaskStore.open(folder)

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.argument_types import number, whole_number
-from composer_replication.cli.isolation_flags import add_isolation_flags
+from composer_replication.cli.flags import add_isolation_flags, number, whole_number
 
 if TYPE_CHECKING:
     from composer_replication.traces.teachers import Classroom
@@ -117,11 +116,11 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: an unknown ``--format`` (CR0206).
-        InputError: a path that is not there (CR0941), or a named file that two formats fit (CR0940).
+        InputError: a path that is not there (CR0942), or a named file that two formats fit (CR0206).
         NothingToDoError: nothing of a known format, or no answer of a model (CR0942).
     """
-    from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.cli.flags import refuse_unwritable
+    from composer_replication.cli.terminal import progress_bar
     from composer_replication.errors import UsageError
     from composer_replication.run_folder import write_json
     from composer_replication.traces.ingest import FORMATS, ingest
@@ -130,7 +129,7 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         problem = f"there is no format {args.format!r}."
         raise UsageError("CR0206", problem, where="--format", fix=f"one of {', '.join(FORMATS)}")
     refuse_unwritable(args.out)
-    with progress_bar(quiet=args.quiet, after_seconds=1.0) as report:
+    with progress_bar(quiet=args.quiet) as report:
         sums = ingest(args.paths, args.out, only=args.format, num_processes=args.jobs, report=report)
     dropped = {**sums["duplicates"], **sums["files_left_out"]}
     result = {**sums, "kept": sums["traces"], "dropped": dropped}
@@ -166,7 +165,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: a number out of range, an unknown teacher (CR0206), or a teacher that is none (CR0944).
-        InputError: no traces (CR0941), no store (CR0410).
+        InputError: no traces (CR0942), no store (CR0410).
         NothingToDoError: no step is worth asking about (CR0942), or no teacher answered (CR0944).
     """
     import asyncio
@@ -223,7 +222,7 @@ def _price(text: str) -> tuple[float, float]:
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> tuple[dict[str, object], int]:
-    from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.cli.terminal import progress_bar
     from composer_replication.errors import NothingToDoError
     from composer_replication.run_folder import rewrite_jsonl
     from composer_replication.traces.replay import replay_steps
@@ -274,7 +273,7 @@ async def _execute(
 ) -> tuple[dict[str, object], bool]:
     from collections import Counter
 
-    from composer_replication.cli.isolation_flags import chosen_backend, given_up
+    from composer_replication.cli.flags import chosen_backend, given_up
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
     from composer_replication.rollouts.grading import Grader
     from composer_replication.run_folder import rewrite_jsonl
@@ -348,7 +347,7 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Write preference pairs.
 
     Raises:
-        InputError: no traces (CR0941), a split or a store that cannot be used.
+        InputError: no traces (CR0942), a split or a store that cannot be used.
         NothingToDoError: no pair was found (CR0942).
         MissingError: Parquet needs pyarrow (CR0101).
     """
@@ -400,7 +399,7 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
         raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
-    from composer_replication.cli.stored_split import open_split, split_items
+    from composer_replication.cli.task_division import open_split, split_items
     from composer_replication.errors import SplitOverlapError
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore

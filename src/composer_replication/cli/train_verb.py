@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.ray_cluster import add_ray_flag
-from composer_replication.cli.replica_parts import add_replica_flags
+from composer_replication.cli.flags import add_ray_flag, add_set_flag
+from composer_replication.cli.replicas_verb import add_replica_flags
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         description="Train by a recipe. Exit code 5: the guard halted the run. Ctrl-C leaves a resumable folder.",
     )
     parser.add_argument("recipe", metavar="RECIPE.toml", type=Path)
-    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
+    add_set_flag(parser)
     parser.add_argument(
         "--out", metavar="RUN", type=Path, help="run folder (default: runs/NAME-OF-THE-RECIPE)"
     )
@@ -59,13 +59,13 @@ def render(result: dict[str, Any]) -> str:
     lines = [
         f"run        {result['run']}",
         f"steps      {result['global_step']}",
-        f"reward     {figure(result['reward_first'])} -> {figure(result['reward_last'])}",
-        f"held out   {figure(result['heldout_first'])} -> {figure(result['heldout_last'])}",
+        f"reward     {_figure(result['reward_first'])} -> {_figure(result['reward_last'])}, means of five steps",
+        f"held out   {_figure(result['heldout_first'])} -> {_figure(result['heldout_last'])}",
         f"guard      {result['verdict']}" + (f": {result['reason']}" if result["reason"] else ""),
         f"report     {result['report']}",
     ]
     return "\n".join(lines)
 
 
-def figure(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f}"

@@ -5,35 +5,24 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.channel_tables import HeldoutSection
 from composer_replication.cli import assembly
-from composer_replication.cli.agent_assembly import checks_of
-from composer_replication.cli.assembly import (
-    keep_model,
-    open_attempts,
-    open_curriculum,
-    open_pairs,
-    recipe_sha256,
-)
-from composer_replication.cli.launched_process import launched_rank
-from composer_replication.cli.output_folder import refuse_unwritable
-from composer_replication.cli.preflight import CheckedRecipe, check_recipe, check_training
-from composer_replication.cli.progress_bar import progress_bar
-from composer_replication.cli.ray_cluster import open_actors
-from composer_replication.cli.replica_parts import Replica, identity_of, open_replica
-from composer_replication.cli.stored_split import check_named_split
-from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
+from composer_replication.cli.agent_assembly import checks_of, open_actors
+from composer_replication.cli.assembly import identity_table, recipe_sha256
+from composer_replication.cli.cluster import launched_rank
+from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.replicas_verb import Replica, identity_of, open_replica
+from composer_replication.cli.task_division import RunTasks, divide_tasks
+from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, UsageError, needs_extra
-from composer_replication.records import HeldoutReading, StopReason, Task
+from composer_replication.records import HeldoutReading, StopReason
 from composer_replication.report import write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.pass_rates import TaskResult, summarise
@@ -46,6 +35,7 @@ from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+    from composer_replication.traces.pair_files import PairRow
 
 NUM_ENDS = 5  # steps averaged at either end of the run
 
@@ -69,7 +59,8 @@ class _Prepared:
     """What was checked before any task was built: the recipe's parts, TRL's arguments and the method."""
 
     recipe_folder: Path
-    checked: CheckedRecipe
+    guard: Any
+    pairs: Mapping[str, PairRow]
     arguments: Any
     method: Any
 
@@ -100,7 +91,7 @@ def run_recipe(
     config = load_config(recipe, overrides)
     folder, is_first = RunFolder(out), launched_rank() == 0
     quiet = quiet or not is_first
-    progress: Callable[[str], None] = (lambda _: None) if quiet else assembly.note
+    progress: Callable[[str], None] = (lambda _: None) if quiet else note
     if is_first:
         _refuse_occupied(folder, resume=resume, again=again)
         refuse_unwritable(out)
@@ -111,7 +102,7 @@ def run_recipe(
         joined = stack.enter_context(open_replica(config, replica))
         if is_first:
             stack.enter_context(folder.locked())
-            sweep()  # what a killed run left: what remains of this one may need no sandbox, whose start does it
+            sweep()  # scratch folders of killed runs, which otherwise the first sandbox removes
             _keep_recipe(config, folder)
         if prepared is None or folder.summary.is_file():
             progress("this run is finished; here is its summary.")
@@ -126,15 +117,14 @@ def _prepare(
     config: RunConfig, recipe_folder: Path, folder: RunFolder, stack: ExitStack, *, quiet: bool
 ) -> _Prepared:
     """Refuse what can be refused at once, the cheap things first."""
-    checked = check_recipe(config, recipe_folder)
-    check_named_split(config, recipe_folder)
+    guard, pairs = assembly.check_recipe(config, recipe_folder)
     if not quiet:
-        assembly.note("loading torch, transformers and trl")
+        note("loading torch, transformers and trl")
     with needs_extra("train", "training"):
         from composer_replication.trainer.library_notices import calm_libraries
 
         stack.enter_context(calm_libraries(quiet=quiet))
-    return _Prepared(recipe_folder, checked, *check_training(config, folder))
+    return _Prepared(recipe_folder, guard, pairs, *assembly.check_training(config, folder))
 
 
 def _run(
@@ -153,15 +143,13 @@ def _run(
     progress("tasks: building and proving them in the sandbox")
     with progress_bar(quiet=quiet) as report:
         store = assembly.open_tasks(config, prepared.recipe_folder, report)
-    tasks = divide_tasks(config, store, prepared.recipe_folder)
+    tasks = divide_tasks(config, store, prepared.recipe_folder, progress)
     if replica is not None:
         tasks = replica.share_of(tasks, config.seed)
     if launched_rank() == 0:
         _keep_split(tasks, folder)
         assembly.write_environment(folder, config, store, tasks)
     progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
-    if tasks.num_other_sizes:
-        progress(other_sizes_note(tasks.num_other_sizes))
     with ExitStack() as stack:
         cluster = stack.enter_context(open_actors(config, store))
         if cluster is not None:
@@ -183,7 +171,7 @@ def _run(
         after = _measure_once(parts, "after", progress)
     summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
     saves = config.trainer.save_model and not halted
-    summary["model"] = keep_model(parts.trainer, folder, summary, progress) if saves else None
+    summary["model"] = assembly.keep_model(parts.trainer, folder, summary, progress) if saves else None
     if launched_rank() == 0:
         write_json(folder.summary, summary)
         write_report(folder.root)
@@ -220,13 +208,13 @@ def _open_parts(
     if launched_rank() == 0:
         assembly.record_sandbox(config, folder, grader)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-    from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.model_modes import parameter_sha256
     from composer_replication.trainer.model_trial import loading_note
     from composer_replication.trainer.preset_settings import check_num_prompts, overlong_punishment
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
+        show_own_progress,
         training_dataset,
     )
     from composer_replication.trainer.setting_errors import refusals
@@ -236,15 +224,10 @@ def _open_parts(
     arguments.seed += replica.number if replica else 0  # of sampling alone
     check_num_prompts(config, arguments, len(rows))
     progress(loading_note(config.model))
-    as_chat = config.rollouts.prompt_style == "chat" or config.agent is not None
-    model, tokenizer = load_model(
-        config.model, seed=config.seed, needs_chat_template=as_chat, needs_reference=arguments.beta != 0.0
-    )
+    model, tokenizer = _load_model(config, arguments, rows)
     model_sha = parameter_sha256(model) if replica is not None else ""
-    if config.agent is None:
-        _refuse_long_answers(rows, model, tokenizer, arguments)
-    curriculum = open_curriculum(config, store, rows, model)
-    reward, rollouts, hint_source, sampler = open_attempts(
+    curriculum = assembly.open_curriculum(config, store, rows, model)
+    reward, rollouts, hint_source, sampler = assembly.open_attempts(
         config, grader, model, tokenizer, folder, tasks=tasks, curriculum=curriculum, cluster=cluster
     )
     evaluator = assembly.open_evaluator(config, sampler, tasks)
@@ -257,19 +240,19 @@ def _open_parts(
             args=arguments,
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
-            heldout_guard=prepared.checked.guard,
+            heldout_guard=prepared.guard,
             heldout_eval_fn=assembly.journalled(config, folder, tasks, evaluator),
             alpha_sdpo=config.trainer.alpha_sdpo,
             hints=config.hints,
             hint_source=hint_source,
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
-            replay_pairs=open_pairs(prepared.checked.pairs, tokenizer, model),
+            replay_pairs=assembly.open_pairs(prepared.pairs, tokenizer, model),
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,
             checks=checks_of(config),
-            is_finished=None if as_chat else is_finished,
+            is_finished=None if _is_chat(config) else is_finished,
             run_folder=folder,
             stateful={"heldout_evaluator": evaluator} if evaluator else {},
             split_fingerprint=tasks.split.fingerprint if tasks.split else "",
@@ -277,33 +260,35 @@ def _open_parts(
         )
     if replica is not None:
         replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
-    _make_ready(trainer, sampler, rollouts, quiet=quiet, progress=progress)
-    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
-
-
-def _make_ready(
-    trainer: Any, sampler: TaskSampler, rollouts: Any, *, quiet: bool, progress: Callable[[str], None]
-) -> None:
-    from composer_replication.trainer.run_setup import show_own_progress
-
     trainer.check_channel_model()
     show_own_progress(trainer, quiet=quiet, rollouts=rollouts)
     reason = trainer.choose_kl_path()
     if reason:
         progress(f"guard: KL path off: {reason}")
     sampler.follow(trainer)
+    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
 
 
-def _refuse_long_answers(rows: list[dict[str, Any]], model: Any, tokenizer: Any, arguments: Any) -> None:
+def _is_chat(config: RunConfig) -> bool:
+    return config.rollouts.prompt_style == "chat" or config.agent is not None
+
+
+def _load_model(config: RunConfig, arguments: Any, rows: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
+    """Model and tokenizer; refuses prompts that leave no room for an answer (CR0705)."""
+    from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.run_setup import refuse_long_prompts
 
-    refuse_long_prompts(
-        rows,
-        model,
-        tokenizer,
-        max_new_tokens=arguments.max_completion_length,
-        engine_limit=arguments.vllm_max_model_length if arguments.use_vllm else None,
+    model, tokenizer = load_model(
+        config.model,
+        seed=config.seed,
+        needs_chat_template=_is_chat(config),
+        needs_reference=arguments.beta != 0.0,
     )
+    if config.agent is None:
+        limit = arguments.vllm_max_model_length if arguments.use_vllm else None
+        num_new = arguments.max_completion_length
+        refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_new, engine_limit=limit)
+    return model, tokenizer
 
 
 def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:
@@ -337,31 +322,28 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
         return known
     progress(f"measuring pass rates {when} training")
     is_shared = weights_are_sharded(parts.trainer.model)
-    rates = once(lambda: _measured(parts, section, when), every_process_joins=is_shared)
+    rates = once(lambda: _measured(parts, when), every_process_joins=is_shared)
     if launched_rank() == 0:
         write_json(path, rates)
     return rates
 
 
-def _measured(parts: _Parts, section: HeldoutSection, when: str) -> dict[str, Any]:
-    rates = {}
+def _measured(parts: _Parts, when: str) -> dict[str, Any]:
+    section, rates = parts.config.heldout, {}
+    assert section is not None
     for n, (side, tasks) in enumerate([("train", parts.tasks.train), ("heldout", parts.tasks.heldout)]):
         seed = derive_seed(parts.config.seed, when, n)
+        of_trained = section.before_and_after_trained_samples if side == "train" else None
+        num_samples = of_trained or section.before_and_after_samples
         with (
             progress_bar(quiet=parts.quiet) as report,
             parts.sampler.reporting(report, f"{when}, {side} tasks"),
         ):
-            of_trained = section.before_and_after_trained_samples if side == "train" else None
-            samples = of_trained or section.before_and_after_samples
-            rates[side] = _rates(parts.sampler, tasks, samples, seed, f"{when}-{side}")
+            results, dropped = parts.sampler.sample(
+                tasks, num_samples=num_samples, seed=seed, name=f"{when}-{side}"
+            )
+        rates[side] = rates_of(results, dropped=dropped)
     return rates
-
-
-def _rates(
-    sampler: TaskSampler, tasks: tuple[Task, ...], num_samples: int, seed: int, name: str
-) -> dict[str, Any]:
-    results, dropped = sampler.sample(tasks, num_samples=num_samples, seed=seed, name=name)
-    return rates_of(results, dropped=dropped)
 
 
 def rates_of(results: Sequence[TaskResult], *, dropped: int) -> dict[str, Any]:
@@ -455,32 +437,19 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
         write_atomic(folder.recipe, resolved)
         (folder.root / "split.json").unlink(missing_ok=True)  # of a recipe by which nothing was trained
         return
-    difference = folder.recipe.read_text() != resolved and _first_difference(folder.recipe, resolved)
-    if difference:
+    was, now = (_flat(identity_table(each)) for each in (load_config(folder.recipe), config))
+    key = next((key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)), None)
+    if key is not None:
+        before, after = (repr(table[key]) if key in table else "not set" for table in (was, now))
         raise UsageError(
             "CR0208",
-            f"this folder was begun with another recipe: {difference}.",
+            f"this folder was begun with another recipe: {key} is {after} now and was {before}.",
             where=str(folder.recipe),
             fix="resume with the same recipe and --set values, or choose another --out.",
         )
 
 
-def _first_difference(stored: Path, resolved: str) -> str:
-    """Empty where only ``[ray]`` differs."""
-    try:
-        old = _flat(tomllib.loads(stored.read_text()))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        return f"its run.toml is not what was written there ({error})"
-    new = _flat(tomllib.loads(resolved))
-    differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    if not differing:
-        return "its run.toml was rewritten"
-    key = next((key for key in differing if not key.startswith("ray.")), "")
-    was, now = (repr(table[key]) if key in table else "not set" for table in (old, new))
-    return f"{key} is {now} now and was {was}" if key else ""
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys to values."""
     flat: dict[str, Any] = {}
     for key, value in table.items():

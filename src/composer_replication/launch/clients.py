@@ -18,12 +18,12 @@ def run_client(words: Sequence[str], *, install: str, folder: Path | None = None
     """Standard output of a program of the target, run in ``folder``; ``install`` says what brings it.
 
     Raises:
-        MissingError: the program is not installed (CR0931).
+        MissingError: the program is not installed (CR0440).
         UsageError: it refused, with what it said, or gave no answer (CR0932).
     """
     if shutil.which(words[0]) is None:
         problem = f"the program {words[0]} is not installed here."
-        raise MissingError("CR0931", problem, where=words[0], fix=f"install {install}.")
+        raise MissingError("CR0440", problem, where=words[0], fix=f"install {install}.")
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, cwd=folder, timeout=_SECONDS, check=False

@@ -16,19 +16,19 @@ def require(fits: bool, message: str, *, where: str, fix: str = "correct the arg
 
 
 def require_same_shape(tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-    """Raise CR0782 unless all tensors have one shape; broadcasting would hide a wrong one."""
+    """Raise CR0722 unless all tensors have one shape; broadcasting would hide a wrong one."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise InputError(
-            "CR0782", f"shapes do not fit: {shapes}.", where=where, fix="pass tensors of one shape."
+            "CR0722", f"shapes do not fit: {shapes}.", where=where, fix="pass tensors of one shape."
         )
 
 
 def require_something(mask: torch.Tensor, what: str, *, where: str) -> None:
-    """Raise CR0780 when no entry of the mask is set."""
+    """Raise CR0722 when no entry of the mask is set."""
     if not bool(mask.any()):
         raise EmptyMaskError(
-            "CR0780",
+            "CR0722",
             f"no {what} is left to average over.",
             where=where,
             fix="leave this batch out, or look at how its mask was made.",

@@ -89,7 +89,7 @@ def sampled_logp(
 
     Raises:
         UsageError: CR0722, other numbers of rows, or ``adds_to_weight_grad`` for a weight that is no leaf or takes no gradient.
-        InputError: CR0782, a token id outside the vocabulary.
+        InputError: CR0722, a token id outside the vocabulary.
     """
     logp_NK, _, entropy_N = _sweep(hidden_NH, weight_VH, target_N[:, None], HeadSettings(**settings))
     return logp_NK[:, 0], entropy_N
@@ -174,7 +174,7 @@ def _check_index(index_NK: torch.Tensor, num_words: int) -> None:
     if bool(is_wrong_NK.any()):
         row, column = is_wrong_NK.nonzero()[0].tolist()
         raise InputError(
-            "CR0782",
+            "CR0722",
             f"token id {int(index_NK[row, column])} of position {row} is not among {num_words} words.",
             where="losses.chunked_head",
             fix="drop padding and ignored labels (-100) before the head.",

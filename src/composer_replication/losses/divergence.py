@@ -51,7 +51,7 @@ def support_divergence(
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     require_same_shape({"student": student_logp_NK, "teacher": teacher_logp_NK}, where="support_divergence")
     return divergence(with_tail_class(student_logp_NK), with_tail_class(teacher_logp_NK), jsd_alpha=jsd_alpha)
@@ -63,7 +63,7 @@ def divergence(
     """Divergence of two whole distributions (rows that sum to 1): formulas of ``support_divergence``.
 
     Raises:
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     require_same_shape({"student": student_logp_NS, "teacher": teacher_logp_NS}, where="divergence")
     student, teacher = wide(student_logp_NS), wide(teacher_logp_NS).detach()

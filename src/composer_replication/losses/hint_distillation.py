@@ -68,8 +68,8 @@ def hint_distillation_loss(
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
-        EmptyMaskError: CR0780, no unmasked token.
-        InputError: CR0782, shapes that do not fit.
+        EmptyMaskError: CR0722, no unmasked token.
+        InputError: CR0722, shapes that do not fit.
     """
     where = "hint_distillation_loss"
     kept_BT = _checked_mask(divergence_BT, mask_BT, where=where)
@@ -107,7 +107,7 @@ def importance_weights(
     Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Raises:
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     where = "importance_weights"
     tensors = {"logp_BT": logp_BT, "sampled_logp_BT": sampled_logp_BT, "mask_BT": mask_BT}
@@ -145,7 +145,7 @@ def information_gate(
         Divergence (B,), not a number where the turn has no token; open (B,) of booleans.
 
     Raises:
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     where = "information_gate"
     require_same_shape({"divergence_BT": divergence_BT, "mask_BT": mask_BT}, where=where)

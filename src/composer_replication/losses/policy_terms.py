@@ -28,7 +28,7 @@ def k1_per_rollout(
     without a token.
 
     Raises:
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     tensors = {"sampled_logp_BT": sampled_logp_BT, "reference_logp_BT": reference_logp_BT, "mask_BT": mask_BT}
     require_same_shape(tensors, where="k1_per_rollout")
@@ -61,7 +61,7 @@ def fold_kl_into_advantages(
 
     Raises:
         UsageError: CR0722, B is no multiple of the group size.
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     where = "fold_kl_into_advantages"
     require_same_shape({"advantage_B": advantage_B, "kl_B": kl_B}, where=where)
@@ -134,8 +134,8 @@ def truncated_importance_weights(
     Reference: Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025, Fengyuan et al.).
 
     Raises:
-        EmptyMaskError: CR0780, no unmasked token.
-        InputError: CR0782, shapes that differ.
+        EmptyMaskError: CR0722, no unmasked token.
+        InputError: CR0722, shapes that differ.
     """
     where = "truncated_importance_weights"
     tensors = {"train_logp_BT": train_logp_BT, "sampler_logp_BT": sampler_logp_BT, "mask_BT": mask_BT}

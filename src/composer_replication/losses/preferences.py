@@ -80,8 +80,8 @@ def preference_loss(
 
     Raises:
         UsageError: CR0722, no reference where the kind needs one.
-        InputError: CR0782, shapes that differ.
-        EmptyMaskError: CR0780, no pair with a weight above 0.
+        InputError: CR0722, shapes that differ.
+        EmptyMaskError: CR0722, no pair with a weight above 0.
     """
     weights_P = _checked_weights(policy_chosen_logp_P, policy_rejected_logp_P, weight_P)
     kept_P = weights_P > 0
@@ -103,9 +103,9 @@ def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normal
     What stands under a mask of 0 is not read, not even when it is not a number.
 
     Raises:
-        EmptyMaskError: CR0780, an answer without a token (its mean does not exist, and as a sum it would be
+        EmptyMaskError: CR0722, an answer without a token (its mean does not exist, and as a sum it would be
             the likeliest of all).
-        InputError: CR0782, shapes that differ.
+        InputError: CR0722, shapes that differ.
     """
     require_same_shape({"logp_BT": logp_BT, "mask_BT": mask_BT}, where="sequence_logp")
     kept_BT = mask_BT.bool()

@@ -32,7 +32,7 @@ def too_few(found: int, options: ReplicasSection, *, where: str) -> ComposerErro
     needed, seconds = options.min_replicas, options.deadline_seconds
     said = f"{found} of at least {needed} replicas came within {seconds:g} seconds."
     fix = "start the other replicas, then this one again with --resume; or raise replicas.deadline_seconds."
-    return NothingToDoError("CR1104", said, where=where, fix=fix)
+    return NothingToDoError("CR1101", said, where=where, fix=fix)
 
 
 def replaced(replica: int, *, where: str) -> ComposerError:

@@ -47,7 +47,7 @@ class HeldoutEvaluator:
             reward may rise by half before a task is solved whole. The pairs stay as they are.
 
     Raises:
-        InputError: a held-out task has no hidden tests (CR0451).
+        InputError: a held-out task has no hidden tests (CR0452).
         UsageError: no held-out task, fewer than ``sample_size``, or no canary (CR0452).
         SandboxFailure: the sandbox failed for every task of a reading (CR0390).
     """
@@ -165,7 +165,7 @@ def _refuse_small_pool(tasks: Sequence[Task], sample_size: int, num_made: int, n
         )
     blind = [task.task_id for task in tasks if not task.has_hidden_tests]
     if blind:
-        raise InputError("CR0451", "a held-out task has no hidden tests.", where=blind[0])
+        raise InputError("CR0452", "a held-out task has no hidden tests.", where=blind[0])
     if sample_size > len(tasks):
         raise UsageError(
             "CR0452",

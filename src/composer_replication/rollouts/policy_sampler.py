@@ -58,7 +58,7 @@ class PolicySampler(TaskSampler):
         """The bodies cut out of what the policy says.
 
         Raises:
-            InputError: a prompt shows the deleted code (CR0450).
+            InputError: a prompt shows the deleted code (CR0429).
         """
         del name
         store = self.grader.store

@@ -133,7 +133,7 @@ def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
     """What ``rule`` gives for an answer, as a finite number.
 
     Raises:
-        UsageError: it raised, or gave something else (CR0214); names the function.
+        UsageError: it raised, or gave something else (CR0210); names the function.
     """
     try:
         value: object = rule(text, answer, score)
@@ -168,7 +168,7 @@ def _broken_rule(rule: RewardRule, problem: str, error: BaseException | None = N
     name = f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__name__)}"
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
     return UsageError(
-        "CR0214",
+        "CR0210",
         f"the reward function {name} {problem}.",
         where=f"{frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else "reward.function",
         fix="make it return a number for every answer; then the same command with --resume goes on.",

@@ -79,11 +79,11 @@ def refuse_leaking_prompt(prompt: str, golden_body: str, *, task_id: str) -> Non
     """The last wall before a policy: stop when the prompt shows the golden body.
 
     Raises:
-        InputError: the prompt shows the solution (CR0450).
+        InputError: the prompt shows the solution (CR0429).
     """
     if shows_golden(prompt, golden_body):
         raise InputError(
-            "CR0450",
+            "CR0429",
             "the prompt contains the deleted code.",
             where=task_id,
             fix="leave this task out, or lower rollouts.context_lines.",

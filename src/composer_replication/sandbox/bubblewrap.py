@@ -53,7 +53,7 @@ class Bubblewrap:
         """Can a jail be started here? Starts one that runs ``true``.
 
         Raises:
-            SandboxFailure: the packaged ``bwrap`` is not the one that is recorded (CR0342).
+            SandboxFailure: the packaged ``bwrap`` is not the one that is recorded (CR0408).
         """
         program = find_bwrap()
         if program is None:

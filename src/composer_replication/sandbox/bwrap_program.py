@@ -50,7 +50,7 @@ def find_bwrap() -> Bwrap | None:
     """The one place that says which ``bwrap`` is started; None where there is none.
 
     Raises:
-        SandboxFailure: it would be the packaged one, and that is not the one that is recorded (CR0342).
+        SandboxFailure: it would be the packaged one, and that is not the one that is recorded (CR0408).
     """
     system = shutil.which("bwrap")
     if system and not start_problem(system):
@@ -129,7 +129,7 @@ def _packaged() -> str | None:
     for name in sorted(here | set(recorded)):
         if (found := _sha256(folder / name)) != recorded.get(name):
             raise SandboxFailure(
-                "CR0342",
+                "CR0408",
                 f"{name} is not that of {PACKAGE}: its sha256 is {found}, and {recorded.get(name, 'nothing')} is recorded.",
                 where=str(folder / name),
                 fix=f"pip install --force-reinstall --no-deps {PACKAGE}",

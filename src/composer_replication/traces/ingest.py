@@ -87,7 +87,7 @@ def detect(path: Path, only: str = "") -> tuple[str, str]:
     """Format and version of a file; ("", "") where none fits.
 
     Raises:
-        InputError: two formats fit, and ``only`` names none (CR0940).
+        InputError: two formats fit, and ``only`` names none (CR0206).
     """
     head = first_records(path)
     kinds = [only] if only else FORMATS
@@ -95,7 +95,7 @@ def detect(path: Path, only: str = "") -> tuple[str, str]:
     if len(found) > 1:
         names = " and ".join(f"{name} {version}" for name, version in found)
         raise InputError(
-            "CR0940",
+            "CR0206",
             f"two formats fit a file: {names}.",
             where=str(path),
             fix="give each program's files in a folder of their own, and name the format: --format NAME.",
@@ -111,21 +111,21 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
         only: the name of a format, for files in which two fit; others are left out.
 
     Raises:
-        InputError: a path that is not there (CR0941), or ``detect`` found two formats in a file that was named itself (CR0940).
+        InputError: a path that is not there (CR0942), or ``detect`` found two formats in a file that was named itself (CR0206).
     """
     left_out: Counter[str] = Counter()
     groups: dict[tuple[str, str, Path], list[Path]] = {}
     for path in paths:
         if not path.exists():
             problem = "there is no such file or folder."
-            raise InputError("CR0941", problem, where=str(path), fix="ls ~/.claude/projects")
+            raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
         for file in trace_files(path):
             try:
                 kind, version = detect(file, only)
             except InputError:
                 if file == path:
                     raise
-                left_out["two formats fit (CR0940)"] += 1
+                left_out["two formats fit (CR0206)"] += 1
                 continue
             if not kind:
                 left_out["another format than --format says" if only else "unknown format"] += 1
@@ -171,7 +171,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
     """The traces that ``ingest`` wrote, or those of a file of episodes or of ATIF lines.
 
     Raises:
-        InputError: the file is missing or a line is damaged (CR0941).
+        InputError: the file is missing or a line is damaged (CR0942).
     """
     path = folder / TRACES_NAME if folder.is_dir() else folder
     number, problem = 0, ""
@@ -183,7 +183,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         problem = f"there are no traces to read: {error.strerror}." if isinstance(error, OSError) else problem
         fix = "composer-rl traces ingest PATH --out DIR"
-        raise InputError("CR0941", problem, where=str(path), fix=fix) from error
+        raise InputError("CR0942", problem, where=str(path), fix=fix) from error
 
 
 def read_unit(unit: TraceUnit, part: Path) -> UnitSums:

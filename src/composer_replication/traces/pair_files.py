@@ -60,7 +60,7 @@ def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[
 
     Raises:
         InputError: a pair that the chat template does not take, or that has no ids (CR0881); messages, and the tokenizer
-            has no template (CR0703).
+            has no template (CR0810).
     """
     return tuple(_tokenised(row, tokenizer, place) for place, row in rows.items())
 
@@ -153,7 +153,7 @@ def _rendered(row: PairRow, tokenizer: Tokenizer, where: str) -> list[str]:
     if getattr(tokenizer, "chat_template", "") is None:
         problem = "the model has no chat template, and this pair's sides are messages."
         fix = "give prompt, chosen and rejected as texts, or take an instruction-tuned model."
-        raise InputError("CR0703", problem, where=where, fix=fix)
+        raise InputError("CR0810", problem, where=where, fix=fix)
     render = partial(tokenizer.apply_chat_template, tools=_tools(row) or None, tokenize=False)
     try:
         prompt = str(render(row["prompt"], add_generation_prompt=True))

@@ -198,7 +198,7 @@ def refuse_bad_starts(
     """A later conversation begins inside its completion, after the one before, with an id that carries no loss.
 
     Raises:
-        InputError: CR0872.
+        InputError: CR0777.
     """
     problem = ""
     if len(starts) != len(completion_ids):
@@ -216,7 +216,7 @@ def refuse_bad_starts(
                 break
     if problem:
         raise InputError(
-            "CR0872",
+            "CR0777",
             f"segment_starts cannot be followed: {problem}.",
             where="the rollout function's segment_starts",
             fix="give, for each row, the places in completion_ids where the prompt of a later conversation begins.",

@@ -45,7 +45,7 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
         None when there is no whole checkpoint.
 
     Raises:
-        InputError: the newest one is damaged (CR0716).
+        InputError: the newest one is damaged (CR0706).
     """
     whole = whole_checkpoints(folder)
     if not whole:
@@ -68,7 +68,7 @@ def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | 
         folder: where the run keeps its checkpoints.
 
     Raises:
-        InputError: it is damaged (CR0716) or has no manifest (CR0716).
+        InputError: it is damaged (CR0706) or has no manifest (CR0706).
     """
     if wanted is None or wanted is False:
         return None
@@ -85,12 +85,12 @@ def checkpoint_step(checkpoint: Path) -> int:
     """The global step in the folder's name.
 
     Raises:
-        InputError: the folder is not named ``checkpoint-N`` (CR0716).
+        InputError: the folder is not named ``checkpoint-N`` (CR0706).
     """
     match = _FOLDER.fullmatch(checkpoint.name)
     if match is None:
         raise InputError(
-            "CR0716",
+            "CR0706",
             "the folder is not named checkpoint-N.",
             where=str(checkpoint),
             fix="name a checkpoint folder.",
@@ -128,12 +128,12 @@ def check_manifest(checkpoint: Path) -> None:
     """Compare every file with the manifest; files it does not name are ignored.
 
     Raises:
-        InputError: no manifest (CR0716); a file is missing or differs (CR0716).
+        InputError: no manifest (CR0706); a file is missing or differs (CR0706).
     """
     manifest = checkpoint / MANIFEST_NAME
     if not manifest.is_file():
         raise InputError(
-            "CR0716",
+            "CR0706",
             "the checkpoint has no manifest: it is half-written.",
             where=str(checkpoint),
             fix="resume from another checkpoint, or with --resume from the newest whole one.",
@@ -160,7 +160,7 @@ def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> No
         num_processes: of the run that resumes.
 
     Raises:
-        InputError: optimizer, scheduler or random numbers of this process are not in it (CR0716).
+        InputError: optimizer, scheduler or random numbers of this process are not in it (CR0706).
     """
     rng = "rng_state.pth" if num_processes == 1 else f"rng_state_{rank}.pth"
     wanted = {"optimizer": "optimizer*", "scheduler": "scheduler.pt", "random numbers": rng}
@@ -169,7 +169,7 @@ def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> No
     missing = [name for name, pattern in wanted.items() if not any(checkpoint.glob(pattern))]
     if missing:
         raise InputError(
-            "CR0716",
+            "CR0706",
             f"the checkpoint lacks the state of {' and '.join(missing)}: the run could not go on exactly.",
             where=str(checkpoint),
             fix="resume from a checkpoint that was saved without save_only_model, with as many processes as it had.",
@@ -207,7 +207,7 @@ def _sha256(path: Path) -> str:
 
 def _damaged(path: Path, checkpoint: Path) -> InputError:
     return InputError(
-        "CR0716",
+        "CR0706",
         "the checkpoint is damaged: this file is not the one that was saved.",
         where=str(path),
         fix=f"delete the folder {checkpoint} and resume; the run goes on from the checkpoint before.",

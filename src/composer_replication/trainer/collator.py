@@ -95,7 +95,7 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bo
 
     Raises:
         InputError: an empty prompt or completion (CR0751), ids and log-probabilities that differ in number
-            (CR0751), a weight below zero or not finite (CR0711).
+            (CR0751), a weight below zero or not finite (CR0722).
     """
     for row, turn in enumerate(turns):
         where = f"hinted turn {row}"
@@ -127,7 +127,7 @@ def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
 
     Raises:
         InputError: an empty prompt or completion (CR0751), chosen equal to rejected (CR0751), a weight below
-            zero or not finite (CR0711).
+            zero or not finite (CR0722).
     """
     check_pairs(pairs)
     prompts = [pair.prompt_ids for pair in pairs]
@@ -241,7 +241,7 @@ def _refuse_empty(ids: Sequence[object], where: str) -> None:
 def _refuse_weight(weight: float, where: str) -> None:
     if not (math.isfinite(weight) and weight >= 0.0):
         raise InputError(
-            "CR0711",
+            "CR0722",
             f"the weight {weight} is not a finite number of at least 0.",
             where=where,
             fix="give a weight of 0 or above.",

@@ -91,9 +91,9 @@ class ComposerReplicationTrainer(
 
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
-            A channel's weight is no number of at least 0 (CR0711), or it has nothing to learn from (CR0755).
+            A channel's weight is no number of at least 0 (CR0722), or it has nothing to learn from (CR0755).
             A term in the reward while rewards are scaled (CR0760).
-        InputError: a hinted turn or a pair cannot be learned from (CR0711, CR0751).
+        InputError: a hinted turn or a pair cannot be learned from (CR0722, CR0751).
     """
 
     alpha_sdpo: float = 0.0
@@ -352,8 +352,8 @@ class ComposerReplicationTrainer(
                 checkpoint is of ``state.global_step``: the step under way left no trace in weights and
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
-            InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0716) or another run's
-                (CR0502, CR0884, CR0716); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
+            InputError: the checkpoint is damaged (CR0706), half-written or without its optimizer (CR0706) or another run's
+                (CR0884, CR0706); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
                 finite.
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).
         """

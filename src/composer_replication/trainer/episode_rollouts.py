@@ -33,7 +33,7 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
     """The model itself, as TRL's arguments say.
 
     Raises:
-        UsageError: its weights are spread over processes (CR0873).
+        UsageError: its weights are spread over processes (CR0757).
     """
     if weights_are_sharded(trainer.model):
         raise spread_weights("ComposerReplicationTrainer(rollout_func=EpisodeRollouts)")
@@ -109,7 +109,7 @@ class EpisodeRollouts:
         make_sampler: of the policy, in the place of the trainer's model or vLLM.
 
     Raises (when called):
-        UsageError: a row names no task (CR0867), or weights are spread over processes and vLLM does not sample (CR0873).
+        UsageError: a row names no task (CR0801), or weights are spread over processes and vLLM does not sample (CR0757).
         SandboxFailure: every episode of the generation was lost (CR0390).
     """
 
@@ -187,7 +187,7 @@ def _task_ids(rows: Sequence[Mapping[str, Any]], num_prompts: int) -> list[str]:
     found = [row.get("task_id") for row in rows]
     if len(found) != num_prompts or not all(isinstance(each, str) and each for each in found):
         raise UsageError(
-            "CR0867",
+            "CR0801",
             f"{num_prompts} prompts are to be played, and not every one of {len(found)} rows names a task.",
             where="train_dataset",
             fix="give the data set a column task_id with the ids of tasks of the store.",

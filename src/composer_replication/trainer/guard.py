@@ -186,7 +186,7 @@ def fold(
         every_process_joins: weights are sharded, so that each has to take part in the evaluation.
 
     Raises:
-        InputError: the score was measured on another split (CR0502).
+        InputError: the score was measured on another split (CR0884).
         ValueError: the guard refused a number.
     """
     start = time.monotonic()
@@ -217,11 +217,11 @@ def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> Non
     """Refuse what was measured on another split; where either is unknown, nothing is refused.
 
     Raises:
-        InputError: it was (CR0502).
+        InputError: it was (CR0884).
     """
     if found and expected and found != expected:
         raise InputError(
-            "CR0502",
+            "CR0884",
             f"it was measured on split {found}, but this run's split is {expected}.",
             where=where,
             fix="go on with the split that the run began with, or start a new run.",

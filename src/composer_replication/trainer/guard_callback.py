@@ -112,7 +112,7 @@ class HeldOutGuardCallback(TrainerCallback):
         """Go on where the checkpoint was, or begin.
 
         Raises:
-            InputError: the checkpoint's guard state cannot be used (CR0884), or is of another split (CR0502).
+            InputError: the checkpoint's guard state cannot be used (CR0884), or is of another split (CR0884).
             CollapseStopError: the guard had fired before.
         """
         self.halted_at = self._halting_status = self._last_round_idx = None
@@ -139,7 +139,7 @@ class HeldOutGuardCallback(TrainerCallback):
         """Fold the row, if it is one to fold.
 
         Raises:
-            InputError: the score was measured on another split (CR0502).
+            InputError: the score was measured on another split (CR0884).
         """
         if not logs or self.halted_at is not None:
             return

@@ -46,9 +46,9 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         """What is wrong with the arguments alone; nothing of TRL's is read.
 
         Raises:
-            TrainerSettingError: a weight that is no number, below zero or not finite (CR0711), or a channel with nothing to
+            TrainerSettingError: a weight that is no number, below zero or not finite (CR0722), or a channel with nothing to
                 learn from (CR0755).
-            InputError: a record that cannot be learned from (CR0711, CR0751).
+            InputError: a record that cannot be learned from (CR0722, CR0751).
         """
         for name in ("alpha_sdpo", "beta_replay"):
             _refuse_bad_weight(name, getattr(self, name))
@@ -216,12 +216,12 @@ def _refuse_bad_weight(name: str, weight: Any) -> None:
     """A channel's weight is a number; True would silently be 1.
 
     Raises:
-        TrainerSettingError: CR0711.
+        TrainerSettingError: CR0722.
     """
     is_good = type(weight) is not bool and isinstance(weight, Real) and 0.0 <= float(weight) < math.inf
     if not is_good:
         raise TrainerSettingError(
-            "CR0711",
+            "CR0722",
             f"{name} is {weight!r} and must be a finite number of at least 0.",
             where=f"trainer.{name}",
             fix=f"set trainer.{name} to 0 or above.",

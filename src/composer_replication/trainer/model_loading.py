@@ -55,7 +55,7 @@ def load_model(
 
     Raises:
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
-            language model (CR0701), no chat template where one is needed (CR0703), a package
+            language model (CR0701), no chat template where one is needed (CR0810), a package
             without a model (CR0701), weights without a language-model head or with other holes (CR0701), a
             vision-language model (CR0701), a tokenizer with neither padding nor end token (CR0701), weights that are
             not finite (CR0701).
@@ -74,7 +74,7 @@ def load_model(
         model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype), has_weights=has_weights)
     if needs_chat_template and not tokenizer.chat_template:
         raise InputError(
-            "CR0703",
+            "CR0810",
             "the model has no chat template, and this recipe's prompts are messages.",
             where=section.name,
             fix='take an instruction-tuned model, or prompts without messages: rollouts.prompt_style = "completion", no [agent].',

@@ -101,8 +101,8 @@ class OwnState(RunLines):
         """Restore what ``_write_own_state`` wrote.
 
         Raises:
-            InputError: another run (CR0884), another split (CR0502), other extra states (CR0884), or rollouts of this
-                process are missing (CR0716).
+            InputError: another run (CR0884), another split (CR0884), other extra states (CR0884), or rollouts of this
+                process are missing (CR0706).
             TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0884).
         """
         saved = read_state(checkpoint)
@@ -177,7 +177,7 @@ def _read_buffer(checkpoint: Path, device: Any) -> Any:
     path = checkpoint / _buffer_name()
     if not path.is_file():
         raise InputError(
-            "CR0716",
+            "CR0706",
             "the checkpoint has no buffered rollouts for this process.",
             where=str(path),
             fix="resume with as many processes as the run had.",

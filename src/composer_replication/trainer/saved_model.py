@@ -92,7 +92,7 @@ def save_model(
         trained: of ``probe_logps``, to compare the saved model with; by default asked of ``model`` where it is whole.
 
     Raises:
-        InputError: the folder cannot be written (CR0880), or what was written is not the trained model (CR0890).
+        InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
     """
     begun = folder.with_name(f".{folder.name}.partial")
     most_kl = MOST_KL_IN_HALF
@@ -120,7 +120,7 @@ def save_model(
         begun.replace(folder)
     except OSError as error:
         raise InputError(
-            "CR0880",
+            "CR0209",
             f"the trained model cannot be saved: {error.strerror or error}.",
             where=str(folder),
             fix="make room, and give the same command again with --resume: nothing is trained twice.",

@@ -19,7 +19,7 @@ class TrainerSettingError(UsageError, ValueError):
 def spread_weights(where: str) -> UsageError:
     """Episodes ask for answers at times of their own, and each forward of spread weights needs every process."""
     return UsageError(
-        "CR0873",
+        "CR0757",
         "the agent loop cannot sample weights that are spread over processes.",
         where=where,
         fix="sample by vLLM (trl.use_vllm), or launch with whole weights on each process (accelerate's MULTI_GPU).",

@@ -164,4 +164,4 @@ def test_zero3_chains_of_one_process_alone_hold_up_nobody(zero3: Ranks) -> None:
 
 def test_zero3_refuses_what_needs_whole_weights(zero3: Ranks) -> None:
     for result in zero3[1]:
-        assert result["refused"] == {"hints": "CR0757", "replay": "CR0757", "episodes": "CR0873"}
+        assert result["refused"] == {"hints": "CR0757", "replay": "CR0757", "episodes": "CR0757"}

@@ -86,7 +86,7 @@ def test_a_sandbox_that_does_not_open_is_tried_again_and_then_said(
     assert (result.reward, result.done, len(asked)) == (None, True, 3)
     assert result.observation.infrastructure_failure == "CR0302: the jail is gone."
     assert environment.state.is_over
-    with pytest.raises(RuntimeError, match="CR0802"):
+    with pytest.raises(RuntimeError, match="CR0800"):
         environment.step(ToolAction(name="submit"))
 
 

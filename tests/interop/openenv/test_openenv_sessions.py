@@ -124,7 +124,7 @@ def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskSt
                 rewards[task.symbol, name] = last.reward
                 expected[task.symbol, name] = graded(grader, task, text).pass_share
                 seen += [first.observation.text, wrong.observation.text, last.observation.text]
-        with pytest.raises(RuntimeError, match="CR0802"):
+        with pytest.raises(RuntimeError, match="CR0800"):
             client.step(act("submit"))
     assert rewards == expected
     assert {rewards[symbol, name] for symbol, name in rewards if name == "whole"} == {1.0}
@@ -196,7 +196,7 @@ def test_bad_messages_are_answered_and_the_session_lives(server: Server) -> None
             '{"type": "x"}',
         ):
             assert ask(socket, frame)["type"] == "error"
-        assert ask(socket, call)["data"]["message"].startswith("CR0802")  # nothing was begun
+        assert ask(socket, call)["data"]["message"].startswith("CR0800")  # nothing was begun
         assert ask(socket, {"type": "reset", "data": {"seed": 0}})["type"] == "observation"
         wrong = {"type": "step", "data": {"name": "bash", "arguments": "]"}}
         assert ask(socket, wrong)["data"]["observation"]["is_error"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from composer_replication.cli.machine_checks import check_vllm
+from composer_replication.cli.doctor_verb import check_vllm
 
 HERE = Path(__file__).parent
 

@@ -53,5 +53,5 @@ def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
     tasks = divide_tasks(config, store, RECIPE.parent)
     assert tasks.num_leaking == 1
     assert shown not in (*tasks.train, *tasks.heldout)
-    with pytest.raises(InputError, match="CR0450"):
+    with pytest.raises(InputError, match="CR0429"):
         training_rows(config, store, whole.train)

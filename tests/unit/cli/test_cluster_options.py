@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.agent_assembly import attempt_options, reward_options
-from composer_replication.cli.ray_cluster import MANY_GRADINGS, cluster_options, placed_at
+from composer_replication.cli.agent_assembly import (
+    MANY_GRADINGS,
+    attempt_options,
+    cluster_options,
+    reward_options,
+)
+from composer_replication.cli.cluster import placed_at
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.records import Limits

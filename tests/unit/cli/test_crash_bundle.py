@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.cli.crash_bundle import STRUCK_OUT, redact, write_crash_bundle
+from composer_replication.cli.machine_troubles import STRUCK_OUT, redact, write_crash_bundle
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from policy_server import PolicyServer
 
-from composer_replication.cli import machine_checks
-from composer_replication.cli.machine_checks import Finding
+from composer_replication.cli import doctor_verb
+from composer_replication.cli.doctor_verb import Finding
 from composer_replication.cli.main import main
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import SandboxBackend
@@ -30,7 +30,7 @@ GOOD, BAD = Check("good", True, "fine"), Check("bad", False, "broken", "mend it"
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def use(*found: Finding) -> None:
-        monkeypatch.setattr(machine_checks, "all_checks", lambda progress: list(found))
+        monkeypatch.setattr(doctor_verb, "all_checks", lambda progress: list(found))
 
     return use
 
@@ -111,49 +111,49 @@ def test_a_server_is_asked_what_it_is(
 
 
 def test_elsewhere_than_linux_it_is_said_first() -> None:
-    check = machine_checks.check_platform("darwin")
+    check = doctor_verb.check_platform("darwin")
     assert not check.ok
     assert "guard and reports run here" in check.detail
     assert "docker or podman" in check.fix
-    assert machine_checks.check_platform("linux").ok
+    assert doctor_verb.check_platform("linux").ok
 
 
 def test_python_versions() -> None:
-    assert machine_checks.check_python((3, 11, 0)).ok
-    assert not machine_checks.check_python((3, 10, 14)).ok
+    assert doctor_verb.check_python((3, 11, 0)).ok
+    assert not doctor_verb.check_python((3, 10, 14)).ok
 
 
 @pytest.mark.parametrize(("gigabytes", "is_enough"), [(5.9, False), (6.0, True), (64.0, True)])
 def test_memory_of_the_quick_start(gigabytes: float, *, is_enough: bool) -> None:
-    check = machine_checks.check_memory(int(gigabytes * 10**9))
+    check = doctor_verb.check_memory(int(gigabytes * 10**9))
     assert check.ok is is_enough
     assert bool(check.fix) is not is_enough
 
 
 def test_unknown_memory_is_said_and_not_failed() -> None:
-    assert "unknown" in machine_checks.check_memory(None).detail
+    assert "unknown" in doctor_verb.check_memory(None).detail
 
 
 def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 32000000 kB\nMemAvailable:   16000000 kB\n")
-    assert machine_checks.available_memory_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+    assert doctor_verb.available_memory_bytes(meminfo, tmp_path) == 16_000_000 * 1024
     (tmp_path / "memory.max").write_text("4000000000\n")
     (tmp_path / "memory.current").write_text("1000000000\n")
-    assert machine_checks.available_memory_bytes(meminfo, tmp_path) == 3_000_000_000
+    assert doctor_verb.available_memory_bytes(meminfo, tmp_path) == 3_000_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine_checks.available_memory_bytes(meminfo, tmp_path) == 16_000_000 * 1024
-    assert machine_checks.available_memory_bytes(tmp_path / "none", tmp_path / "none") is None
+    assert doctor_verb.available_memory_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+    assert doctor_verb.available_memory_bytes(tmp_path / "none", tmp_path / "none") is None
 
 
 def test_disk() -> None:
-    assert machine_checks.check_disk(4 * 10**9).ok
-    assert "COMPOSER_RL_CACHE" in machine_checks.check_disk(10**9).fix
+    assert doctor_verb.check_disk(4 * 10**9).ok
+    assert "COMPOSER_RL_CACHE" in doctor_verb.check_disk(10**9).fix
 
 
 def test_packages_are_looked_up_and_not_imported() -> None:
-    assert machine_checks.check_package("pytest").ok
-    missing = machine_checks.check_package("no-such-package-anywhere")
+    assert doctor_verb.check_package("pytest").ok
+    missing = doctor_verb.check_package("no-such-package-anywhere")
     assert not missing.ok
     assert missing.fix.startswith("pip install")
 
@@ -164,7 +164,7 @@ def test_the_cache_shows_its_place_and_size(tmp_path: Path, monkeypatch: pytest.
     with (tmp_path / "cache" / "big").open("wb") as handle:
         handle.truncate(250_000_000)  # a hole: it takes no room
     (tmp_path / "cache" / "link").symlink_to("nowhere")
-    cache, disk = machine_checks.check_cache()
+    cache, disk = doctor_verb.check_cache()
     assert cache.check.ok
     assert f"{tmp_path / 'cache'}, 0.25 GB" in cache.check.detail
     assert disk.check.name == "disk"
@@ -177,10 +177,10 @@ def test_a_cache_with_files_that_are_closed_to_us_is_measured_without_them(tmp_p
         (tmp_path / name).write_text("x" * 100)
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from composer_replication.cli import machine_checks\n"
+        "from composer_replication.cli import doctor_verb\n"
         "os.chmod('closed', 0o744 if os.geteuid() == 0 else 0o644)\n"
         "if os.geteuid() == 0: os.seteuid(64123)\n"
-        "print(machine_checks._tree_bytes(Path('.')))"
+        "print(doctor_verb._tree_bytes(Path('.')))"
     )
     tmp_path.chmod(0o755)
     done = subprocess.run(
@@ -195,7 +195,7 @@ def test_a_cache_that_cannot_be_made_names_the_variable(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "file" / "cache"))
-    (finding,) = machine_checks.check_cache()
+    (finding,) = doctor_verb.check_cache()
     assert not finding.check.ok
     assert "COMPOSER_RL_CACHE" in finding.check.fix
 
@@ -239,7 +239,7 @@ def test_the_sandbox_that_is_named_is_the_one_that_a_run_takes(
 
     monkeypatch.setattr("composer_replication.sandbox.selftest.run_selftest", guards)
     heard: list[str] = []
-    *each, union = machine_checks.check_sandboxes(heard.append)
+    *each, union = doctor_verb.check_sandboxes(heard.append)
     assert [finding.is_required for finding in (*each, union)] == [False, False, True]
     assert [finding.check.ok for finding in each] == [name in holding for name in names]
     assert (union.check.ok, len(heard)) == (is_ok, 2)
@@ -259,7 +259,7 @@ def test_without_bubblewrap_both_say_sandlock(monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("sandlock does not work here")
     monkeypatch.setattr("composer_replication.sandbox.bubblewrap.find_bwrap", lambda: None)
     monkeypatch.setattr("composer_replication.sandbox.selftest.run_selftest", lambda backend: [GOOD])
-    *_, union = machine_checks.check_sandboxes(lambda text: None)
+    *_, union = doctor_verb.check_sandboxes(lambda text: None)
     assert choice.choose_backend().name == "sandlock"
     assert union.check.detail.startswith("rollouts would use sandlock:")
 
@@ -280,16 +280,14 @@ def test_gpu(
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/nonexistent")
-    check = machine_checks.check_gpu()
+    check = doctor_verb.check_gpu()
     assert check.ok is is_ok
     assert said in check.detail
 
 
 def test_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine_checks.check_program("git") == Check(
-        "git", False, "not found; optional", "apt install git"
-    )
+    assert doctor_verb.check_program("git") == Check("git", False, "not found; optional", "apt install git")
 
 
 def test_findings_are_required_unless_said_otherwise() -> None:
@@ -302,11 +300,11 @@ def test_what_killed_processes_left_is_removed_and_said(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     _, descriptor = make_held_folder(PREFIX)
-    (said,) = machine_checks.check_left_behind()
+    (said,) = doctor_verb.check_left_behind()
     assert (said.check.ok, said.is_required) == (True, False)
     assert said.check.detail == "folders of killed processes removed: 0"
     os.close(descriptor)
     (left,) = tmp_path.iterdir()
-    (said,) = machine_checks.check_left_behind()
+    (said,) = doctor_verb.check_left_behind()
     assert said.check.detail == f"folders of killed processes removed: 1 ({left.name})"
     assert list(tmp_path.iterdir()) == []

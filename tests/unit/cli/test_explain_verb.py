@@ -27,7 +27,7 @@ def test_a_person_reads_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "nearest"), [("CR0200", "CR0201"), ("CR0215", "CR0214"), ("0206x", "CR0206"), ("x", "CR0100")]
+    ("given", "nearest"), [("CR0200", "CR0201"), ("CR0215", "CR0211"), ("0206x", "CR0206"), ("x", "CR0100")]
 )
 def test_an_unknown_code_names_the_nearest(
     capsys: pytest.CaptureFixture[str], given: str, nearest: str

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.cli.build_result import render_build
 from composer_replication.cli.main import main
+from composer_replication.cli.show_command import render_build
 from composer_replication.tasks.intake.licences import Licence, read_licence
 from composer_replication.tasks.store import TaskStore
 

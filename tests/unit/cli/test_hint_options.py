@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.preflight import check_recipe
+from composer_replication.cli.assembly import check_recipe
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.build_result import render_build
-from composer_replication.cli.leakscan_command import render_leakscan
 from composer_replication.cli.main import main
-from composer_replication.cli.tasks_verb import render_validate
+from composer_replication.cli.show_command import render_build
+from composer_replication.cli.tasks_verb import render_leakscan, render_validate
 from composer_replication.sandbox import acceptance
 from composer_replication.tasks.store import TaskStore
 

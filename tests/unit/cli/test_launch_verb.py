@@ -97,7 +97,7 @@ def test_a_client_that_is_not_installed(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", "slurm")
-    assert (exit_code, result["error"]["code"]) == (3, "CR0931")
+    assert (exit_code, result["error"]["code"]) == (3, "CR0440")
     assert not list(tmp_path.rglob("job.json"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.launched_process import (
+from composer_replication.cli.cluster import (
     file_part,
     launched_rank,
     launched_size,
@@ -37,7 +37,7 @@ def test_the_first_process_has_the_plain_names_and_other_verbs_than_train_always
     for rank in ("0", "1"):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", rank)
-        assert main(["explain", "CR0873", "--json"]) == 0
+        assert main(["explain", "CR0757", "--json"]) == 0
         said[rank] = (capsys.readouterr().out, file_part())
     assert said["0"][0] == said["1"][0] != ""
     assert (said["0"][1], said["1"][1]) == ("", "-process-1")

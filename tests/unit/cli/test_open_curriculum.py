@@ -65,4 +65,3 @@ def test_pass_rates_of_the_very_weights_come_first(sized_store: TaskStore, model
 
     assert evidence() == [Evidence(1.0, 3.0), Evidence(4.0, 0.0)]
     assert evidence(recorded="same-weights") == [Evidence(1.0, 3.0), Evidence()]
-    assert evidence(recorded_weight=2) == [Evidence(0.5, 1.5), Evidence(2.0, 0.0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.terminal import progress_bar
 
 
 def test_it_shows_counts_rate_and_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_what_is_given_and_the_type_go_to_the_recipe(monkeypatch: pytest.MonkeyP
         recipe: Path, overrides: dict[str, Any], out: Path, **_: Any
     ) -> tuple[dict[str, Any], int]:
         seen.append(overrides)
-        return dict.fromkeys(quickstart_verb.KEYS) | {"global_step": 0}, 0
+        return {}, 0
 
     monkeypatch.setattr(training_run, "run_recipe", run_recipe)
     for words in ([], ["--seed", "0", "--steps", "3"]):

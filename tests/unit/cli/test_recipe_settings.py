@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.new_recipe import (
+from composer_replication.cli.recipe_verb import (
     completion_tokens,
     recipe_text,
     whole_table,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import new_recipe
+from composer_replication.cli import doctor_verb
 from composer_replication.cli.main import main
 from composer_replication.config import load_config
 
@@ -110,7 +110,7 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("")
     wrong: list[tuple[str, Path, list[str]]] = [
         ("CR0701", store, ["--model", str(tmp_path / "absent"), "--out", out]),
-        ("CR0703", store, ["--model", "tiny-random", "--prompt-style", "chat", "--out", out]),
+        ("CR0810", store, ["--model", "tiny-random", "--prompt-style", "chat", "--out", out]),
         ("CR0204", store, ["--model", "package:llm", "--out", out]),
         ("CR0204", store, ["--model", "tiny-random", "--seed", "-1", "--out", out]),
         ("CR0410", tmp_path, ["--model", "tiny-random", "--out", out]),
@@ -127,7 +127,7 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
 def test_where_it_does_not_fit_that_is_said(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(new_recipe, "available_memory_bytes", lambda: 1)
+    monkeypatch.setattr(doctor_verb, "available_memory_bytes", lambda: 1)
     out = tmp_path / "run.toml"
     words = ("recipe", "new", "--tasks", str(store), "--model", "tiny-random", "--out", str(out))
     assert main(words) == 0

@@ -131,41 +131,6 @@ def test_counts(sized_store: TaskStore) -> None:
     assert "tinymath==1.0: licence not known" in text
 
 
-def test_killed_mutants_by_repository(sized_store: TaskStore) -> None:
-    def keep(task_id: str, repository: str, *figures: int) -> None:
-        strength = dict(zip(("mutants", "killed_visible", "killed_all"), figures, strict=True))
-        record = replace(sized_store.record(task_id), repository=repository, strength=strength)
-        sized_store.put_task(record, sized_store.secret(task_id))
-
-    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
-    nothing = {"tasks": 0, "not_measured": 9, "mutants": 0, "killed_visible": 0, "killed_all": 0}
-    assert stats["strength"] == {"by_repo": {"tinymath==1.0": nothing}, "total": nothing}
-    assert "Mutants" not in render_stats(stats)
-    keep("t-function-body", "tinymath==1.0", 6, 3, 5)
-    keep("t-class-body", "tinymath==1.0", 4, 4, 4)
-    keep("t-module-body", "other==2.0", 2, 0, 1)
-    keep("t-class-whole", "empty==3.0", 0, 0, 0)
-    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
-    # 6 + 4 and 2 faults; 3 + 4 and 0 are noticed by visible tests, 5 + 4 and 1 by all: 7 and 10 of 12.
-    assert stats["strength"] == {
-        "by_repo": {
-            "empty==3.0": {"tasks": 1, "not_measured": 0, "mutants": 0, "killed_visible": 0, "killed_all": 0},
-            "other==2.0": {"tasks": 1, "not_measured": 0, "mutants": 2, "killed_visible": 0, "killed_all": 1},
-            "tinymath==1.0": {"tasks": 2, "not_measured": 5, "mutants": 10, "killed_visible": 7, "killed_all": 9},
-        },
-        "total": {"tasks": 4, "not_measured": 5, "mutants": 12, "killed_visible": 7, "killed_all": 10},
-    }  # fmt: skip
-    lines = render_stats(stats).splitlines()
-    begin = lines.index("Mutants of the golden code that are killed")
-    assert [line.split() for line in lines[begin + 2 : begin + 7]] == [
-        ["1", "0", "0", "-", "0", "-", "empty==3.0"],
-        ["1", "2", "0", "0.0%", "1", "50.0%", "other==2.0"],
-        ["2", "10", "7", "70.0%", "9", "90.0%", "tinymath==1.0"],
-        ["4", "12", "7", "58.3%", "10", "83.3%", "all"],
-        "5 tasks whose strength was not measured".split(),
-    ]
-
-
 @pytest.mark.parametrize(
     ("licence", "line"),
     [

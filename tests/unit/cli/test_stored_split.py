@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.stored_split import open_split, split_file, split_items
-from composer_replication.cli.task_division import divide_tasks
+from composer_replication.cli.task_division import divide_tasks, open_split, split_file, split_items
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import InputError, NothingToDoError, SplitOverlapError, UsageError
 from composer_replication.records import Edit

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import build_result, tasks_verb
+from composer_replication.cli import show_command, tasks_verb
 from composer_replication.cli.main import main
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.cli.tasks_verb import render_validate
@@ -73,7 +73,7 @@ def test_what_comes_next_can_be_typed_where_a_folder_has_spaces(
     with pytest.raises(NothingToDoError) as empty:
         TaskStore.create(folder).require_task_ids()
     summary = BuildSummary(folder, 1, 1, 1, {}, seconds=0.0, bytes=0, fingerprint="")
-    build_result.finish_build(summary, quiet=False)
+    show_command.finish_build(summary, quiet=False)
     said += [empty.value.fix, capsys.readouterr().err.splitlines()[-1]]
     for line in said:
         assert str(folder) in shlex.split(line)
@@ -146,12 +146,6 @@ def test_show_and_stats(folder: Path) -> None:
     assert f"proven in {proved}" in text.splitlines()
     assert stats["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
-    assert stats["strength"]["by_repo"] == {"tinymath==1.0": stats["strength"]["total"]}
-    assert stats["strength"]["total"]["tasks"] == 2
-    figures = [call("show", str(folder), row["task_id"])[0]["tasks"][0]["strength"] for row in shown["tasks"]]
-    for name in ("mutants", "killed_visible", "killed_all"):
-        assert stats["strength"]["total"][name] == sum(own[name] for own in figures)
-    assert stats["strength"]["total"]["mutants"] > 0
     one, _, text = call("show", str(folder), row["task_id"])
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
@@ -242,7 +236,6 @@ def test_flaky_tests_are_named() -> None:
         "rejected": {},
     }
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
-    counts |= {"strength": {"by_repo": {}, "total": {"tasks": 0}}}
     result = {
         **counts,
         "seconds": 1.0,
@@ -251,7 +244,7 @@ def test_flaky_tests_are_named() -> None:
         "unrecorded": {},
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
-    for text in (render_stats(result), build_result.render_build(result)):
+    for text in (render_stats(result), show_command.render_build(result)):
         assert "a==1: flaky tests left out: 1\n    t.py::x" in text
         assert not {"b==1", "c==1"} & set(text.split(":"))
 

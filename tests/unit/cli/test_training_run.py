@@ -36,6 +36,6 @@ def test_a_run_goes_on_at_another_cluster_and_not_with_another_seed(tmp_path: Pa
     folder.metrics.write_text("{}\n")  # it has begun
     for same in (first, recipe(), recipe(ray={"address": "h:6379", "resources": {"jail": 1.0}})):
         _keep_recipe(same, folder)
-    with pytest.raises(UsageError, match="seed is 1 now and was 0") as raised:
+    with pytest.raises(UsageError, match="seed is 1 now and was not set") as raised:
         _keep_recipe(recipe(seed=1, ray={"address": "h:6379"}), folder)
     assert raised.value.code == "CR0208"

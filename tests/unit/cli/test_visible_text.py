@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.cli.main import main
-from composer_replication.cli.visible_text import visible
+from composer_replication.cli.terminal import visible
 from composer_replication.errors import InputError
 
 

@@ -337,7 +337,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_wrong_arguments_are_said() -> None:
     hidden, weight, target = numbers(1, 2, 3), numbers(2, 4, 3), torch.tensor([0, 1])
     for wrong in (torch.tensor([0, -100]), torch.tensor([0, 4])):
-        with pytest.raises(InputError, match=r"CR0782.*position 1"):
+        with pytest.raises(InputError, match=r"CR0722.*position 1"):
             sampled_logp(hidden, weight, wrong)
     with pytest.raises(UsageError, match="1 rows of token ids do not fit 2"):
         sampled_logp(hidden, weight, target[:1])

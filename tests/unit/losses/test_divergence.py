@@ -213,5 +213,5 @@ def test_the_teacher_carries_no_gradient() -> None:
 
 def test_other_shapes_are_said() -> None:
     student, teacher = logs(0.5, 0.2), logs(0.1, 0.6)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         support_divergence(student, teacher[:, :1], jsd_alpha=0.5)

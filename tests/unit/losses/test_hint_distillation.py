@@ -62,7 +62,7 @@ def test_all_turns_closed_is_a_loss_of_exactly_nothing() -> None:
 
 
 def test_no_token_at_all_is_an_error_and_an_empty_turn_is_not() -> None:
-    with pytest.raises(EmptyMaskError, match="CR0780: no unmasked token"):
+    with pytest.raises(EmptyMaskError, match="CR0722: no unmasked token"):
         hint_distillation_loss(DIVERGENCE, torch.zeros(2, 3))
     loss, metrics = hint_distillation_loss(DIVERGENCE, torch.tensor([[1, 1, 0], [0, 0, 0]]))
     assert loss.item() == 1.5
@@ -161,9 +161,9 @@ def test_half_precision_sums_in_float32() -> None:
 
 def test_wrong_shapes_are_said() -> None:
     for options in ({"weight_BT": torch.ones(2, 2)}, {"turn_weight_B": torch.ones(3)}):
-        with pytest.raises(InputError, match="CR0782"):
+        with pytest.raises(InputError, match="CR0722"):
             hint_distillation_loss(DIVERGENCE, MASK, **options)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         hint_distillation_loss(DIVERGENCE, MASK[:1])
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         importance_weights(DIVERGENCE, DIVERGENCE[:, :2], MASK)

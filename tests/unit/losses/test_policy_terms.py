@@ -25,7 +25,7 @@ def test_k1_by_hand() -> None:
     assert kl.tolist() == [-0.5, 2.0]
     assert not kl.requires_grad
     assert k1_per_rollout(policy, reference, torch.zeros(2, 3)).tolist() == [0.0, 0.0]
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         k1_per_rollout(policy, reference[:1], torch.zeros(2, 3))
 
 
@@ -82,9 +82,9 @@ def test_wrong_groups_are_said() -> None:
     for size in (0, 3):
         with pytest.raises(UsageError, match=f"4 rollouts are not whole groups of {size}"):
             fold_kl_into_advantages(torch.zeros(4), torch.zeros(4), beta=0.1, group_size=size)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         fold_kl_into_advantages(torch.zeros(4), torch.zeros(3), beta=0.1, group_size=2)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         fold_kl_into_advantages(torch.zeros(4), torch.zeros(4), beta=0.1, group_size=2, valid_B=torch.ones(2))
 
 
@@ -170,7 +170,7 @@ def test_effective_share_of_one_and_of_none() -> None:
 
 
 def test_wrong_importance_arguments_are_said() -> None:
-    with pytest.raises(EmptyMaskError, match="CR0780"):
+    with pytest.raises(EmptyMaskError, match="CR0722"):
         truncated_importance_weights(TRAIN, TRAIN, torch.zeros(1, 4))
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         truncated_importance_weights(TRAIN, TRAIN[:, :1], MASK)

@@ -174,13 +174,13 @@ def test_wrong_arguments_are_said() -> None:
     columns = four(1, 3)
     with pytest.raises(UsageError, match="compares with a reference"):
         preference_loss(columns[0], columns[1], None, columns[3], kind="dpo", beta=0.1)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         preference_loss(columns[0], columns[1][:2], columns[2], columns[3], kind="dpo", beta=0.1)
     with pytest.raises(UsageError, match="flat list"):
         preference_loss(*(value[None] for value in columns), kind="dpo", beta=0.1)
     with pytest.raises(EmptyMaskError, match="no pair with a weight above 0"):
         preference_loss(*columns, kind="dpo", beta=0.1, weight_P=torch.zeros(3))
-    with pytest.raises(EmptyMaskError, match="CR0780"):
+    with pytest.raises(EmptyMaskError, match="CR0722"):
         preference_loss(*(value[:0] for value in columns), kind="dpo", beta=0.1)
 
 
@@ -195,5 +195,5 @@ def test_sequence_logp_reads_unmasked_tokens_alone() -> None:
     assert logp.grad.tolist() == [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
     with pytest.raises(EmptyMaskError, match="no token of answer 1"):
         sequence_logp(logp, torch.tensor([[1, 1, 0], [0, 0, 0]]), length_normalised=True)
-    with pytest.raises(InputError, match="CR0782"):
+    with pytest.raises(InputError, match="CR0722"):
         sequence_logp(logp, mask[:, :2], length_normalised=True)

@@ -247,7 +247,7 @@ def test_too_few_replicas() -> None:
     view.offer(0, b"mine", tokens=1, fingerprint="a" * 64)
     with pytest.raises(NothingToDoError, match="1 of at least 2 replicas") as caught:
         view.collect(0)
-    assert caught.value.code == "CR1104"
+    assert caught.value.code == "CR1101"
 
 
 def test_a_second_process_of_the_same_number_takes_over() -> None:

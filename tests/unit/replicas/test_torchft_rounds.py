@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from replica_threads import IDENTITY, SmallReplica, section, together, weights_sha
 
-from composer_replication.cli.replica_parts import quiet_torchft
-from composer_replication.cli.replicas_verb import _free_port
+from composer_replication.cli.replicas_verb import _free_port, quiet_torchft
 from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError
 from composer_replication.replicas.run_records import RunEnd
 
@@ -123,7 +122,7 @@ def test_too_few(lighthouse: str) -> None:
     with pytest.raises(NothingToDoError) as caught:
         alone.train()
     alone.rounds.close()
-    assert caught.value.code == "CR1104"
+    assert caught.value.code == "CR1101"
 
 
 @pytest.mark.parametrize(

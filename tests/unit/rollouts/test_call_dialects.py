@@ -111,7 +111,7 @@ def test_a_dialect_that_there_is_not_is_refused_before_anything_is_said() -> Non
 def test_a_template_with_tools_in_another_way_is_not_guessed_at(name: str) -> None:
     with pytest.raises(InputError) as error:
         dialect_of((TRL / f"{name}.jinja").read_text())
-    assert error.value.code == "CR0819"
+    assert error.value.code == "CR0818"
 
 
 @pytest.mark.parametrize("name", [name for name, dialect in OF_TEMPLATES.items() if dialect != "fenced"])

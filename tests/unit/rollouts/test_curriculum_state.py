@@ -78,20 +78,20 @@ def test_what_was_noted_before_loading_is_dropped() -> None:
 def test_something_else_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         make().load_state_dict(state)
-    assert caught.value.code == "CR0840"
+    assert caught.value.code == "CR0884"
 
 
 def test_another_store_is_refused() -> None:
     with pytest.raises(InputError, match=r"'store'.*'other'") as caught:
         make(fingerprint="other").load_state_dict(saved())
-    assert caught.value.code == "CR0840"
+    assert caught.value.code == "CR0884"
 
 
 @pytest.mark.parametrize("task_ids", [[*TASKS, "t9"], TASKS[1:], [*TASKS[1:], "x"]])
 def test_other_tasks_are_refused(task_ids: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         make(task_ids=task_ids).load_state_dict(saved())
-    assert caught.value.code == "CR0840"
+    assert caught.value.code == "CR0884"
 
 
 def spoil(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -138,7 +138,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(change: Callable[[dict[s
     before = curriculum.state_dict()
     with pytest.raises(InputError) as caught:
         curriculum.load_state_dict(state)
-    assert caught.value.code == "CR0840"
+    assert caught.value.code == "CR0884"
     assert curriculum.state_dict() == before
     curriculum.load_state_dict(good)
 
@@ -160,20 +160,21 @@ def measured(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(root: Path, **options: Any) -> dict[str, Evidence]:
-    return recorded_evidence(root, CurriculumSection(**options), parameter_sha256="sha of own")
+def read(root: Path, weight: float = 8.0, **options: Any) -> dict[str, Evidence]:
+    section = type("Options", (CurriculumSection,), {"recorded_weight": weight})(**options)
+    return recorded_evidence(root, section, parameter_sha256="sha of own")
 
 
 def test_the_own_weights_win_and_the_weight_is_capped(measured: Path) -> None:
     assert read(measured) == {"t0": Evidence(3.0, 5.0), "t1": Evidence(1.0, 3.0)}
-    assert read(measured, recorded_weight=100.0)["t0"] == Evidence(12.0, 20.0)
-    assert read(measured, recorded_weight=2.0) == {"t0": Evidence(0.75, 1.25), "t1": Evidence(0.5, 1.5)}
+    assert read(measured, 100.0)["t0"] == Evidence(12.0, 20.0)
+    assert read(measured, 2.0) == {"t0": Evidence(0.75, 1.25), "t1": Evidence(0.5, 1.5)}
 
 
 def test_other_policies_can_be_left_out(measured: Path) -> None:
     assert read(measured, recorded="same-weights") == {"t0": Evidence(3.0, 5.0)}
     assert read(measured, recorded="none") == {}
-    assert read(measured, recorded_weight=0.0) == {}
+    assert read(measured, 0.0) == {}
 
 
 def test_a_store_without_measurements_says_nothing(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_options_choose_what_a_class_does() -> None:
     [
         ({"actions": {"no-such": "mask"}}, "CR0830"),
         ({"actions": {"test-edit": "shout"}}, "CR0830"),
-        ({"max_findings": 0}, "CR0831"),
+        ({"max_findings": 0}, "CR0830"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], code: str) -> None:

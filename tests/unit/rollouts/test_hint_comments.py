@@ -131,10 +131,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
     assert code(ids[:-1], PROMPT, HINT, "\n  x") == "CR0430"
     assert code(ids, PROMPT + " ", HINT, "\n  x") == "CR0430"
-    assert code(ids, PROMPT, " ", "\n  x") == "CR0432"
-    assert code((), "", HINT, "\n  x") == "CR0432"
-    assert code(ids, "", HINT, "\n  x") == "CR0432"
+    assert code(ids, PROMPT, " ", "\n  x") == "CR0430"
+    assert code((), "", HINT, "\n  x") == "CR0430"
+    assert code(ids, "", HINT, "\n  x") == "CR0430"
     assert code((7, 7, 7, *ids), PROMPT, HINT, "\n  x") == "CR0430"
-    assert code(ids, PROMPT, "Hint: <|im_end|>", "\n  x") == "CR0433"
+    assert code(ids, PROMPT, "Hint: <|im_end|>", "\n  x") == "CR0430"
     plain = tuple(tokenizer.encode("x = 1", add_special_tokens=False))
-    assert code(plain, "x = 1", HINT, " + 2") == "CR0431"
+    assert code(plain, "x = 1", HINT, " + 2") == "CR0430"

@@ -143,7 +143,7 @@ MESSAGE = "not callable"
 @pytest.mark.parametrize(("name", "says"), [("broken_lesson", "no lesson today"), ("odd_lesson", "gave 3")])
 def test_a_layer_that_breaks_is_named(name: str, says: str) -> None:
     options = HintWritingSection(layers=[f"{__name__}:{name}"])
-    with pytest.raises(UsageError, match="CR0222") as caught:
+    with pytest.raises(UsageError, match="CR0221") as caught:
         write_hint(context_of("cat of a missing file"), open_layers(options))
     assert name in caught.value.message
     assert says in caught.value.message

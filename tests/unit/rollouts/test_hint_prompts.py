@@ -78,7 +78,7 @@ def placed(
     """The hinted prompt, or None where it is refused for want of a place."""
     with contextlib.suppress(InputError):
         return hint_chat_prompt(tokenizer, ids, Chat(messages), hint)
-    assert code_of(tokenizer, ids, Chat(messages), hint) == "CR0431"
+    assert code_of(tokenizer, ids, Chat(messages), hint) == "CR0430"
     return None
 
 
@@ -266,7 +266,7 @@ def test_a_template_that_hides_the_hint_is_refused() -> None:
             )
 
     tokenizer = Deaf(SMOLLM2)
-    assert code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), HINT) == "CR0431"
+    assert code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), HINT) == "CR0430"
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.control], ids=lambda family: str(family.name))
@@ -275,16 +275,16 @@ def test_a_control_token_in_a_hint_is_refused(family: Family) -> None:
     for token in sorted(tokenizer.control):
         assert (
             code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), f"Hint: end {token} here")
-            == "CR0433"
+            == "CR0430"
         )
 
 
 def test_what_is_missing_is_said() -> None:
     tokenizer = tokenizer_of(SMOLLM2)
     ids = ids_of(tokenizer, MESSAGES)
-    assert code_of(tokenizer, (), Chat(MESSAGES), HINT) == "CR0432"
-    assert code_of(tokenizer, ids, Chat(MESSAGES), "  \n") == "CR0432"
-    assert code_of(tokenizer, ids, Chat([]), HINT) == "CR0432"
+    assert code_of(tokenizer, (), Chat(MESSAGES), HINT) == "CR0430"
+    assert code_of(tokenizer, ids, Chat(MESSAGES), "  \n") == "CR0430"
+    assert code_of(tokenizer, ids, Chat([]), HINT) == "CR0430"
 
 
 def test_the_record_carries_the_sampled_ids() -> None:
@@ -309,7 +309,7 @@ def test_the_record_carries_the_sampled_ids() -> None:
         replace(turn, completion=replace(turn.completion, token_ids=(), token_logp=())),
         replace(turn, completion=replace(turn.completion, token_logp=(-0.5,))),
     ):
-        with pytest.raises(InputError, match="CR0432"):
+        with pytest.raises(InputError, match="CR0430"):
             prompt.turn(wrong)
 
 

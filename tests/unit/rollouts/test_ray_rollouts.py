@@ -66,7 +66,7 @@ def assert_as_here(there: dict[str, Any], grader: Grader, store: TaskStore) -> N
     assert [each["tries"] for each in there["episodes"]] == [2, 1, 1, 1, 1]
     assert there["asked"] == {**here["asked"], "0/0": 2, "0/1": 2}
     counts = there["counts"]
-    assert (counts["infrastructure_failures"], counts["failed_CR0862"], there["lost"]) == (1, 1, 1)
+    assert (counts["infrastructure_failures"], counts["failed_CR0491"], there["lost"]) == (1, 1, 1)
     assert counts["opened"] == counts["closed"] == 6
     assert counts.get("dropped", 0) == 0
     assert (there["sleeping"], there["torch"]) == ([], [])
@@ -110,13 +110,13 @@ def test_faces_gradings_and_losses(
     assert told["broken"] == broken_tests(grader, clamp) != []
     assert (told["graded_again"], told["grading_failures"]) == (True, 1)
     assert told["killed_idle"]["type"] == "SandboxFailure"
-    assert told["killed_idle"]["text"].startswith("CR0862: ")
+    assert told["killed_idle"]["text"].startswith("CR0491: ")
     assert f"[{told['host']}, process " in told["killed_idle"]["text"]
     assert told["after_loss"] == [True, None]
     assert told["twice"]["text"].startswith("CR0303")
     assert told["counts"] == {"infrastructure_failures": 2, "lost": 2}
     for name, kind, code in (
-        ("unknown_task", "InputError", "CR0412"), ("no_attempt", "UsageError", "CR0800"), ("no_head", "MissingError", "CR0863"),
+        ("unknown_task", "InputError", "CR0412"), ("no_attempt", "UsageError", "CR0800"), ("no_head", "MissingError", "CR0491"),
         ("closed", "SandboxFailure", "CR0302"),
     ):  # fmt: skip
         assert told[name]["type"] == kind
@@ -129,8 +129,8 @@ def test_what_a_cluster_cannot_do_is_one_sentence(run: Run) -> None:
         ("unsafe", "MissingError", "CR0491", "the sandbox unsafe does not hold"),
         ("no_room", "MissingError", "CR0864", "Ray has placed 0 of 4, and each asks for num_cpus 64, side 2"),
         ("second", "UsageError", "CR0490", "has joined a Ray cluster already"),
-        ("last", "SandboxFailure", "CR0862", "the worker of an attempt or a grading was lost"),
-        ("used_up", "MissingError", "CR0866", "no actor is left: each of 1 died more than 0 times"),
+        ("last", "SandboxFailure", "CR0491", "the worker of an attempt or a grading was lost"),
+        ("used_up", "MissingError", "CR0491", "no actor is left: each of 1 died more than 0 times"),
     ):
         assert told[name]["type"] == kind, told[name]
         assert told[name]["text"].startswith(f"{code}: ")

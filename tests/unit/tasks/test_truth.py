@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.build_result import finish_build, render_build
+from composer_replication.cli.show_command import finish_build, render_build
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks import gates
 from composer_replication.tasks.build import BuildSummary, build_tasks

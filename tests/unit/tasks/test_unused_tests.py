@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.cli.build_result import finish_build, render_build
-from composer_replication.cli.show_command import render_stats, run_stats, unused_lines
+from composer_replication.cli.show_command import (
+    finish_build,
+    render_build,
+    render_stats,
+    run_stats,
+    unused_lines,
+)
 from composer_replication.records import Outcome
 from composer_replication.run_folder import read_json
 from composer_replication.tasks.build import build_tasks

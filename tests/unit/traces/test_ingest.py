@@ -168,14 +168,14 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "bad" / "traces.jsonl").write_text("not json\n")
     no, out = str(tmp_path / "no"), ["--out", str(tmp_path / "out"), "--quiet"]
     for words, code, sentence in (
-        (["ingest", no], 4, "CR0941: there is no such file or folder."),
+        (["ingest", no], 4, "CR0942: there is no such file or folder."),
         (["ingest", str(tmp_path / "a.jsonl")], 6, "CR0942: no file of a known format"),
         (["ingest", str(tmp_path / "prompt.jsonl")], 6, "CR0942: no answer of a model is in these files."),
         (["ingest", str(DATA), "--format", "word"], 2, "CR0206: there is no format 'word'"),
         (["ingest", str(DATA), "--jobs", "0"], 2, "CR0206"),
-        (["show", str(tmp_path / "bad")], 4, "CR0941: line 1 is not a trace."),
-        (["pairs", no], 4, "CR0941: there are no traces to read"),
-        (["pairs", no, "--split", "x"], 4, "CR0941"),
+        (["show", str(tmp_path / "bad")], 4, "CR0942: line 1 is not a trace."),
+        (["pairs", no], 4, "CR0942: there are no traces to read"),
+        (["pairs", no, "--split", "x"], 4, "CR0942"),
     ):
         assert main(["traces", *words, *out]) == code
         assert sentence in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_messages_without_a_chat_template_are_refused_by_their_own_code(tmp_path
     rows = read_pair_rows(written(tmp_path, TEXT, CHAT))
     with pytest.raises(InputError, match="no chat template") as caught:
         tokenised_pairs(rows, byte_tokenizer(None))
-    assert (caught.value.code, caught.value.where) == ("CR0703", list(rows)[1])
+    assert (caught.value.code, caught.value.where) == ("CR0810", list(rows)[1])
     assert "as texts" in caught.value.fix
 
 

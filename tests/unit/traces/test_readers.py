@@ -256,11 +256,11 @@ def test_two_formats_in_one_file_are_named(tmp_path: Path) -> None:
     claude = (DATA / "claude-code" / "subagent" / "agent_session.jsonl").read_text()
     path = tmp_path / "mixed.jsonl"
     path.write_text(codex + claude)
-    with pytest.raises(InputError, match=r"CR0940.*claude-code 2\.0\.76 and codex unknown"):
+    with pytest.raises(InputError, match=r"CR0206.*claude-code 2\.0\.76 and codex unknown"):
         find_units([path])
     units, left_out = find_units([tmp_path])
     assert not units
-    assert left_out["two formats fit (CR0940)"] == 1
+    assert left_out["two formats fit (CR0206)"] == 1
     assert [unit.kind for unit in find_units([path], "codex")[0]] == ["codex"]
 
 

@@ -428,7 +428,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"agent.dialect": "nonsense"}, "CR0818", "there is no dialect 'nonsense'"),
     ({"agent.max_context_tokens": 40_000}, "CR0705", "32768 positions"),
     ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0705", "leaves no room for an answer"),
-    ({"model.name": "tiny-random"}, "CR0703", "no chat template"),
+    ({"model.name": "tiny-random"}, "CR0810", "no chat template"),
 ]  # fmt: skip
 
 
@@ -451,13 +451,13 @@ def test_spread_weights_are_refused_before_anything_is_loaded(
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UsageError, match="spread over processes") as raised:
         train(tmp_path / "run", store)
-    assert raised.value.code == "CR0873"
+    assert raised.value.code == "CR0757"
 
 
 def test_rows_without_a_task_are_refused() -> None:
     with pytest.raises(UsageError, match="names a task") as raised:
         episode_rollouts._task_ids([{"prompt": "x"}], 1)
-    assert raised.value.code == "CR0867"
+    assert raised.value.code == "CR0801"
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:

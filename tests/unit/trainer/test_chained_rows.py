@@ -257,5 +257,5 @@ def test_starts_that_cannot_be_followed_are_refused(starts: Any, masks: Any, wor
         output["env_mask"] = masks
     with pytest.raises(InputError) as caught:
         CheckedRollouts(lambda prompts, trainer: output)([], None)
-    assert caught.value.code == "CR0872"
+    assert caught.value.code == "CR0777"
     assert words in caught.value.message

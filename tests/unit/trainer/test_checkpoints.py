@@ -91,7 +91,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path: Path, da
         broken.write_text('{"schema_version": 1, "files": {"weights.bin": 3}}')
     with pytest.raises(InputError, match="delete the folder") as caught:
         newest_whole_checkpoint(tmp_path)
-    assert caught.value.code == "CR0716"
+    assert caught.value.code == "CR0706"
     assert caught.value.where == str(broken)
 
 
@@ -134,7 +134,7 @@ def test_a_half_written_checkpoint_cannot_be_named(tmp_path: Path) -> None:
     partial = make_checkpoint(tmp_path, 4, is_whole=False)
     with pytest.raises(InputError, match="half-written") as caught:
         choose_checkpoint(str(partial), tmp_path)
-    assert caught.value.code == "CR0716"
+    assert caught.value.code == "CR0706"
 
 
 def test_the_step_is_in_the_name(tmp_path: Path) -> None:

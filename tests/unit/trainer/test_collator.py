@@ -96,9 +96,9 @@ GOOD_PAIR = PreferencePair((1,), (2,), (3,))
         (PreferencePair((1,), (), (3,)), "CR0751"),
         (PreferencePair((1,), (2,), ()), "CR0751"),
         (PreferencePair((1,), (2, 3), (2, 3)), "CR0751"),
-        (PreferencePair((1,), (2,), (3,), weight=-0.1), "CR0711"),
-        (PreferencePair((1,), (2,), (3,), weight=math.nan), "CR0711"),
-        (PreferencePair((1,), (2,), (3,), weight=math.inf), "CR0711"),
+        (PreferencePair((1,), (2,), (3,), weight=-0.1), "CR0722"),
+        (PreferencePair((1,), (2,), (3,), weight=math.nan), "CR0722"),
+        (PreferencePair((1,), (2,), (3,), weight=math.inf), "CR0722"),
     ],
 )
 def test_pairs_that_say_nothing_are_refused(pair: PreferencePair, code: str) -> None:
@@ -111,7 +111,7 @@ def test_pairs_that_say_nothing_are_refused(pair: PreferencePair, code: str) -> 
         (HintedTurn((), (2,), (3,)), "CR0751"),
         (HintedTurn((1,), (), (3,)), "CR0751"),
         (HintedTurn((1,), (2,), ()), "CR0751"),
-        (HintedTurn((1,), (2,), (3,), weight=-1.0), "CR0711"),
+        (HintedTurn((1,), (2,), (3,), weight=-1.0), "CR0722"),
     ],
 )
 def test_turns_that_cannot_be_scored_are_refused(hinted: HintedTurn, code: str) -> None:

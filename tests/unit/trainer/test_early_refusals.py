@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import preflight, training_run
-from composer_replication.cli.preflight import check_recipe, check_training
+from composer_replication.cli import assembly, training_run
+from composer_replication.cli.assembly import check_recipe, check_training
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
@@ -46,7 +46,7 @@ def test_groups_that_lie_across_processes() -> None:
 
 @pytest.mark.parametrize("weight", ["alpha_sdpo", "beta_replay"])
 def test_channels_whose_weights_would_be_spread(monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
-    monkeypatch.setattr(preflight, "shards_weights", lambda: True)
+    monkeypatch.setattr(assembly, "shards_weights", lambda: True)
     config = load_config(RECIPE, {f"trainer.{weight}": 0.5})
     with pytest.raises(UsageError, match="spread over processes") as caught:
         check_recipe(config, RECIPE.parent)
@@ -78,7 +78,7 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
     with pytest.raises(UsageError) as caught:
         training_run._open_parts(
             config,
-            training_run._Prepared(RECIPE.parent, nothing, *check_training(config, RunFolder(tmp_path))),
+            training_run._Prepared(RECIPE.parent, nothing, {}, *check_training(config, RunFolder(tmp_path))),
             RunFolder(tmp_path),
             nothing,
             tasks,

@@ -389,7 +389,7 @@ def test_a_fired_guard_trains_nothing(tmp_path: Path) -> None:
             "CR0884: the guard's state in the checkpoint cannot be used: 'guard'",
         ),
         (lambda saved: saved["guard"].update(version=9), "CR0884: .* version 9"),
-        (lambda saved: saved.update(split_fingerprint="x"), "CR0502: it was measured on split x"),
+        (lambda saved: saved.update(split_fingerprint="x"), "CR0884: it was measured on split x"),
     ],
 )
 def test_a_state_that_cannot_be_used(

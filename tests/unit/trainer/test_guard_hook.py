@@ -166,7 +166,7 @@ def test_a_reading_of_another_split_is_refused_with_both_fingerprints() -> None:
     trainer = bare_trainer(heldout_eval_fn=lambda: reading("split-b"), split_fingerprint="split-a")
     with pytest.raises(InputError, match=r"split-b.*split-a") as caught:
         trainer._maybe_update_killswitch()
-    assert caught.value.code == "CR0502"
+    assert caught.value.code == "CR0884"
     assert (trainer.rows, trainer.heldout_guard.last_status) == ([], None)
 
 

@@ -54,11 +54,11 @@ BOTH = {
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"alpha_sdpo": -1.0, "hinted_turns": TURNS}, "CR0711"),
-        ({"alpha_sdpo": "0.5", "hinted_turns": TURNS}, "CR0711"),
-        ({"alpha_sdpo": True, "hinted_turns": TURNS}, "CR0711"),
-        ({"beta_replay": math.nan, "replay_pairs": PAIRS}, "CR0711"),
-        ({"beta_replay": None, "replay_pairs": PAIRS}, "CR0711"),
+        ({"alpha_sdpo": -1.0, "hinted_turns": TURNS}, "CR0722"),
+        ({"alpha_sdpo": "0.5", "hinted_turns": TURNS}, "CR0722"),
+        ({"alpha_sdpo": True, "hinted_turns": TURNS}, "CR0722"),
+        ({"beta_replay": math.nan, "replay_pairs": PAIRS}, "CR0722"),
+        ({"beta_replay": None, "replay_pairs": PAIRS}, "CR0722"),
         ({"alpha_sdpo": 0.5}, "CR0755"),
         ({"alpha_sdpo": 0.5, "hinted_turns": ()}, "CR0755"),
         ({"beta_replay": 0.5}, "CR0755"),
@@ -66,7 +66,7 @@ BOTH = {
         ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), ())]}, "CR0751"),
         ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), (3, 4), (-1.0,))]}, "CR0751"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (2,))]}, "CR0751"),
-        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=-1.0)]}, "CR0711"),
+        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=-1.0)]}, "CR0722"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused_before_any_model(

@@ -153,6 +153,6 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_one(tiny: tuple[Any, Any
 
     with pytest.raises(InputError, match="No space left on device") as caught:
         save_model(*tiny, folder, full)
-    assert caught.value.code == "CR0880"
+    assert caught.value.code == "CR0209"
     assert (folder / "config.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

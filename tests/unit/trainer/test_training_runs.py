@@ -489,7 +489,7 @@ def test_another_runs_checkpoint_is_refused(make_trainer: MakeTrainer) -> None:
     }
     saved_run(make_trainer, **settings)
     changes: tuple[tuple[dict[str, Any], str, str], ...] = (
-        ({"split_fingerprint": "split-b"}, "CR0502", "split-a.*split-b"),
+        ({"split_fingerprint": "split-b"}, "CR0884", "split-a.*split-b"),
         ({"stateful": {}}, "CR0884", "extra states"),
         ({"stateful": {"counter": Counter(), "other": Counter()}}, "CR0884", "extra states"),
         ({"heldout_guard": None, "heldout_eval_fn": None}, "CR0884", "under a guard"),
@@ -505,7 +505,7 @@ def test_a_checkpoint_of_weights_alone_is_not_trained_on(make_trainer: MakeTrain
     saved_run(make_trainer, save_only_model=True)
     with pytest.raises(InputError, match="optimizer and scheduler and random numbers") as caught:
         make_trainer(max_steps=3).train(resume_from_checkpoint=True)
-    assert (caught.value.code, caught.value.where) == ("CR0716", str(tmp_path / "checkpoints/checkpoint-2"))
+    assert (caught.value.code, caught.value.where) == ("CR0706", str(tmp_path / "checkpoints/checkpoint-2"))
     assert make_trainer(max_steps=2).train(resume_from_checkpoint=True).global_step == 2
 
 

@@ -64,8 +64,8 @@ class RayEnvironment:
 
         Raises:
             InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
-            SandboxFailure: the sandbox cannot be opened, the actor died (CR0862), or none was free in time (CR0864).
-            MissingError: the node cannot be used (CR0491), the cluster is gone (CR0863), no actor is left (CR0866).
+            SandboxFailure: the sandbox cannot be opened, the actor died (CR0491), or none was free in time (CR0864).
+            MissingError: the node cannot be used (CR0491), the cluster is gone (CR0491), no actor is left (CR0491).
         """
         self.close()
         self._cluster.store.get(task_id)
@@ -84,7 +84,7 @@ class RayEnvironment:
 
         Raises:
             SandboxFailure: the sandbox broke or the actor died; from now on there is no grade for this attempt.
-            MissingError: the cluster is gone (CR0863).
+            MissingError: the cluster is gone (CR0491).
         """
         self._running()
         if self._is_broken:
@@ -114,7 +114,7 @@ class RayEnvironment:
         Never raises a ``SandboxFailure``: where the actor is gone, its sandbox is as well.
 
         Raises:
-            MissingError: the cluster is gone (CR0863).
+            MissingError: the cluster is gone (CR0491).
         """
         lease, self._lease = self._lease, None
         if lease is None:

@@ -24,7 +24,7 @@ class RayGrader(Grader):
     ``missing_guards`` is empty: nodes have every guard, and an acceptance of this process does not travel.
 
     Raises (when it grades):
-        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0863), no actor is left (CR0866).
+        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491), no actor is left (CR0491).
     """
 
     def __init__(self, cluster: RolloutCluster) -> None:
@@ -51,7 +51,7 @@ class RayGrader(Grader):
         """Run one request on some node, whatever was seen before.
 
         Raises:
-            SandboxFailure: the sandbox broke, the actor died (CR0862), or none was free in time (CR0864).
+            SandboxFailure: the sandbox broke, the actor died (CR0491), or none was free in time (CR0864).
             MissingError: as the class.
         """
         with self._leased(request.task) as lease:

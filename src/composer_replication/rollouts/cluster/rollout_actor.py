@@ -22,7 +22,7 @@ from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
-LOST = "CR0862"
+LOST = "CR0491"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class RolloutCluster:
     any more), ``infrastructure_failures`` (all attempts and gradings that a sandbox or Ray failed, lost ones included).
 
     Raises:
-        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0863), or it placed no actor in time (CR0864).
+        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491), or it placed no actor in time (CR0864).
         InputError: a file of the store cannot be read (CR0411).
     """
 
@@ -107,7 +107,7 @@ class RolloutCluster:
         """A ready actor that nobody else uses; waits for one.
 
         Raises:
-            MissingError: a node cannot be used (CR0491), no actor is left (CR0866), the cluster is gone (CR0863).
+            MissingError: a node cannot be used (CR0491), no actor is left (CR0491), the cluster is gone (CR0491).
             SandboxFailure: none was free in time (CR0864), or the cluster is closed (CR0302).
         """
         ends = time.monotonic() + self.options.waiting_seconds
@@ -163,14 +163,14 @@ class RolloutCluster:
         """Refuse to go on where nothing can follow.
 
         Raises:
-            MissingError: the cluster is gone (CR0863).
+            MissingError: the cluster is gone (CR0491).
             SandboxFailure: it was closed (CR0302).
         """
         if self._closed.is_set():
             raise interruption()
         if self._head.is_gone():
             raise MissingError(
-                "CR0863",
+                "CR0491",
                 f"the head of the Ray cluster at {self._head} is gone, and the rollouts on it are lost.",
                 where="open_cluster",
                 fix="start the cluster again, then the run: it goes on from its last checkpoint.",
@@ -243,7 +243,7 @@ class RolloutCluster:
             self._collect()
             if not self._actors:
                 raise MissingError(
-                    "CR0866",
+                    "CR0491",
                     f"no actor is left: each of {self.options.num_actors} died more than "
                     f"{self.options.max_restarts} times.",
                     where="ClusterOptions: max_restarts",
@@ -308,8 +308,8 @@ class Lease:
         """Have the actor do something for this lease, once.
 
         Raises:
-            SandboxFailure: the actor is lost (CR0862), or the cluster is closed (CR0302).
-            MissingError: the cluster is gone (CR0863).
+            SandboxFailure: the actor is lost (CR0491), or the cluster is closed (CR0302).
+            MissingError: the cluster is gone (CR0491).
             Exception: what the method raised.
         """
         return self._cluster.ask(self._actor, method, (self._number, *args))

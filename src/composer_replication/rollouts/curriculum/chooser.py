@@ -44,7 +44,7 @@ class Curriculum:
         recorded: first evidence by task id; other ids are ignored.
 
     Raises:
-        InputError: no row, a row without ``task_id``, or two of one task (CR0845).
+        InputError: no row, a row without ``task_id``, or two of one task (CR0722).
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Curriculum:
         """Begin a generation; see ``PromptChooser``.
 
         Raises:
-            InputError: there are fewer tasks than ``num_rows`` (CR0844).
+            InputError: there are fewer tasks than ``num_rows`` (CR0760).
         """
         self._begin_generation()
         drawn = self._drawn(num_rows, without=())
@@ -168,7 +168,7 @@ class Curriculum:
         """Go on from a saved state; what was noted is dropped.
 
         Raises:
-            InputError: it is none, or of another store or other tasks, or damaged (CR0840); nothing is changed then.
+            InputError: it is none, or of another store or other tasks, or damaged (CR0884); nothing is changed then.
         """
         saved = read_state(state, fingerprint=self._fingerprint, task_ids=self._rows.keys())
         self._generation, self._num_draws = saved.generation, saved.num_draws
@@ -205,7 +205,7 @@ class Curriculum:
         chosen = [task_id for task_id in self._standings if task_id not in without][: max(num, 0)]
         if len(chosen) < num:
             raise InputError(
-                "CR0844",
+                "CR0760",
                 f"a generation takes {num + len(without)} tasks, and there are {len(self._rows)}.",
                 where="[curriculum]",
                 fix="begin a new run with more tasks or a smaller generation.",
@@ -229,7 +229,7 @@ def _by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 
 def _unusable(problem: str) -> InputError:
     return InputError(
-        "CR0845",
+        "CR0722",
         f"a curriculum cannot be made of these rows: {problem}.",
         where="Curriculum(rows)",
         fix="give one row a task, with its id in the column task_id.",

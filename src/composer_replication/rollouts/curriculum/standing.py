@@ -201,7 +201,7 @@ def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collecti
     """A saved state, checked.
 
     Raises:
-        InputError: not a curriculum's state, of another version, of another task store or of other tasks (CR0840).
+        InputError: not a curriculum's state, of another version, of another task store or of other tasks (CR0884).
     """
     try:
         saved = SavedCurriculum.model_validate(state)
@@ -222,7 +222,7 @@ def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collecti
 
 def _unfit(problem: str) -> InputError:
     return InputError(
-        "CR0840",
+        "CR0884",
         f"the saved curriculum does not fit: {problem}.",
         where="prompt_source",
         fix="resume with the recipe, the task store and the version of this program that the run began with.",

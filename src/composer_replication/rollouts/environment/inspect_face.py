@@ -45,7 +45,7 @@ class _Attempts:
     def of(self, state: Any) -> HostedAttempt:
         if state.uuid not in self._open:
             raise UsageError(
-                "CR0860",
+                "CR0800",
                 "a sample of inspect has no attempt under way.",
                 where="feature_deletion",
                 fix="keep the task's setup and scorer, and replace its solver alone.",

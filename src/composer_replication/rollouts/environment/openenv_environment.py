@@ -105,12 +105,12 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             unknown: not used.
 
         Raises:
-            RuntimeError: the attempt is over, or none was begun (CR0802).
+            RuntimeError: the attempt is over, or none was begun (CR0800).
         """
         del timeout_s, unknown
         if self._state.is_over:
             problem = "the attempt is over, or none was begun."
-            raise _told(UsageError("CR0802", problem, where="step", fix="reset first."))
+            raise _told(UsageError("CR0800", problem, where="step", fix="reset first."))
         environment = self._environment
         try:
             result = environment.call(action.to_call())

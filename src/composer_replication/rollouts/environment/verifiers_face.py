@@ -253,7 +253,7 @@ def _attempt_of(trace: Any) -> HostedAttempt:
     attempt: HostedAttempt | None = getattr(trace.state, "_attempt", None)
     if attempt is None:
         raise UsageError(
-            "CR0859",
+            "CR0800",
             "a rollout of verifiers has no attempt under way.",
             where=NAME,
             fix="run it through vf-eval, or Env.run_episode: its task's setup opens the attempt.",

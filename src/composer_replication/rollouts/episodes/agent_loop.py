@@ -293,7 +293,7 @@ class OneEpisode:
         task_id, finish = self.place.task_id, self.parts.finish
         judgement = await self._lease.do(lambda env: finish(env, task_id), seconds=None)
         if judgement is None:
-            raise SandboxFailure("CR0823", "the sandbox failed while an episode was graded.")
+            raise SandboxFailure("CR0302", "the sandbox failed while an episode was graded.")
         return replace(
             self._ended(reason),
             score=judgement.score,

@@ -52,7 +52,7 @@ class BatchingPolicy:
     ``counts`` has ``batches`` and ``prompts``.
 
     Raises (when sampling):
-        UsageError: the sampler gave something else than one completion a prompt (CR0829).
+        UsageError: the sampler gave something else than one completion a prompt (CR0821).
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class BatchingPolicy:
             found = list(await loop.run_in_executor(self._thread, sampled))
             if len(found) != len(batch) or not all(isinstance(each, Completion) for each in found):
                 raise UsageError(
-                    "CR0829",
+                    "CR0821",
                     f"the sampler gave {len(found)} answers for {len(batch)} prompts, or something else than completions.",
                     where="BatchingPolicy",
                     fix="make it return one Completion for each prompt, in order.",

@@ -44,14 +44,14 @@ class EnvironmentLease:
         """Run ``act`` on the environment in a thread; afterwards nothing runs there. None waits for as long as it takes.
 
         Raises:
-            SandboxFailure: it did not come back in time (CR0822), and only ``release`` may follow; or its own.
+            SandboxFailure: it did not come back in time (CR0302), and only ``release`` may follow; or its own.
         """
         job: asyncio.Future[T] = asyncio.wrap_future(self._begin(act))
         job.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked
         done, _ = await asyncio.wait({job}, timeout=None if seconds is None else max(0.0, seconds))
         if not done:
             raise SandboxFailure(
-                "CR0822",
+                "CR0302",
                 f"an environment did not come back within {seconds:.0f} s.",
                 fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds.",
             )

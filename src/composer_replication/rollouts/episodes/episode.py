@@ -154,7 +154,7 @@ class Episode:
         """Ids, masks and log-probabilities of every segment.
 
         Raises:
-            InputError: turns without ids, or a prompt that does not begin with what came before it (CR0828).
+            InputError: turns without ids, or a prompt that does not begin with what came before it (CR0821).
         """
         return tuple(segment_tokens(segment) for segment in self.segments if segment.turns)
 
@@ -172,7 +172,7 @@ def segment_tokens(rollout: Rollout) -> SegmentTokens:
     """The turns of one conversation as one run of ids; nothing is aligned, each prompt has to extend the last.
 
     Raises:
-        InputError: a turn has no ids, or its prompt does not begin with what came before it (CR0828).
+        InputError: a turn has no ids, or its prompt does not begin with what came before it (CR0821).
     """
     first = rollout.turns[0].prompt_ids
     ids, mask, logp = list(first), [0] * len(first), [0.0] * len(first)
@@ -197,7 +197,7 @@ def segment_tokens(rollout: Rollout) -> SegmentTokens:
 
 def _untrainable(rollout: Rollout, problem: str) -> InputError:
     return InputError(
-        "CR0828",
+        "CR0821",
         f"an episode of {rollout.task_id} cannot be trained on: {problem}.",
         where=rollout.task_id,
         fix="sample through a policy that takes and gives token ids.",
@@ -230,7 +230,7 @@ def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
         filler_id: stands alone, without loss, where nothing was sampled.
 
     Raises:
-        InputError: its ids are not known exactly (CR0828).
+        InputError: its ids are not known exactly (CR0821).
     """
     counts = effort_counts(episode)
     if not episode.turns:

@@ -45,8 +45,8 @@ class LedgerTalk:
         num_ids: how many ids the policy has, where its model has rows for more than the tokenizer; see ``TokenLedger``.
 
     Raises:
-        InputError (from ``open`` on): there is no template (CR0810), its way of calls is not known (CR0819); it never
-            goes on after a call (CR0810 to CR0814), which is tried out before the first episode; as ``TokenLedger``.
+        InputError (from ``open`` on): there is no template (CR0810), its way of calls is not known (CR0818); it never
+            goes on after a call (CR0810), which is tried out before the first episode; as ``TokenLedger``.
         UsageError: there is no such dialect (CR0818).
     """
 

@@ -134,7 +134,7 @@ def require_fit(
 
     Raises:
         UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
-            or log-probabilities in its answers (CR0827).
+            or log-probabilities in its answers (CR0826).
         MissingError, SandboxFailure: it does not answer (CR0824).
     """
     limit = served.max_context_tokens

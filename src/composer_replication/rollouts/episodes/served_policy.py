@@ -47,7 +47,7 @@ class ServedPolicy:
         MissingError: nobody answers at the address any more (CR0824): the run ends, and can be resumed.
         RefusedRequestError: the request is too long for the server (CR0826); a ``UsageError``.
         UsageError: the server refuses for good (CR0826), or gives no ids or log-probabilities, or saw another prompt
-            (CR0827).
+            (CR0826).
     """
 
     def __init__(
@@ -136,7 +136,7 @@ def read_answer(answer: Any, prompt_ids: Sequence[int], max_new_tokens: int) -> 
     """A completion with the ids that were sampled.
 
     Raises:
-        UsageError: no ids or log-probabilities, or an answer to another prompt (CR0827).
+        UsageError: no ids or log-probabilities, or an answer to another prompt (CR0826).
         SandboxFailure: numbers that do not fit together (CR0824).
     """
     try:
@@ -176,7 +176,7 @@ def _half_an_answer(problem: str) -> SandboxFailure:
 
 def _unfit(problem: str) -> UsageError:
     return UsageError(
-        "CR0827",
+        "CR0826",
         f"the policy's server {problem}, so nothing that it samples can be trained on.",
         where="/v1/completions",
         fix=f"serve the model with vLLM: {SERVE_COMMAND}",

@@ -47,7 +47,7 @@ def write_trajectories(
     """Write a file of episodes, whole or not at all; ``session_id`` is the run's, ``model_name`` the policy's.
 
     Raises:
-        InputError: an episode holds a number that JSON has no word for (CR0825); nothing is written.
+        InputError: an episode holds a number that JSON has no word for (CR0401); nothing is written.
     """
     try:
         rewrite_jsonl(path, [trajectory_row(episode, session_id, model_name) for episode in episodes])
@@ -59,7 +59,7 @@ def read_trajectories(path: Path) -> list[Episode]:
     """The episodes of a file, as they were written.
 
     Raises:
-        InputError: the file is missing, damaged, or of somebody else (CR0825).
+        InputError: the file is missing, damaged, or of somebody else (CR0401).
     """
     advice = "give a file that write_trajectories wrote, or restore it from a copy."
     try:
@@ -171,7 +171,7 @@ def _our_fields(episode: Episode) -> dict[str, Any]:
 
 
 def _unusable(problem: str, path: Path, fix: str) -> InputError:
-    return InputError("CR0825", f"a file of trajectories is not usable: {problem}.", where=str(path), fix=fix)
+    return InputError("CR0401", f"a file of trajectories is not usable: {problem}.", where=str(path), fix=fix)
 
 
 def step_of(turn: EpisodeTurn, step_id: int, before: Turn | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class KeptEpisodes:
         """Add the episodes of a generation; dynamic sampling makes several of one step.
 
         Raises:
-            InputError: an episode cannot be written (CR0825).
+            InputError: an episode cannot be written (CR0401).
         """
         if step != self._step:
             self._step, self._played = step, []
@@ -59,7 +59,7 @@ class KeptEpisodes:
         """Trajectories that nothing is learned from, in a file of this name.
 
         Raises:
-            InputError: an episode cannot be written (CR0825).
+            InputError: an episode cannot be written (CR0401).
         """
         path = self._folder / f"{name}{self._part}.jsonl"
         self._write(path, played)

@@ -60,14 +60,14 @@ def hint_code_prompt(
         indent: of the body; None reads it from the prompt.
 
     Raises:
-        InputError: the ids are not those of the text (CR0430); the comment fits nowhere (CR0431); no prompt
-            or no hint (CR0432); the hint holds a control token (CR0433).
+        InputError: the ids are not those of the text (CR0430); the comment fits nowhere (CR0430); no prompt
+            or no hint (CR0430); the hint holds a control token (CR0430).
     """
     ids, hint = tuple(prompt_ids), hint.strip()
     if not (ids and prompt_text and hint):
         problem = "there is no prompt" if not (ids and prompt_text) else "the hint is empty"
         raise InputError(
-            "CR0432",
+            "CR0430",
             f"{problem}.",
             where="turn",
             fix="give turns with the ids that the policy saw and their text.",
@@ -92,7 +92,7 @@ def hint_code_prompt(
     found = _above(tokenizer, plain_ids, prompt_text, hint)
     if found is None:
         raise InputError(
-            "CR0431",
+            "CR0430",
             "the hint fits at no place of this prompt: the answer begins on the prompt's last line, and a "
             "comment above the function would change other ids.",
             where=path,

@@ -49,7 +49,7 @@ class HintedPrompt:
         """The record for the loss; the completion is the sampled one.
 
         Raises:
-            InputError: another prompt, no completion, or a number of log-probabilities that does not fit (CR0432).
+            InputError: another prompt, no completion, or a number of log-probabilities that does not fit (CR0430).
         """
         completion = turn.completion
         if tuple(turn.prompt_ids) != self.prompt_ids:
@@ -81,8 +81,8 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
 
     Raises:
         InputError: the prompt does not end as the template renders the conversation (CR0430); the template
-            takes the hint at no place (CR0431); the hint holds a control token (CR0433); there is no hint, or
-            no prompt (CR0432).
+            takes the hint at no place (CR0430); the hint holds a control token (CR0430); there is no hint, or
+            no prompt (CR0430).
     """
     ids = tuple(prompt_ids)
     hint = hint.strip()
@@ -137,12 +137,12 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
     """Refuse a hint in which the tokenizer sees a control token: it would end or begin a message.
 
     Raises:
-        InputError: it does (CR0433).
+        InputError: it does (CR0430).
     """
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         raise InputError(
-            "CR0433",
+            "CR0430",
             "the hint holds a control token of the tokenizer.",
             where=hint[:60],
             fix="put a space into it, as the function clean_text does.",
@@ -155,7 +155,7 @@ def _find_place(
     """The first place that the template takes and where nothing else changes: its name and the insertion.
 
     Raises:
-        InputError: there is none; every reason is told (CR0431).
+        InputError: there is none; every reason is told (CR0430).
     """
     refusals: list[str] = []
     for place, shown, messages in _places(chat.messages, hint):
@@ -172,7 +172,7 @@ def _find_place(
             return place, found
         refusals.append(f"{place}: it would change more than it adds")
     raise InputError(
-        "CR0431",
+        "CR0430",
         f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))}).",
         where="chat template",
         fix="set strict to false to leave such turns out.",
@@ -253,7 +253,7 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _unfit(problem: str) -> InputError:
     return InputError(
-        "CR0432",
+        "CR0430",
         f"{problem}.",
         where="turn",
         fix="give turns with the ids that the policy saw and sampled.",

@@ -43,7 +43,7 @@ class HintedTurnMaker:
     Raises:
         UsageError: a layer cannot be used (CR0221).
         InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430 to
-            CR0433).
+            CR0430).
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
     has its turn. The text is cleaned, clamped and prefixed.
 
     Raises:
-        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0222).
+        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0221).
     """
     for name, layer in layers:
         text = _ask(name, layer, context)
@@ -119,7 +119,7 @@ def _unusable(dotted: str, problem: str) -> UsageError:
 
 def _broken(name: str, problem: str) -> UsageError:
     return UsageError(
-        "CR0222",
+        "CR0221",
         f"the hint layer {name} {problem}.",
         where="hints.writing.layers",
         fix="make it return a text or None for every context; then the same command with --resume goes on.",

@@ -22,7 +22,7 @@ class MonitorOptions:
             enough to act on and a hostile episode could make thousands. 5 show a pattern.
 
     Raises:
-        UsageError: a class or an action that does not exist (CR0830), or a number below 1 (CR0831).
+        UsageError: a class or an action that does not exist (CR0830), or a number below 1 (CR0830).
     """
 
     actions: Mapping[str, Action] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class MonitorOptions:
                 )
         if self.max_findings < 1:
             raise UsageError(
-                "CR0831",
+                "CR0830",
                 f"max_findings is {self.max_findings}, which keeps no finding.",
                 where="monitor.max_findings",
                 fix="give a number from 1, or switch classes off.",

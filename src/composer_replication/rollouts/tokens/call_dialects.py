@@ -265,7 +265,7 @@ def dialect_of(template: str | Mapping[str, str] | None) -> str:
     Of several templates by name, transformers takes ``tool_use`` where there are tools, else ``default``.
 
     Raises:
-        InputError: it knows tools and writes calls in a way that is not known here (CR0819); there is no
+        InputError: it knows tools and writes calls in a way that is not known here (CR0818); there is no
             template (CR0810).
     """
     if isinstance(template, Mapping):
@@ -283,7 +283,7 @@ def dialect_of(template: str | Mapping[str, str] | None) -> str:
             return name
     if "tool_call" in template_text:
         raise InputError(
-            "CR0819",
+            "CR0818",
             "the chat template writes calls of tools in a way that is not known.",
             where="chat template",
             fix=f"name a dialect: {', '.join(sorted(DIALECTS))}.",

@@ -87,7 +87,7 @@ class TemplateRule:
         """The first prompt.
 
         Raises:
-            InputError: the template does not take the messages (CR0810) or leaves one out (CR0811).
+            InputError: the template does not take the messages (CR0810) or leaves one out (CR0810).
         """
         marked = marked_messages(messages, 0)
         text, rendering = self._render(messages), self._render(marked)
@@ -98,9 +98,9 @@ class TemplateRule:
         """What comes after the last completion.
 
         Raises:
-            InputError: the template does not take the messages (CR0810); it leaves one out (CR0811); it would
-                change what stands before them (CR0812); it does not say how the turn goes on (CR0813); the
-                tokenizer joins what was said with what follows (CR0814).
+            InputError: the template does not take the messages (CR0810); it leaves one out (CR0810); it would
+                change what stands before them (CR0812); it does not say how the turn goes on (CR0810); the
+                tokenizer joins what was said with what follows (CR0810).
         """
         name = _stand_in(standing.turn_idx)
         plain = called = refusal = None
@@ -190,7 +190,7 @@ class TemplateRule:
         if not is_finished or place < 0 or not text.startswith(head):
             how = f"ended with {end!r}" if is_finished else "was cut off"
             raise InputError(
-                "CR0813",
+                "CR0810",
                 f"the chat template does not say how a turn goes on that {how} and is answered by a tool.",
                 where=f"turn {standing.turn_idx}",
                 fix="answer such a turn with a message of the user, or end the episode there.",
@@ -202,7 +202,7 @@ class TemplateRule:
         before, both = encode(self._tokenizer, left), encode(self._tokenizer, left + right)
         if both[: len(before)] != before:
             raise InputError(
-                "CR0814",
+                "CR0810",
                 f"the tokenizer joins what a turn says with what follows it, {right[:20]!r}.",
                 where="chat template",
                 fix="use a template that ends a turn with a control token.",
@@ -287,7 +287,7 @@ def _stand_in(turn_idx: int) -> str:
 
 def _left_out(what: str) -> InputError:
     return InputError(
-        "CR0811",
+        "CR0810",
         f"the chat template leaves out {what}.",
         where="chat template",
         fix="use roles that the template shows; a tool's result may be given as a message of the user.",

@@ -40,7 +40,7 @@ class TokenLedger:
 
     Raises:
         InputError: the template does not take the conversation, or there is none (CR0810); it leaves a
-            message out (CR0811); a control token in a content cannot be broken up (CR0816).
+            message out (CR0810); a control token in a content cannot be broken up (CR0816).
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class TokenLedger:
         turn into one block; the generation prompt then moves to the end. Nothing changes where it raises.
 
         Raises:
-            InputError: the template does not take the messages (CR0810); it leaves one out (CR0811); it would
-                change what stands before them (CR0812); it does not say how the turn ends (CR0813); the
-                tokenizer joins what was said with what follows (CR0814); a control token in a content cannot
+            InputError: the template does not take the messages (CR0810); it leaves one out (CR0810); it would
+                change what stands before them (CR0812); it does not say how the turn ends (CR0810); the
+                tokenizer joins what was said with what follows (CR0810); a control token in a content cannot
                 be broken up (CR0816).
             ValueError: there is no message.
         """

@@ -88,7 +88,7 @@ def scan_store(
         NothingToDoError: the store is empty (CR0604).
         InputError: not a store (CR0410), damaged (CR0411), or its environment cannot be
             made here (CR0408, CR0413).
-        SandboxFailure: the sandbox broke (CR03..), or the search inside did not end (CR0426);
+        SandboxFailure: the sandbox broke (CR03..), or the search inside did not end (CR0302);
             nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
@@ -184,7 +184,7 @@ def search_inside(
     the interpreter (``environment``).
 
     Raises:
-        SandboxFailure: the sandbox broke, or the answer did not come (CR0426).
+        SandboxFailure: the sandbox broke, or the answer did not come (CR0302).
     """
     nonce = secrets.token_hex(16)
     system, own = _system_paths(environment), _with_real([environment.root])
@@ -261,7 +261,7 @@ def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str
         "it ran too long" if done.timed_out else words[-1][:200] if words else f"exit code {done.exit_code}"
     )
     raise SandboxFailure(
-        "CR0426",
+        "CR0302",
         f"the search inside the sandbox did not end: {problem}.",
         where=targets[0].task_id if targets else "",
         fix="composer-rl sandbox selftest, then the same command again",

@@ -104,7 +104,7 @@ def build_twins(
         Twins in the order of ``cuts``, only those that passed every gate, and the reason for every other function.
 
     Raises:
-        SandboxFailure: the sandbox broke (CR03.., CR0426).
+        SandboxFailure: the sandbox broke (CR03.., CR0302).
     """
     build = _Build(files, environment, backend, seed, frozenset(eager))
     chosen = []

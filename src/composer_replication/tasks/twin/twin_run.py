@@ -192,7 +192,7 @@ def play(
         A report for each job, and an empty text or why the run as a whole failed.
 
     Raises:
-        SandboxFailure: the sandbox broke, or the player did not even start (CR0426).
+        SandboxFailure: the sandbox broke, or the player did not even start (CR0302).
     """
     options = {
         "twins": [
@@ -235,7 +235,7 @@ def play_apart(
         A report for each job; of one that took down its own sandbox nothing is known.
 
     Raises:
-        SandboxFailure: the sandbox broke, or the player did not even start (CR0426).
+        SandboxFailure: the sandbox broke, or the player did not even start (CR0302).
     """
     if not jobs:
         return []
@@ -321,7 +321,7 @@ def _read_player(
     reports = [JobReport() for _ in range(num_jobs)]
     if not records or records[0]["event"] != "ready":
         raise SandboxFailure(
-            "CR0426",
+            "CR0302",
             f"the program that replays calls did not start{last_words(done)}.",
             fix="composer-rl sandbox selftest, then the same command again",
         )

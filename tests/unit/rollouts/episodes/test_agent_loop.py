@@ -159,7 +159,7 @@ def test_a_broken_sandbox_is_tried_afresh_and_then_dropped(where: str) -> None:
     [episode] = run(["task"], broken, options=EpisodeOptions(max_tries=3), counts=counts)
     assert episode.stop_reason is StopReason.INFRASTRUCTURE
     assert (episode.reward, episode.score, episode.num_tries) == (None, None, 3)
-    assert episode.failure == ("CR0823" if where == "score" else "CR0302")
+    assert episode.failure == "CR0302"
     assert len(lives.opened) == 3
     assert lives.all_closed_once()
     assert counts["dropped"] == 1
@@ -280,7 +280,7 @@ def test_an_environment_that_does_not_come_back_is_closed_when_it_does() -> None
         turn_seconds=0.5, call_seconds=0, grace_seconds=0, max_tries=1, closing_seconds=30
     )
     [episode] = run(["task"], made, options=limits, counts=counts)
-    assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0822")
+    assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0302")
     assert lives.all_closed_once()
     assert counts["closed"] == counts["opened"] == 1
 
@@ -465,7 +465,7 @@ def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_
     assert [each.stop_reason for each in episodes] == [StopReason.FINISHED] * 2
     assert all(each.score is not None and each.reward is not None for each in episodes)
     assert [len(each.turns) for each in episodes] == [2 if end == "<|call|>" else 1] * 2
-    assert counts["not_continued_CR0813"] == (0 if end == "<|call|>" else 2)
+    assert counts["not_continued_CR0810"] == (0 if end == "<|call|>" else 2)
 
 
 def test_episodes_are_played_where_a_loop_runs_already() -> None:
@@ -478,7 +478,7 @@ def test_episodes_are_played_where_a_loop_runs_already() -> None:
     assert [episode.reward for episode in asyncio.run(cell())] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("name", "code"), [("zephyr", "CR0811"), ("gemma3", "CR0810")])
+@pytest.mark.parametrize(("name", "code"), [("zephyr", "CR0810"), ("gemma3", "CR0810")])
 def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answer(
     name: str, code: str
 ) -> None:

@@ -97,7 +97,7 @@ def test_a_sampler_that_loses_answers_is_refused(wrong: Any) -> None:
     assert len(found) == 3
     for error in found:
         assert isinstance(error, UsageError)
-        assert error.code == "CR0829"
+        assert error.code == "CR0821"
     policy.close()
 
 

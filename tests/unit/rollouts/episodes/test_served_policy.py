@@ -190,7 +190,7 @@ def test_an_address_that_is_none_is_refused(url: str, variable: str) -> None:
 )
 def test_a_server_without_the_ids_is_refused(server: PolicyServer, changes: dict[str, Any]) -> None:
     server.changes.update(changes)
-    with pytest.raises(UsageError, match="CR0827"):
+    with pytest.raises(UsageError, match="CR0826"):
         sample(policy_of(server))
 
 
@@ -370,7 +370,7 @@ def test_weights_of_another_shape_are_refused(server: PolicyServer, tmp_path: Pa
 
 def test_a_server_without_log_probabilities_is_refused(server: PolicyServer) -> None:
     server.changes["logprobs"] = None
-    with pytest.raises(UsageError, match=r"CR0827.*no log-probabilities.*processed_logprobs"):
+    with pytest.raises(UsageError, match=r"CR0826.*no log-probabilities.*processed_logprobs"):
         fit(server)
 
 

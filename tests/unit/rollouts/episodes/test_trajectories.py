@@ -290,7 +290,7 @@ def test_a_number_that_is_none_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_trajectories(path, real_episodes())
     before = path.read_bytes()
-    with pytest.raises(InputError, match="CR0825"):
+    with pytest.raises(InputError, match="CR0401"):
         write_trajectories(path, [replace(real_episodes()[0], reward=float("nan"))])
     assert path.read_bytes() == before
 
@@ -312,12 +312,12 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: Any) -> None:
     path = tmp_path / "t.jsonl"
     write_trajectories(path, real_episodes())
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(InputError, match="CR0825"):
+    with pytest.raises(InputError, match="CR0401"):
         read_trajectories(path)
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="CR0825"):
+    with pytest.raises(InputError, match="CR0401"):
         read_trajectories(tmp_path / "none.jsonl")
 
 

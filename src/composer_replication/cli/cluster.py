@@ -1,9 +1,13 @@
-"""Several processes of one launch: ``torchrun`` and ``accelerate launch`` tell each its rank in the environment."""
+"""Several processes of one launch, as ``torchrun`` and ``accelerate launch`` tell each, and what can be said of a Ray cluster at once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer_replication.config import RunConfig
 
 
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
@@ -38,3 +42,29 @@ def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
 def shards_by_fsdp2(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether it is FSDP2 that is to spread them."""
     return environment.get("ACCELERATE_USE_FSDP") == "true" and environment.get("FSDP_VERSION") == "2"
+
+
+def check_cluster(address: str, purpose: str) -> None:
+    """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package.
+
+    Raises:
+        MissingError: ray is not installed (CR0101), or nothing answers at the address (CR0490).
+        UsageError: that is no address (CR0490).
+    """
+    from composer_replication.errors import needs_extra
+    from composer_replication.tasks.workers.workers import load_ray
+
+    with needs_extra("ray", purpose):
+        load_ray()
+    from composer_replication.tasks.workers.ray_connection import check_address
+
+    check_address(address)
+
+
+def placed_at(config: RunConfig, address: str | None) -> RunConfig:
+    """A recipe whose attempts are graded on this cluster, placed as it says; for None here, whatever it was trained on."""
+    from composer_replication.channel_tables import RaySection
+
+    placing = {} if config.ray is None else config.ray.model_dump()
+    ray = None if address is None else RaySection(**(placing | {"address": address}))
+    return config.model_copy(update={"ray": ray})

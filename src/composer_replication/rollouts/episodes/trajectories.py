@@ -162,6 +162,7 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
             {node: Outcome(outcome) for node, outcome in score["outcomes"].items()},
             score["error"],
             score["seconds"],
+            tuple(score.get("paid", ())),
         ),
         **{name: ours[name] for name in _PLAIN},
     )
@@ -181,6 +182,7 @@ def _our_fields(episode: Episode) -> dict[str, Any]:
             "outcomes": {node: str(outcome) for node, outcome in score.outcomes.items()},
             "error": score.error,
             "seconds": score.seconds,
+            **({"paid": list(score.paid)} if score.paid else {}),
         },
         "masks": [_mask_runs(episode, idx) for idx in range(len(episode.first_messages))],
         **{name: getattr(episode, name) for name in _PLAIN},

@@ -36,7 +36,7 @@ def failed_tests(
         places: where the function of a node id stands, if that is not what the node id says.
     """
     outcomes = {} if score is None else score.outcomes
-    failed = [node_id for node_id in task.tests.visible if outcomes.get(node_id) in _FAILED]
+    failed = [node_id for node_id in task.tests.shown if outcomes.get(node_id) in _FAILED]
     return told_first(task, failed, sources, places)
 
 

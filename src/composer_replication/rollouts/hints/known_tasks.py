@@ -32,7 +32,7 @@ class KnownTask:
 
     def visible_tests(self) -> tuple[FailedTest, ...]:
         """All visible tests as if they had failed, in the same order."""
-        return told_first(self.task, self.task.tests.visible, self.sources, self.places)
+        return told_first(self.task, self.task.tests.shown, self.sources, self.places)
 
     def is_leak(self, text: str) -> bool:
         """Whether a text shows deleted code, a hidden test or a hidden value."""
@@ -65,7 +65,7 @@ class KnownTasks:
                 prompt,
                 tuple(sorted(store.files(task, "rollout"))),
                 read_material(store, task).sources,
-                {test: places[test] for test in task.tests.visible if test in places},
+                {test: places[test] for test in task.tests.shown if test in places},
                 read_secrets(store, task, prompt),
             )
         return self._known[task_id]

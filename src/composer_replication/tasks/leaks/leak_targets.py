@@ -35,7 +35,7 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
     files = store.files(task, "rollout")
     original = store.repository_files(store.record(task.task_id).repository_record)
     counts = _LineCounts(files, original, {hole.path for hole in task.holes} | set(task.removed_files))
-    tests = _hidden_tests(task, files)
+    tests = _unseen_tests(task, files)
     found = []
     for place in _places(store, task, original):
         distinctive = {
@@ -114,11 +114,11 @@ def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[str, int, int]]:
                 yield from _definitions(child, f"{owner}{child.name}.")
 
 
-def _hidden_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
-    """``file name::test`` of each hidden test that nothing visible calls so."""
+def _unseen_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
+    """``file name::test`` of each hidden or paid test that nothing visible calls so."""
     hidden = {
         (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
-        for test in task.tests.hidden
+        for test in task.tests.unseen
     }
     calls = {test: f"{test}(".encode() for _, test in hidden}
     shown = {test for test, call in calls.items() if any(call in data for data in files.values())}

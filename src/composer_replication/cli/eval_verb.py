@@ -248,7 +248,9 @@ def render(result: dict[str, Any]) -> str:
     kept = [f"kept in  {result['difficulty']}"] if result.get("difficulty") else []
     ended = [f"{number} {reason}" for reason, number in sorted(result.get("stop_reasons", {}).items())]
     episodes = [f"episodes {', '.join(ended)}"] if ended else []
-    return "\n".join([*rows, "", *(_line(side, result) for side in _SIDES), *gap, *episodes, *kept])
+    apart = [side for side in ("shown", "paid") if result.get(f"{side}_pass") is not None]
+    sides = [_line(side, result) for side in (*apart, "visible", "hidden")]
+    return "\n".join([*rows, "", *sides, *gap, *episodes, *kept])
 
 
 def _line(side: str, result: dict[str, Any]) -> str:

@@ -80,7 +80,10 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     """
     trees = _trees(store, task)
     record = store.record(task.task_id)
+    repository = store.repository(record.repository_record)
     withheld = store.secret(task.task_id).withheld
+    paid = {repository.places[test] for test in task.tests.paid}
+    others = [test for test in task.tests.pass_to_pass if repository.places[test] not in paid]
     name, _, version = task.repository.partition("==")
     public: Row = {
         "instance_id": task.task_id,
@@ -90,7 +93,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "hints_text": "",
         "test_patch": "",
         "FAIL_TO_PASS": json.dumps(sorted(task.tests.shown)),
-        "PASS_TO_PASS": json.dumps(sorted(task.tests.pass_to_pass)),
+        "PASS_TO_PASS": json.dumps(sorted(others)),
         "version": version,
         "created_at": "",  # the same input gives the same bytes: there is no time in a store
         "environment_setup_commit": task.environment,
@@ -99,7 +102,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "symbol": task.symbol,
         "path": task.path,
         "num_body_lines": task.num_body_lines,
-        "licence": store.repository(record.repository_record).licence.spdx or "",
+        "licence": repository.licence.spdx or "",
     }
     source, tests = _parted(trees)
     secret: Row = {

@@ -5,8 +5,7 @@ a table of their literal calls, the value that belongs to the test that runs (by
 they make with the answers of the original code, which nobody could write but who has seen them run. Each is graded once
 as in training. An answer that fails a shown test is no shortcut for its task, and is not counted as paid.
 
-    python benchmarks/paying_shortcuts.py                    # builds the tiny project
-    python benchmarks/paying_shortcuts.py --tasks DIR
+    python benchmarks/paying_shortcuts.py [--tasks DIR]
 
 Of a store without paid tests (one of an earlier version) they are drawn for the benchmark alone, as a build draws them.
 """
@@ -65,7 +64,7 @@ def main() -> None:
 
 
 def measure(store: TaskStore) -> dict[str, Any]:
-    """The counts for each kind of answer."""
+    """Counts by kind of answer."""
     tasks = [_with_paid(store, task) for task in store.tasks() if task.is_one_hole]
     paying = [task for task in tasks if task.tests.paid]
     requests: list[tuple[str, GradeRequest]] = []

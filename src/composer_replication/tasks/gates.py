@@ -65,6 +65,8 @@ NUM_DRAWS = 24
 """How many ways to part the tests are looked at; a stub that would pass is known without a run."""
 NUM_TRIES = 3
 """How many of them are run."""
+NUM_PAID_DRAWS = 8
+"""How many ways to draw paid tests are looked at; none of them is run."""
 NUM_GOLDEN_RUNS = 3
 """With the code back the tests of a task pass so often in a row, or they are flaky."""
 GOLDEN_CPU_SHARE = 0.5
@@ -240,7 +242,7 @@ def _draw_paid(
     given: frozenset[str],
 ) -> Subject:
     """The subject with paid tests that no constant passes; as it is where none were found."""
-    for attempt in range(NUM_DRAWS):
+    for attempt in range(NUM_PAID_DRAWS):
         salt = f"{pin}/paid/{attempt}"
         narrowed = with_paid(subject, repository, original, seed=seed, salt=salt, given=given)
         with contextlib.suppress(GateFailed):

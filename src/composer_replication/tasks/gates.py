@@ -473,12 +473,12 @@ def _check_golden(subject: Subject, reports: Sequence[TestReport]) -> None:
     if not _all_passed(shown, subject.shown):
         detail = shown.error or f"{min(set(shown.outcomes) - shown.passed)} does not pass"
         raise GateFailed("golden-fails", detail)
-    unseen = [
-        tests for own, tests in ((subject.paid, subject.visible), (subject.hidden, subject.hidden)) if own
-    ]
-    if not all(map(_all_passed, others, unseen)):
-        # Which one stays unsaid: this text is printed, and the name of a test that is not shown is a hint.
-        raise GateFailed("golden-fails", "a paid or hidden test does not pass with the golden code")
+    sides = (("paid", subject.paid, subject.visible), ("hidden", subject.hidden, subject.hidden))
+    unseen = [(kind, tests) for kind, own, tests in sides if own]
+    for (kind, tests), report in zip(unseen, others, strict=True):
+        if not _all_passed(report, tests):
+            # Which one stays unsaid: this text is printed, and the name of a test that is not shown is a hint.
+            raise GateFailed("golden-fails", f"a {kind} test does not pass with the golden code")
 
 
 def _all_passed(report: TestReport, tests: Iterable[str]) -> bool:

@@ -1,9 +1,9 @@
 """How often are shortcuts paid in full, by the tests that a policy sees and by these with the paid ones?
 
 For each task that is the body of one function, answers are made of what the tests that are shown say, and of nothing else:
-a table of their literal calls, the value that belongs to the test that runs (by its name), and a table of all calls that
-they make with the answers of the original code, which nobody could write but who has seen them run. Each is graded once
-as in training. An answer that fails a shown test is no shortcut for its task, and is not counted as paid.
+a table of their literal calls, which gives None for any other, and the value that belongs to the test that runs, by its
+name. Each is graded once as in training. An answer that fails a shown test is no shortcut for its task, and is not counted
+as paid. Tasks whose tests say no literal call have no such answer (all 15 of the quickstart: properties and methods).
 
     python benchmarks/paying_shortcuts.py [--tasks DIR]
 
@@ -27,14 +27,10 @@ from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.fair_split import words_of
-from composer_replication.tasks.lookup_gate import with_tables
 from composer_replication.tasks.part_subject import with_paid
-from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import bench_of, subject_of
+from composer_replication.tasks.subject import subject_of
 from composer_replication.tasks.test_functions import function_texts
-from composer_replication.tasks.twin.lookup_solver import AnsweredCall, answered_calls
-from composer_replication.tasks.twin.twin_run import record_calls
 
 TINY = Path(__file__).parents[1] / "recipes" / "tiny-cpu" / "project"
 _TABLE = """\
@@ -70,7 +66,6 @@ def measure(store: TaskStore) -> dict[str, Any]:
     requests: list[tuple[str, GradeRequest]] = []
     for task in paying:
         requests += [(kind, GradeRequest(task, body)) for kind, body in written_answers(store, task).items()]
-        requests += [("table of all calls", request) for request in recorded_answers(store, task)]
     with closing(Grader(store)) as grader:
         scores = grader.grade_many([request for _, request in requests])
     found: dict[str, Any] = {
@@ -121,24 +116,6 @@ def written_answers(store: TaskStore, task: Task) -> dict[str, str]:
     marker = broken[hole.start : hole.end].lstrip("\r\n")
     margin = marker[: len(marker) - len(marker.lstrip())] or "    "
     return {kind: f"\n{textwrap.indent(body, margin)}" for kind, body in bodies.items()}
-
-
-def recorded_answers(store: TaskStore, task: Task) -> Iterator[GradeRequest]:
-    """The original code with a table in the place of the function; none where its calls cannot be recorded."""
-    subject, bench = subject_of(store, task), bench_of(store, task)
-    text = bench.original[task.path].decode()
-    spans = [(edit.start, edit.end) for edit in subject.changes.edits]
-    cuts = [cut for cut in find_body_cuts(task.path, text) if (cut.start, cut.end) in spans]
-    calls, _ = record_calls(
-        bench.original, bench.environment, cuts, timeout_seconds=600.0, left_out=bench.left_out
-    )
-    for cut in cuts:
-        own = [call for call in calls.get(cut.pin, ()) if not set(task.tests.shown).isdisjoint(call.tests)]
-        answers, _ = answered_calls(bench.original, bench.environment, [(cut, own)], bench.backend)
-        answered = zip(own, answers[cut.pin], strict=True)
-        table = [AnsweredCall(call.blob, answer) for call, answer in answered if answer is not None]
-        if table:
-            yield GradeRequest(task, "", tree=with_tables(bench.original, [cut], {cut.pin: table}))
 
 
 def _known_calls(store: TaskStore, task: Task) -> Iterator[tuple[str, list[Call]]]:

@@ -66,13 +66,27 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class TestSplit:
-    """Node ids by their use: reward, held-out twin, and must-not-break."""
+    """Node ids by their use: reward, held-out twin, and must-not-break.
+
+    ``paid`` are those of ``visible`` that the policy cannot read: the reward counts them, and no tree of a rollout has them.
+    """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
 
     visible: tuple[str, ...]
     hidden: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
+    paid: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The tests of the reward that a policy can read and run."""
+        return tuple(test for test in self.visible if test not in self.paid)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What no text for a policy may name or quote: hidden tests, and paid ones that are not shown."""
+        return (*self.hidden, *self.paid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +242,14 @@ class Score:
 
     ``outcomes`` maps node id to outcome for the tests that ran. ``error`` is empty,
     or says why the run itself is a failure of the candidate (no closing record,
-    time-out, other node ids than the stored ones).
+    time-out, other node ids than the stored ones). ``paid`` are those of the tests that the policy cannot read
+    (``TestSplit.paid``); their outcomes count as any other.
     """
 
     outcomes: Mapping[str, Outcome]
     error: str = ""
     seconds: float = 0.0
+    paid: tuple[str, ...] = ()
 
     @property
     def num_passed(self) -> int:
@@ -246,6 +262,11 @@ class Score:
     @property
     def pass_share(self) -> float:
         return 0.0 if self.error or not self.outcomes else self.num_passed / len(self.outcomes)
+
+    def passed_all(self, *, paid: bool) -> bool:
+        """Whether all tests passed that are paid but not shown, or all the others; False where there are none."""
+        own = [outcome for test, outcome in self.outcomes.items() if (test in self.paid) is paid]
+        return not self.error and bool(own) and all(outcome is Outcome.PASSED for outcome in own)
 
 
 @dataclass(frozen=True, slots=True)

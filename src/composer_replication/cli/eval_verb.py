@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _SINGLE_ANSWER = {"prompt_style": "completion", "max_new_tokens": 64, "temperature": 1.0}
 """How a model alone is asked, unless the flags of these names say otherwise."""
+_SIDES = ("shown", "paid", "visible", "hidden")
+"""The tests of a task: visible ones that the policy can read, that it cannot, both, and those that are no part of a reward."""
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -154,9 +156,11 @@ def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object
         "samples": rates.num_samples,
         "visible_pass": rates.visible_pass,
         "hidden_pass": rates.hidden_pass,
+        "shown_pass": rates.shown_pass,
+        "paid_pass": rates.paid_pass,
         "gap": rates.gap,
         "gap_upper99": _gap_bound(results),
-        "ci95": {"visible": rates.visible_ci95, "hidden": rates.hidden_ci95},
+        "ci95": {side: getattr(rates, f"{side}_ci95") for side in _SIDES},
         "pass_at_k": rates.pass_at_k,
         "infrastructure_failures": num_dropped,
         "by_task": [
@@ -242,9 +246,9 @@ def render(result: dict[str, Any]) -> str:
     kept = [f"kept in  {result['difficulty']}"] if result.get("difficulty") else []
     ended = [f"{number} {reason}" for reason, number in sorted(result.get("stop_reasons", {}).items())]
     episodes = [f"episodes {', '.join(ended)}"] if ended else []
-    return "\n".join(
-        [*rows, "", *(_line(side, result) for side in ("visible", "hidden")), *gap, *episodes, *kept]
-    )
+    apart = [side for side in ("shown", "paid") if result.get(f"{side}_pass") is not None]
+    sides = [_line(side, result) for side in (*apart, "visible", "hidden")]
+    return "\n".join([*rows, "", *sides, *gap, *episodes, *kept])
 
 
 def _line(side: str, result: dict[str, Any]) -> str:

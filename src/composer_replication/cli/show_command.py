@@ -93,6 +93,7 @@ def _row(store: TaskStore, task: Task) -> Result:
         "num_holes": len(task.holes),
         "num_body_lines": task.num_body_lines,
         "visible_tests": list(task.tests.visible),
+        "paid_tests": list(task.tests.paid),
         "num_hidden_tests": len(task.tests.hidden),
         "num_recorded": task.num_twins,
         "num_pass_to_pass": len(task.tests.pass_to_pass),
@@ -149,17 +150,26 @@ def render_show(result: dict[str, Any]) -> str:
         return _page(rows[0])
     lines = [
         f"{row['task_id']}\n    {_place_of(row)}  {row['num_body_lines']} lines deleted, "
-        f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
+        f"{_tests_of(row)} tests"
         for row in rows
     ]
     return "\n".join([*lines, *_proof_lines(result)]) if lines else "The store holds no task."
 
 
+def _tests_of(row: dict[str, Any]) -> str:
+    num_visible, num_paid = len(row["visible_tests"]), len(row["paid_tests"])
+    visible = (
+        f"{num_visible - num_paid} visible shown, {num_paid} visible paid"
+        if num_paid
+        else f"{num_visible} visible"
+    )
+    return f"{visible} and {row['num_hidden_tests']} hidden"
+
+
 def _page(row: dict[str, Any]) -> str:
     """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
     what = f"body of a {row['granularity']}" if row["removal"] == "body" else f"a whole {row['granularity']}"
-    num_visible, num_hidden = len(row["visible_tests"]), row["num_hidden_tests"]
-    tests = f"{num_visible} visible and {num_hidden} hidden fail without it, {row['num_pass_to_pass']} pass with and without it"
+    tests = f"{_tests_of(row)} fail without it, {row['num_pass_to_pass']} pass with and without it"
     recorded, outdated, strength = row["num_recorded"], row["outdated_difficulty"], row["strength"]
     facts = [
         ("repository", row["repository"]),
@@ -183,6 +193,7 @@ def _page(row: dict[str, Any]) -> str:
     ]
     lines = [row["task_id"], "", *(f"  {name:<12} {value}" for name, value in facts if value)]
     lines += ["", "Broken places", row["broken_region"], "", "Visible tests", *row["visible_tests"]]
+    lines += ["", "Of these paid but not shown", *row["paid_tests"]] if row["paid_tests"] else []
     lines += ["", "Instruction", row["instruction"]]
     written = row["written_instruction"]
     lines += ["", f"Instruction, written by {written['model']}", written["text"]] if written else []

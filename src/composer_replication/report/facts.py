@@ -70,12 +70,21 @@ def key_figures(run: RunData) -> tuple[Fact, ...]:
     )
 
 
+_MEASURES = {
+    "shown_pass": "visible pass, of the tests that are shown",
+    "paid_pass": "visible pass, of the tests that are paid but not shown",
+    "visible_pass": "visible pass",
+    "hidden_pass": "hidden pass",
+}
+"""By key of a run's rates; a rate that was not measured has no line."""
+
+
 def before_and_after(run: RunData) -> tuple[Comparison, ...]:
     """Pass rates with their 95% intervals on both sides; empty where neither was measured."""
     rows = []
     for side, title in (("train", "Train tasks"), ("heldout", "Held-out tasks")):
         old, new = table_of((run.before or {}).get(side)), table_of((run.after or {}).get(side))
-        for key, measure in (("visible_pass", "visible pass"), ("hidden_pass", "hidden pass")):
+        for key, measure in _MEASURES.items():
             low, high = number(old.get(key)), number(new.get(key))
             if low is None and high is None:
                 continue

@@ -64,6 +64,11 @@ class GradeRequest:
             return self.canary.node_ids
         return self.task.tests.hidden if self.tests == "hidden" else self.task.tests.visible
 
+    @property
+    def paid(self) -> tuple[str, ...]:
+        """Those of ``node_ids`` that are paid but not shown."""
+        return self.task.tests.paid if self.tests in ("visible", "weakened") else ()
+
 
 class Grader:
     """Turns answers into scores; safe to use from several threads.
@@ -279,7 +284,7 @@ class Grader:
         if forged:
             self.count_forgery()
             error, outcomes = f"{FORGED}: {forged}", dict.fromkeys(request.node_ids, Outcome.FAILED)
-        return Score(outcomes=outcomes, error=error, seconds=report.seconds)
+        return Score(outcomes=outcomes, error=error, seconds=report.seconds, paid=request.paid)
 
     def count_forgery(self) -> None:
         """Count an answer that forged outcomes."""

@@ -188,5 +188,6 @@ def _log_metrics(log_metric: Callable[[str, float], None], scores: Sequence[Scor
     graded = [score for score in scores if score is not None]
     if graded:
         log_metric("rollouts/visible_pass", statistics.fmean(score.all_passed for score in graded))
+        log_metric("rollouts/shown_pass", statistics.fmean(score.passed_all(paid=False) for score in graded))
     log_metric("rollouts/infrastructure_failures", float(len(scores) - len(graded)))
     log_metric("rollouts/forgeries", float(sum(score.error.startswith(FORGED) for score in graded)))

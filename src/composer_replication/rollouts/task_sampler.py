@@ -124,6 +124,12 @@ class TaskSampler(ABC):
                 continue
             result = results[request.task.task_id]
             result = replace(result, visible=(*result.visible, score.all_passed))
+            if score.paid:
+                result = replace(
+                    result,
+                    shown=(*result.shown, score.passed_all(paid=False)),
+                    paid=(*result.paid, score.passed_all(paid=True)),
+                )
             if truth is not None:
                 result = replace(
                     result,

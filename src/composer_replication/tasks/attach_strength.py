@@ -104,7 +104,7 @@ def count_noticed(trials: Sequence[StrengthTrial], bench: Bench) -> list[dict[st
         SandboxFailure: the sandbox broke.
     """
     faults = [_Fault(trial, cut, body) for trial in trials for cut, body in _draw(trial, bench)]
-    for fault, noticed in _noticed_by_tests(faults, "rollout", bench):
+    for fault, noticed in _noticed_by_tests(faults, "visible", bench):
         fault.seen = fault.killed = noticed
     for fault, noticed in _noticed_by_tests([one for one in faults if not one.seen], "hidden", bench):
         fault.killed = noticed
@@ -138,7 +138,7 @@ def _draw(trial: StrengthTrial, bench: Bench) -> list[tuple[BodyCut, str]]:
 
 
 def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> list[tuple[_Fault, bool]]:
-    """Whether one of the task's visible ("rollout") or hidden tests fails, for the faults of tasks that have such."""
+    """Whether one of the task's tests of that view fails, for the faults of tasks that have such."""
     asked = [one for one in faults if one.trial.tests(view)]
     seconds = _seconds({id(one.trial): one.trial for one in asked}, view, bench)
     reports = bench.run_all([one.run(view, seconds[id(one.trial)], bench) for one in asked])

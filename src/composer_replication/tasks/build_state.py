@@ -438,6 +438,8 @@ def keep_task(
         num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
         statement="" if proposal is None else proposal.statement,
         instance_id="" if proposal is None else proposal.instance_id,
+        paid_tests=subject.paid,
+        shown_edits=subject.changes.shown_edits,
     )
     store.put_task(record, SecretRecord(task_id, subject.hidden, subject.withheld))
     return task_id

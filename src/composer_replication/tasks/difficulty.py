@@ -126,6 +126,7 @@ def tests_sha256(store: TaskStore, task_id: str) -> str:
         sorted(secret.hidden),
         sorted((secret.twins or {}).items()),
         sorted((path, repository.files.get(path, "")) for path in paths),
+        *([sorted(record.paid_tests)] if record.paid_tests else []),
     ]
     return sha256_of(json.dumps(parts).encode())
 

@@ -6,19 +6,20 @@ no-failing-test    no green test fails without the code
 breaks-everything  no green test passes without the code
 golden-copy        most of the code is still to be read in the tree that a rollout sees
 golden-fails       the visible or hidden tests fail although the code is back
-broken-passes      the visible or hidden tests pass without the code
-stub-passes        the visible or hidden tests pass when every function returns one constant
+broken-passes      the visible tests that are shown, the paid or the hidden tests pass without the code
+stub-passes        the visible, the paid or the hidden tests pass when every function returns one constant
 not-restored       the golden patch, applied by git, does not give the original files, or the task's own
                    tests do not pass every time although the code is back
-hidden-shown       a hidden test, or a copy of it, still stands in the tree that a rollout sees
-unfair-hidden      a hidden test, or recorded behaviour, asks for a name or a text that nobody can know
-leans-on-hidden    a test passes without the code, but not where the hidden test functions are gone too
+hidden-shown       a hidden or a paid test, or a copy of it, still stands in the tree that a rollout sees
+unfair-hidden      a hidden or a paid test, or recorded behaviour, asks for a name or a text that nobody can know
+leans-on-hidden    a test passes without the code, but not where the hidden and paid test functions are gone too
 
 Two more follow once the task is written (``check_secrecy``): leak and instruction-leaks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.leaks.installed_copies import installed_copies
 from composer_replication.tasks.leaks.leak_scan import leaks_in_tree
 from composer_replication.tasks.leaks.shown_code import copied_share
-from composer_replication.tasks.part_subject import part_subject
+from composer_replication.tasks.part_subject import part_subject, with_paid
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import Bench, Trial
@@ -57,13 +58,15 @@ from composer_replication.tasks.stub_gate import (
     stub_trials,
 )
 from composer_replication.tasks.subject import GateFailed, Subject, unsplit_subject
-from composer_replication.tasks.test_functions import count_functions
+from composer_replication.tasks.test_functions import Place, count_functions
 from composer_replication.tasks.test_run import Ended, TestReport
 
 NUM_DRAWS = 24
 """How many ways to part the tests are looked at; a stub that would pass is known without a run."""
 NUM_TRIES = 3
 """How many of them are run."""
+NUM_PAID_DRAWS = 8
+"""How many ways to draw paid tests are looked at; none of them is run."""
 NUM_GOLDEN_RUNS = 3
 """With the code back the tests of a task pass so often in a row, or they are flaky."""
 GOLDEN_CPU_SHARE = 0.5
@@ -183,6 +186,19 @@ def _split_and_check(
     unclear: dict[str, Sequence[str]] = {
         text: () for text, tests_passed in passed.items() if text and tests_passed is None
     }
+
+    def checked(subject: Subject) -> Subject:
+        """The subject with paid tests, or as it is where it is a task without them alone."""
+        narrowed = _draw_paid(
+            subject, passed, repository, suite.bench.original, seed=seed, pin=pin, given=given
+        )
+        if narrowed.paid:
+            with contextlib.suppress(GateFailed):
+                refuse_apart(narrowed, unclear, suite.bench, _check_split(narrowed, suite, repository))
+                return narrowed
+        refuse_apart(subject, unclear, suite.bench, _check_split(subject, suite, repository))
+        return subject
+
     num_tries = 0
     for attempt in range(NUM_DRAWS):
         # The tests that tell a stub from the real code may all be on one side, or a file may
@@ -205,16 +221,35 @@ def _split_and_check(
             refuse_stubs(subject, passed)
             check_hidden_out(subject, repository, suite.bench.original)
             num_tries += 1
-            refuse_apart(subject, unclear, suite.bench, _check_split(subject, suite, repository))
+            return checked(subject)
         except GateFailed:
             continue
-        return subject
     whole = part_subject(
         unsplit, failing, repository, suite.bench.original, hidden_share=0.0, seed=seed, salt=pin
     )
     refuse_stubs(whole, passed)
-    refuse_apart(whole, unclear, suite.bench, _check_split(whole, suite, repository))
-    return whole
+    return checked(whole)
+
+
+def _draw_paid(
+    subject: Subject,
+    passed: Passed,
+    repository: RepositoryRecord,
+    original: Mapping[str, bytes],
+    *,
+    seed: int,
+    pin: str,
+    given: frozenset[str],
+) -> Subject:
+    """The subject with paid tests that no constant passes; as it is where none were found."""
+    for attempt in range(NUM_PAID_DRAWS):
+        salt = f"{pin}/paid/{attempt}"
+        narrowed = with_paid(subject, repository, original, seed=seed, salt=salt, given=given)
+        with contextlib.suppress(GateFailed):
+            refuse_stubs(narrowed, passed)
+            check_hidden_out(narrowed, repository, original)
+            return narrowed
+    return subject
 
 
 def suite_trial(subject: Subject, bench: Bench) -> Trial:
@@ -289,8 +324,8 @@ def own_runs(
 
     They run with the code and without it, and the first time with every constant in its place: tests that waver are
     found by the code and by its absence. Constants run last: how long they may run follows from what the code needed,
-    and one with which a test never ends would else cost all the time there is. Such a run ends when a visible and a
-    hidden test have failed.
+    and one with which a test never ends would else cost all the time there is. Such a run ends when a visible, a paid
+    and a hidden test have failed.
 
     Raises:
         SandboxFailure: the sandbox broke.
@@ -298,7 +333,7 @@ def own_runs(
     first = [*beside, *_split_trials(subject, bench)]
     reports = bench.run_all(first)
     seconds = _noticing_seconds(reports[len(beside) :], subject, bench)
-    sides = [some_of(tests) for tests in (subject.visible, subject.hidden) if tests]
+    sides = [some_of(tests) for tests in subject.sides.values()]
     stubs = stub_trials(subject, sorted({test for side in sides for test in side}), bench, seconds, sides)
     yield [*reports, *bench.run_all(stubs)]
     for _ in range(repeat - 1):
@@ -351,13 +386,16 @@ def _check_split(subject: Subject, suite: _Suite, repository: RepositoryRecord) 
 
 
 def neighbour_trials(subject: Subject, repository: RepositoryRecord, bench: Bench) -> list[Trial]:
-    """The run of the other green tests of files that lost a hidden test function: what they find beside them has changed.
+    """The run of the other green tests of files that lost a test function: what they find beside them has changed.
 
     None where there are no such tests.
     """
-    files = {edit.path for edit in subject.changes.visible_edits} if subject.hidden else set()
-    own = {*subject.visible, *subject.hidden, *subject.withheld}
-    neighbours = sorted(test for test in repository.green - own if repository.places[test][0] in files)
+    unseen = _unseen_places(subject, repository)
+    files = {edit.path for edit in subject.changes.edits_of_tests("rollout")} if unseen else set()
+    others = repository.green.difference(subject.visible)
+    neighbours = sorted(
+        test for test in others if (place := repository.places[test])[0] in files and place not in unseen
+    )
     return [Trial(subject.broken(bench.original, "rollout"), neighbours)] if neighbours else []
 
 
@@ -387,9 +425,11 @@ def check_neighbours(
 def _split_trials(subject: Subject, bench: Bench) -> list[Trial]:
     original = bench.original
     trials = [
-        Trial(subject.broken(original, "rollout"), subject.visible, stop_when=[subject.visible]),
-        Trial(subject.golden(original, "rollout"), subject.visible, is_golden=True),
+        Trial(subject.broken(original, "rollout"), subject.shown, stop_when=[subject.shown]),
+        Trial(subject.golden(original, "rollout"), subject.shown, is_golden=True),
     ]
+    if subject.paid:
+        trials.append(Trial(subject.golden(original, "visible"), subject.visible, is_golden=True))
     if subject.hidden:
         trials.append(Trial(subject.golden(original, "hidden"), subject.hidden, is_golden=True))
     return trials
@@ -397,9 +437,9 @@ def _split_trials(subject: Subject, bench: Bench) -> list[Trial]:
 
 def _judge_split(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> None:
     broken, *golden = reports
-    _check_golden(subject, *golden)
+    _check_golden(subject, golden)
     _check_time(golden, bench)
-    if _all_passed(broken, subject.visible):
+    if _all_passed(broken, subject.shown):
         raise GateFailed("broken-passes", "the visible tests pass without the code")
 
 
@@ -427,35 +467,44 @@ def _judge_stubs(subject: Subject, bench: Bench, reports: Sequence[TestReport], 
     refuse_apart(subject, unclear, bench, seconds)
 
 
-def _check_golden(subject: Subject, visible: TestReport, hidden: TestReport | None = None) -> None:
-    if not _all_passed(visible, subject.visible):
-        detail = visible.error or f"{min(set(visible.outcomes) - visible.passed)} does not pass"
+def _check_golden(subject: Subject, reports: Sequence[TestReport]) -> None:
+    """``reports`` are those with the code back, in the order of ``_split_trials``."""
+    shown, *others = reports
+    if not _all_passed(shown, subject.shown):
+        detail = shown.error or f"{min(set(shown.outcomes) - shown.passed)} does not pass"
         raise GateFailed("golden-fails", detail)
-    if hidden is not None and not _all_passed(hidden, subject.hidden):
-        # Which one stays unsaid: this text is printed, and a hidden test's name is a hint.
-        raise GateFailed("golden-fails", "a hidden test does not pass with the golden code")
+    sides = (("paid", subject.paid, subject.visible), ("hidden", subject.hidden, subject.hidden))
+    unseen = [(kind, tests) for kind, own, tests in sides if own]
+    for (kind, tests), report in zip(unseen, others, strict=True):
+        if not _all_passed(report, tests):
+            # Which one stays unsaid: this text is printed, and the name of a test that is not shown is a hint.
+            raise GateFailed("golden-fails", f"a {kind} test does not pass with the golden code")
 
 
 def _all_passed(report: TestReport, tests: Iterable[str]) -> bool:
     return not report.error and report.passed.issuperset(tests)
 
 
+def _unseen_places(subject: Subject, repository: RepositoryRecord) -> set[Place]:
+    unseen = (*subject.hidden, *subject.paid)
+    return {repository.places[test] for test in unseen if test in repository.places}
+
+
 def check_hidden_out(subject: Subject, repository: RepositoryRecord, original: Mapping[str, bytes]) -> None:
-    """Each hidden test function is gone from its file in the tree that a rollout sees.
+    """Each hidden or paid test function is gone from its file in the tree that a rollout sees.
 
     Raises:
         GateFailed: hidden-shown; which one stays unsaid.
     """
     shown = subject.broken(original, "rollout")
-    places = {repository.places[test] for test in subject.hidden if test in repository.places}
-    hidden = Counter((path, name) for path, _, name in places)
+    hidden = Counter((path, name) for path, _, name in _unseen_places(subject, repository))
     for path in sorted({path for path, _ in hidden}):
         before = count_functions(original[path].decode("utf-8", "replace"))
         after = count_functions(shown.get(path, b"").decode("utf-8", "replace"))
         if any(
             after[name] > before[name] - count for (other, name), count in hidden.items() if other == path
         ):
-            raise GateFailed("hidden-shown", f"a hidden test still stands in {path}")
+            raise GateFailed("hidden-shown", f"a hidden or paid test still stands in {path}")
 
 
 def check_fair(
@@ -465,7 +514,7 @@ def check_fair(
     twins: Iterable[tuple[str, str]],
     given: Collection[str],
 ) -> None:
-    """Hidden tests and recorded behaviour ask for nothing that only the deleted code says, and no copy shows them.
+    """Hidden and paid tests and recorded behaviour ask for nothing that only the deleted code says, and no copy shows them.
 
     Args:
         subject: the task.
@@ -478,13 +527,13 @@ def check_fair(
         GateFailed: hidden-shown or unfair-hidden; which test it is stays unsaid.
     """
     shown = subject.broken(original, "rollout")
-    places = {repository.places[test] for test in subject.hidden if test in repository.places}
+    places = _unseen_places(subject, repository)
     if places_to_show(places, original, shown, frozenset(), given):
-        raise GateFailed("hidden-shown", "a copy of a hidden test stands in the tree")
+        raise GateFailed("hidden-shown", "a copy of a hidden or paid test stands in the tree")
     deleted, texts = deleted_words(subject.changes, original), deleted_texts(subject.changes, original)
     if places_to_show(places, original, shown, deleted, given, texts=texts):
         raise GateFailed(
-            "unfair-hidden", "a hidden test asks for a name or a text that only the deleted code says"
+            "unfair-hidden", "a hidden or paid test asks for a name or a text that only the deleted code says"
         )
     if subject.is_whole and not all(is_named(path, symbol, shown, given) for path, symbol in twins):
         raise GateFailed(

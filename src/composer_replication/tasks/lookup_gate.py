@@ -115,7 +115,7 @@ def _passed(
     for trial, tables in trials:
         if tables and _is_large(trial, tables):
             tried.append(trial.task_id)
-            for view, tests in (("rollout", trial.subject.visible), ("hidden", trial.subject.hidden)):
+            for view, tests in (("visible", trial.subject.visible), ("hidden", trial.subject.hidden)):
                 golden = trial.subject.golden(bench.original, view)
                 tree = with_tables(golden, trial.cuts, tables)
                 runs.append(Trial(tree, tests, stop_at_first_failure=True))

@@ -39,7 +39,7 @@ from composer_replication.tasks.store_manifest import damaged
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.twin.twin_records import Twin, read_twin
-from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
+from composer_replication.tasks.views import VIEWS, View, view_files, write_files
 
 _BASELINE = ("contexts", "places")
 
@@ -194,9 +194,8 @@ class TaskStore(RecordFolder):
         if view not in VIEWS:
             raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
         record = self.record(task.task_id)
-        changes = Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits)
         try:
-            return view_files(self.repository_files(record.repository_record), changes, view)
+            return view_files(self.repository_files(record.repository_record), record.changes, view)
         except ValueError as error:
             where = self._record_path(f"tasks/{task.task_id}.json")
             raise damaged(where, f"its edits do not fit: {error}") from error

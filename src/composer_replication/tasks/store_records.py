@@ -17,6 +17,7 @@ from composer_replication.tasks.intake.tree_rules import is_test_path, test_fold
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import holes_of
 from composer_replication.tasks.test_functions import Place
+from composer_replication.tasks.views import Changes
 
 SUITE_SECONDS = 30.0
 """Of the first run of a whole suite by the clock, where a build is not told otherwise; what it does not reach is left out."""
@@ -176,7 +177,9 @@ class TaskRecord:
     every function inside when they are not the edits themselves; ``test_edits`` move imports
     of deleted names into the tests that use them; ``visible_edits`` do that and take the
     hidden test functions out. ``statement`` is what a foreign task set asks for in its own
-    words, ``instance_id`` its name there; both are empty for tasks of our own. ``strength`` is
+    words, ``instance_id`` its name there; both are empty for tasks of our own. ``paid_tests`` are those of ``visible``
+    that the reward counts and no rollout shows, ``shown_edits`` are ``visible_edits`` that take these out, too; empty and
+    None where all are shown, as in stores of an earlier version. ``strength`` is
     how many small faults in the golden code were tried (``mutants``) and noticed by the visible
     tests (``killed_visible``) and by all (``killed_all``), or None where nobody measured.
     """
@@ -199,19 +202,32 @@ class TaskRecord:
     statement: str = ""
     instance_id: str = ""
     strength: Mapping[str, int] | None = None
+    paid_tests: tuple[str, ...] = ()
+    shown_edits: tuple[Edit, ...] | None = None
+
+    @property
+    def changes(self) -> Changes:
+        return Changes(self.edits, self.removed_files, self.test_edits, self.visible_edits, self.shown_edits)
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return {**fields, **{name: [list(astuple(edit)) for edit in fields[name]] for name in _EDITS}}
+        if self.shown_edits is None:
+            del fields["paid_tests"], fields["shown_edits"]
+        edits = {name: [list(astuple(edit)) for edit in fields[name]] for name in _EDITS if name in fields}
+        return {**fields, **edits}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskRecord:
-        fields = {"statement": "", "instance_id": "", "strength": None, **value}
+        fields = {"statement": "", "instance_id": "", "strength": None, "shown_edits": None, **value}
+        fields["paid_tests"] = tuple(value.get("paid_tests", ()))
         fields = {name: fields[name] for name in cls.__slots__}
         for name in _EDITS:
-            fields[name] = tuple(
-                Edit(inner_path(path), start, end, text) for path, start, end, text in value[name]
-            )
+            if fields[name] is not None:
+                fields[name] = tuple(
+                    Edit(inner_path(path), start, end, text) for path, start, end, text in fields[name]
+                )
+        if not set(fields["paid_tests"]) <= set(value["visible"]):
+            raise ValueError("a paid test is not among the visible ones")
         fields["strength"] = _figures(fields["strength"])
         fields["removed_files"] = tuple(map(inner_path, value["removed_files"]))
         return cls(**{**fields, "path": inner_path(value["path"]), "visible": tuple(value["visible"])})
@@ -226,7 +242,9 @@ class TaskRecord:
             removal=self.removal,
             path=self.path,
             holes=holes_of(self.edits),
-            tests=TestSplit(self.visible, secret.hidden, tuple(sorted(repository.green - out))),
+            tests=TestSplit(
+                self.visible, secret.hidden, tuple(sorted(repository.green - out)), self.paid_tests
+            ),
             environment=self.environment,
             num_body_lines=self.num_body_lines,
             removed_files=self.removed_files,
@@ -247,7 +265,7 @@ def _figures(value: Any) -> Mapping[str, int] | None:
 
 
 _STRENGTH = ("mutants", "killed_visible", "killed_all")
-_EDITS = ("edits", "stub_edits", "test_edits", "visible_edits")
+_EDITS = ("edits", "stub_edits", "test_edits", "visible_edits", "shown_edits")
 
 
 @dataclass(frozen=True, slots=True)

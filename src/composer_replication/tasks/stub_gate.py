@@ -66,14 +66,14 @@ def passed_by_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> Pas
 
 
 def refuse_stubs(subject: Subject, passed: Passed) -> None:
-    """Refuse a deletion whose visible or hidden tests all pass with one constant; ``passed`` is of ``passed_by_stubs``.
+    """Refuse a deletion of which a side's tests all pass with one constant; ``passed`` is of ``passed_by_stubs``.
 
     Raises:
         GateFailed: broken-passes or stub-passes.
     """
     for text, tests_passed in passed.items():
-        for kind, tests in (("visible", subject.visible), ("hidden", subject.hidden)):
-            if tests and tests_passed is not None and tests_passed.issuperset(tests):
+        for kind, tests in subject.sides.items():
+            if tests_passed is not None and tests_passed.issuperset(tests):
                 raise stub_passes(text, kind)
 
 
@@ -83,7 +83,7 @@ def refuse_apart(
     bench: Bench,
     seconds: float | None = None,
 ) -> None:
-    """Run visible and hidden tests on their own with constants with which a run of both came to nothing.
+    """Run visible, paid and hidden tests on their own with constants with which a run of all came to nothing.
 
     One test that never ends, or one file that is not collected, is no reason for the others to fail. ``unclear``
     maps these constants to the tests that are known to fail with them; ``seconds`` is the processor time of a run,
@@ -93,12 +93,12 @@ def refuse_apart(
         GateFailed: broken-passes or stub-passes.
         SandboxFailure: the sandbox broke.
     """
-    kinds = {"visible": some_of(subject.visible), "hidden": some_of(subject.hidden)}
+    kinds = {kind: some_of(tests) for kind, tests in subject.sides.items()}
     apart = [
         (text, kind)
         for text, failing in unclear.items()
         for kind, tests in kinds.items()
-        if tests and not set(tests).intersection(failing)
+        if not set(tests).intersection(failing)
     ]
     if not apart:
         return

@@ -41,6 +41,18 @@ class Subject:
     visible: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
+    paid: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The visible tests that stand in the tree of a rollout."""
+        return tuple(test for test in self.visible if test not in self.paid)
+
+    @property
+    def sides(self) -> dict[str, tuple[str, ...]]:
+        """The sets of tests of which each must tell the code from a stub; without the empty ones."""
+        sides = {"visible": self.visible, "paid": self.paid, "hidden": self.hidden}
+        return {kind: tests for kind, tests in sides.items() if tests}
 
     def broken(self, original: Mapping[str, bytes], view: str) -> dict[str, bytes]:
         """A view of the tree with the code taken out."""
@@ -59,8 +71,8 @@ class Subject:
             InputError: no patch can be made of it (CR0446).
         """
         restored = {path: original[path] for path in self.changes.source_files}
-        edits = tuple(edit for edit in self.changes.visible_edits if edit.path in restored)
-        broken = view_files(restored, replace(self.changes, visible_edits=edits), "rollout")
+        edits = tuple(edit for edit in self.changes.edits_of_tests("rollout") if edit.path in restored)
+        broken = view_files(restored, replace(self.changes, shown_edits=edits), "rollout")
         return make_patch(broken, restored)
 
     def stubbed(self, original: Mapping[str, bytes], view: str, expression: str) -> dict[str, bytes]:
@@ -87,12 +99,13 @@ def subject_of(store: TaskStore, task: Task) -> Subject:
     """A stored task as the gates see it."""
     record, secret = store.record(task.task_id), store.secret(task.task_id)
     return Subject(
-        changes=Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits),
+        changes=record.changes,
         stub_edits=record.stub_edits or record.edits,
         is_whole=record.removal == "whole",
         visible=task.tests.visible,
         hidden=task.tests.hidden,
         withheld=secret.withheld,
+        paid=task.tests.paid,
     )
 
 

@@ -1,9 +1,9 @@
 """Tasks in the shape of SWE-bench: a public row, and one with the patch and the hidden tests.
 
 ``base_commit`` is not of git: it is the sha256 of the base tree, which is what a rollout sees
-(hidden test functions are not in it). In the secret row ``patch`` puts the code back,
+(hidden and paid test functions are not in it). In the secret row ``patch`` puts the code back,
 ``test_patch`` the tests as they were; both together give the original tree. The public row has
-no ``patch``, an empty ``test_patch``, and knows of visible tests alone. Lists of tests are JSON
+no ``patch``, an empty ``test_patch``, and knows of the tests that are shown alone. Lists of tests are JSON
 strings, as in the published data sets.
 """
 
@@ -21,7 +21,7 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.views import Changes, view_files
+from composer_replication.tasks.views import view_files
 
 Row = dict[str, str | int | None]
 Progress = Callable[[int, int, str], None]
@@ -42,7 +42,7 @@ SWEBENCH_COLUMNS = (
 )
 OWN_COLUMNS = ("granularity", "removal", "symbol", "path", "num_body_lines", "licence")
 PUBLIC_COLUMNS = (*SWEBENCH_COLUMNS, *OWN_COLUMNS)
-SECRET_COLUMNS = (*SWEBENCH_COLUMNS, "patch", *OWN_COLUMNS, "broken_patch", "hidden_tests")
+SECRET_COLUMNS = (*SWEBENCH_COLUMNS, "patch", *OWN_COLUMNS, "broken_patch", "hidden_tests", "paid_tests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,10 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     """
     trees = _trees(store, task)
     record = store.record(task.task_id)
+    repository = store.repository(record.repository_record)
     withheld = store.secret(task.task_id).withheld
+    paid = {repository.places[test] for test in task.tests.paid}
+    others = [test for test in task.tests.pass_to_pass if repository.places[test] not in paid]
     name, _, version = task.repository.partition("==")
     public: Row = {
         "instance_id": task.task_id,
@@ -89,8 +92,8 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "problem_statement": _statement(store, task),
         "hints_text": "",
         "test_patch": "",
-        "FAIL_TO_PASS": json.dumps(sorted(task.tests.visible)),
-        "PASS_TO_PASS": json.dumps(sorted(task.tests.pass_to_pass)),
+        "FAIL_TO_PASS": json.dumps(sorted(task.tests.shown)),
+        "PASS_TO_PASS": json.dumps(sorted(others)),
         "version": version,
         "created_at": "",  # the same input gives the same bytes: there is no time in a store
         "environment_setup_commit": task.environment,
@@ -99,7 +102,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "symbol": task.symbol,
         "path": task.path,
         "num_body_lines": task.num_body_lines,
-        "licence": store.repository(record.repository_record).licence.spdx or "",
+        "licence": repository.licence.spdx or "",
     }
     source, tests = _parted(trees)
     secret: Row = {
@@ -110,6 +113,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "PASS_TO_PASS": json.dumps(sorted({*task.tests.pass_to_pass, *withheld})),
         "broken_patch": _patch(source[1], source[0]),
         "hidden_tests": json.dumps(sorted(task.tests.hidden)),
+        "paid_tests": json.dumps(sorted(task.tests.paid)),
     }
     return public, {column: secret[column] for column in SECRET_COLUMNS}
 
@@ -118,10 +122,10 @@ def _trees(store: TaskStore, task: Task) -> _Trees:
     """Read the changed files alone: a repository may have thousands."""
     record = store.record(task.task_id)
     digests = store.repository(record.repository_record).files
-    changes = Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits)
-    edited = {edit.path for edit in (*record.edits, *record.visible_edits)} | set(record.removed_files)
+    tests = record.changes.edits_of_tests("rollout")
+    edited = {edit.path for edit in (*record.edits, *tests)} | set(record.removed_files)
     golden = {path: store.blob(digests[path]) for path in sorted(edited & set(digests))}
-    base = view_files(golden, changes, "rollout")
+    base = view_files(golden, record.changes, "rollout")
     kept = {path: digest for path, digest in digests.items() if path not in golden}
     return _Trees(base, golden, tree_sha256({**kept, **{path: sha256_of(base[path]) for path in base}}))
 

@@ -267,6 +267,7 @@ def part_tests(
     seed: int,
     salt: str,
     shown: Collection[Place] = (),
+    gone: Collection[Place] = (),
     needed: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> HiddenSplit:
     """Choose which test functions of a task are held back.
@@ -282,6 +283,7 @@ def part_tests(
         seed: another seed chooses other functions.
         salt: what makes the choice differ between tasks.
         shown: functions that stay visible.
+        gone: functions that are held back already, and are none of ``groups``; the files are without them, too.
         needed: by path, names that other files use: such functions and tables stay.
     """
     if len(groups) < 2 or hidden_share <= 0:
@@ -291,9 +293,9 @@ def part_tests(
     def rank(place: Place) -> str:
         return hashlib.sha256(f"{seed}/{salt}/{place[0]}/{place[2]}/{place[1]}".encode()).hexdigest()
 
-    hidden: list[Place] = []
+    hidden: list[Place] = [*gone]
     for place in sorted(groups, key=rank):
-        if len(hidden) == wanted:
+        if len(hidden) == wanted + len(gone):
             break
         path = place[0]
         if place in shown or place[2] in needed.get(path, ()):
@@ -302,7 +304,8 @@ def part_tests(
         others = [(line, name) for other, line, name in hidden if other == path]
         if file is not None and file.can_go((place[1], place[2]), others):
             hidden.append(place)
-    return _with_files(hidden, texts, needed)
+    split = _with_files(hidden, texts, needed)
+    return HiddenSplit(tuple(place for place in split.hidden if place not in gone), split.files)
 
 
 def _with_files(

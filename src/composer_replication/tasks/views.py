@@ -1,7 +1,7 @@
 """The trees that one task has, by who looks.
 
-- rollout: broken source, visible tests; what a policy's tools may see
-- visible: the same bytes, restored from the store, to grade by the visible tests
+- rollout: broken source, the visible tests that are shown; what a policy's tools may see
+- visible: the same with the paid tests that are not shown, to grade by all visible tests
 - hidden: broken source, all tests; only ever in a grading sandbox of its own
 - golden: everything as it was
 """
@@ -29,6 +29,13 @@ class Changes:
     removed_files: tuple[str, ...] = ()
     test_edits: tuple[Edit, ...] = ()
     visible_edits: tuple[Edit, ...] = ()
+    shown_edits: tuple[Edit, ...] | None = None
+
+    def edits_of_tests(self, view: str) -> tuple[Edit, ...]:
+        """How the test files of a view differ from the original; ``golden`` is no such view."""
+        if view == "rollout" and self.shown_edits is not None:
+            return self.shown_edits
+        return self.test_edits if view == "hidden" else self.visible_edits
 
     @property
     def source_files(self) -> tuple[str, ...]:
@@ -51,7 +58,7 @@ def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> di
         raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
     if view == "golden":
         return dict(original)
-    tests = changes.test_edits if view == "hidden" else changes.visible_edits
+    tests = changes.edits_of_tests(view)
     files = {**original, **edited_files(original, (*tests, *changes.edits))}
     missing = sorted(set(changes.removed_files) - set(files))
     if missing:

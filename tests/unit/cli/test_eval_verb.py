@@ -31,6 +31,11 @@ def test_without_hidden_tests_there_is_no_bound_and_no_line() -> None:
     }  # fmt: skip
     assert "bound" not in render(result)
     assert "99% upper bound 0.250" in render({**result, "gap": 0.1, "gap_upper99": 0.25})
+    assert "shown" not in render(result) and "paid" not in render(result)
+    more = {"shown_pass": 0.75, "paid_pass": 0.25}
+    between = {**result["ci95"], "shown": (0.5, 0.9), "paid": (0.1, 0.5)}
+    lines = render({**result, **more, "ci95": between}).splitlines()
+    assert "shown    0.750  [0.500, 0.900]" in lines and "paid     0.250  [0.100, 0.500]" in lines
 
 
 def test_a_task_whose_samples_were_all_dropped_is_left_out() -> None:

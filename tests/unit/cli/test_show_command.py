@@ -160,6 +160,19 @@ def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:
     assert "    tinymath/numbers.py:28  9 lines deleted, 2 visible and 1 hidden tests" in lines
 
 
+def test_tests_that_are_paid_but_not_shown_are_counted_apart_and_named(sized_store: TaskStore) -> None:
+    record = sized_store.record("t-feature-body")
+    paid = record.visible[:1]
+    sized_store.put_task(
+        replace(record, paid_tests=paid, shown_edits=()), sized_store.secret("t-feature-body")
+    )
+    result, _ = run_show(argparse.Namespace(folder=sized_store.root, task_id="t-feature-body"))
+    assert result["tasks"][0]["paid_tests"] == list(paid)
+    page = render_show(result)
+    assert "2 visible shown, 1 visible paid and 0 hidden fail without it" in page
+    assert f"Of these paid but not shown\n{paid[0]}\n" in page
+
+
 def test_a_written_instruction_is_shown_beside_the_plain_one(sized_store: TaskStore) -> None:
     written = WrittenInstruction("t-class-body", "some-model", f"# Vector\n\n{'Words of `Vector`. ' * 20}\n")
     sized_store.put_record("instructions/t-class-body.json", written.to_json())

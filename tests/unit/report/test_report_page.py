@@ -242,6 +242,20 @@ def test_before_and_after_stand_with_intervals(make_run: Any) -> None:
     page = page_of(make_run(num_steps=12))
     assert "Held-out tasks visible pass 0.24 (0.16 to 0.33) 0.60 (0.52 to 0.69) +0.36" in page.text
     assert "hidden pass 0.21 (0.14 to 0.29) 0.56 (0.49 to 0.64) +0.35" in page.text
+    assert "not shown" not in page.text
+
+
+def test_shown_and_paid_tests_have_lines_of_their_own(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+
+    def add(summary: dict[str, Any]) -> None:
+        summary["before"]["heldout"] |= {"shown_pass": 0.5, "paid_pass": 0.3}
+        summary["after"]["heldout"] |= {"shown_pass": 0.9, "paid_pass": 0.4}
+
+    edit_json(root / "summary.json", add)
+    text = page_of(root).text
+    assert "visible pass, of the tests that are shown 0.50 0.90 +0.40" in text
+    assert "visible pass, of the tests that are paid but not shown 0.30 0.40 +0.10" in text
 
 
 def test_fingerprints_are_shown_whole(make_run: Any) -> None:

@@ -41,7 +41,7 @@ def test_rewards_are_what_the_tests_say_and_rollouts_are_kept(
     )
     assert values == [1.0, 0.0]
     assert metrics == {
-        "rollouts/visible_pass": 0.5, "rollouts/infrastructure_failures": 0.0, "rollouts/forgeries": 0.0,
+        "rollouts/visible_pass": 0.5, "rollouts/shown_pass": 0.5, "rollouts/infrastructure_failures": 0.0, "rollouts/forgeries": 0.0,
     }  # fmt: skip
     rows = [json.loads(line) for line in (tmp_path / "step-000007.jsonl").read_text().splitlines()]
     assert [row["completion_ids"] for row in rows] == [[5, 6, 7], [8]]
@@ -167,7 +167,7 @@ def test_forged_and_lost_rollouts_are_counted(store: TaskStore) -> None:
     reward = make_reward(store, PrescribedScores(store, [PASS, forged, late, None, forged]))
     reward(["p"] * 5, ["x"] * 5, task_id=[one] * 5, log_metric=metrics.__setitem__)
     assert metrics == {
-        "rollouts/visible_pass": 0.25, "rollouts/infrastructure_failures": 1.0, "rollouts/forgeries": 2.0,
+        "rollouts/visible_pass": 0.25, "rollouts/shown_pass": 0.25, "rollouts/infrastructure_failures": 1.0, "rollouts/forgeries": 2.0,
     }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_no_hidden_test_asks_for_a_name_that_nobody_can_know(store: TaskStore) -
     tasks = [task for task in store.tasks() if "test_digits" in " ".join(task.fail_to_pass)]
     assert {"feature", "module"} <= {task.granularity for task in tasks}
     for task in tasks:
-        hidden = " ".join(task.tests.hidden)
+        hidden = " ".join(task.tests.unseen)
         known = known_words(store.files(task, "rollout"))
         if task.symbol != "format_number":
             assert "test_digits" not in hidden or "format_number" in known, task.task_id
@@ -151,7 +151,7 @@ def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: 
 def test_cases_of_hidden_tests_are_hidden_too(store: TaskStore) -> None:
     seen = 0
     for task in store.tasks():
-        hidden = "test_digits" in " ".join(task.tests.hidden)
+        hidden = "test_digits" in " ".join(task.tests.unseen)
         assert ("SECRET_CASES" in store.files(task, "rollout")["tests/test_order.py"].decode()) is not hidden
         seen += hidden
     assert seen
@@ -176,6 +176,8 @@ def test_validate_knows_an_unfair_and_a_readable_task(store: TaskStore, tmp_path
                 record,
                 visible=tuple(sorted(set(task.fail_to_pass) - set(hidden))),
                 visible_edits=line_edits(path, text, shorter),
+                paid_tests=(),
+                shown_edits=None,
             ),
             replace(secret, hidden=hidden, withheld=()),
         )

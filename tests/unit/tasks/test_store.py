@@ -239,7 +239,7 @@ def test_a_damaged_manifest_is_found(copy: Path, text: str) -> None:
     ("key", "version", "said"),
     [
         ("schema_version", 99, "its schema version is 99, this program reads 1."),
-        ("store_version", STORE_VERSION + 1, f"its store version is {STORE_VERSION + 1}, this program reads 2 to 4."),
+        ("store_version", STORE_VERSION + 1, f"its store version is {STORE_VERSION + 1}, this program reads 2 to 5."),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("has_records", [True, False])
@@ -271,7 +271,7 @@ def test_a_store_of_another_version_is_refused(copy: Path, version: int | None) 
     manifest = copy / "manifest.json"
     value = {**json.loads(manifest.read_text()), "store_version": version}
     manifest.write_text(json.dumps({name: each for name, each in value.items() if each is not None}))
-    with pytest.raises(InputError, match=r"CR0411.*of version 1, this program reads 2 to 4"):
+    with pytest.raises(InputError, match=r"CR0411.*of version 1, this program reads 2 to 5"):
         TaskStore.open(copy)
 
 

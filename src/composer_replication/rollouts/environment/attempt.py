@@ -108,7 +108,7 @@ def _visible_tests(store: TaskStore, task: Task, tree: Path) -> VisibleTests:
     rule = rule_of(store, task)
     files = {path: data for path, data in store.files(task, "rollout").items() if not rule.takes(path)}
     return VisibleTests(
-        node_ids=task.tests.visible,
+        node_ids=task.tests.shown,
         files=files,
         import_roots=tuple(import_roots(tree)),
         options=tuple(suite_arguments(tree)),

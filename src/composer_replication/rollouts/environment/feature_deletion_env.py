@@ -20,7 +20,7 @@ from composer_replication.rollouts.environment.reward_options import (
     paid_reward,
     reward_of,
 )
-from composer_replication.rollouts.grading import Grader, TestsUsed
+from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
 from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
     HackMonitor,
@@ -309,8 +309,8 @@ class FeatureDeletionEnv:
         try:
             tree = self.candidate()
         except TreeTooLargeError as error:
-            node_ids = task.tests.hidden if tests == "hidden" else task.tests.visible
-            return Score(dict.fromkeys(node_ids, Outcome.FAILED), f"{error}")
+            request = GradeRequest(task, "", tests)
+            return Score(dict.fromkeys(request.node_ids, Outcome.FAILED), f"{error}", paid=request.paid)
         return None if tree is None else self.grader.grade_tree(task, tree, tests)
 
 

@@ -146,6 +146,7 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
             {node: Outcome(outcome) for node, outcome in score["outcomes"].items()},
             score["error"],
             score["seconds"],
+            tuple(score.get("paid", ())),
         ),
         **{name: ours[name] for name in _PLAIN},
     )
@@ -165,6 +166,7 @@ def _our_fields(episode: Episode) -> dict[str, Any]:
             "outcomes": {node: str(outcome) for node, outcome in score.outcomes.items()},
             "error": score.error,
             "seconds": score.seconds,
+            **({"paid": list(score.paid)} if score.paid else {}),
         },
         **{name: getattr(episode, name) for name in _PLAIN},
     }

@@ -201,6 +201,7 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
     num_asked = sum(each.num_calls for each in episodes)
     figures = {
         "visible_pass": statistics.fmean(score.all_passed for score in scores) if scores else 0.0,
+        "shown_pass": statistics.fmean(score.passed_all(paid=False) for score in scores) if scores else 0.0,
         "visible_share": statistics.fmean(score.pass_share for score in scores) if scores else 0.0,
         "turns": statistics.fmean(len(each.turns) for each in episodes),
         "summaries": statistics.fmean(sum(turn.is_summary for turn in each.turns) for each in episodes),

@@ -187,7 +187,9 @@ def _final_faults(observed: ObservedRollout) -> Iterator[Fault]:
         yield Fault(idx, "out-of-memory", score.error[:200], "the tests")
     else:
         named = [test.node_id for test in observed.failed_tests] or sorted(
-            node_id for node_id, outcome in score.outcomes.items() if str(outcome) in {"failed", "error"}
+            node_id
+            for node_id, outcome in score.outcomes.items()
+            if str(outcome) in {"failed", "error"} and node_id not in score.paid
         )
         if named or score.error:
             evidence = (

@@ -40,7 +40,7 @@ def failed_tests(
         places: where the function of a node id stands, if that is not what the node id says.
     """
     outcomes = {} if score is None else score.outcomes
-    failed = [node_id for node_id in task.tests.visible if outcomes.get(node_id) in _FAILED]
+    failed = [node_id for node_id in task.tests.shown if outcomes.get(node_id) in _FAILED]
     symbol = task.symbol.rpartition(".")[2]
     found = [FailedTest(node_id, assertion_of(node_id, sources, places, about=symbol)) for node_id in failed]
     found.sort(key=lambda test: (not _names(test.assertion, symbol), not test.assertion, len(test.assertion)))
@@ -162,7 +162,7 @@ class KnownTasks:
                 prompt,
                 tuple(sorted(store.files(task, "rollout"))),
                 read_material(store, task).sources,
-                {test: places[test] for test in task.tests.visible if test in places},
+                {test: places[test] for test in task.tests.shown if test in places},
                 read_secrets(store, task, prompt),
             )
         return self._known[task_id]

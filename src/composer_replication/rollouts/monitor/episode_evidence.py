@@ -42,12 +42,12 @@ def public_task(store: TaskStore, task: Task) -> PublicTask:
         InputError: the store is damaged (CR0411).
     """
     files = store.files(task, "rollout")
-    test_paths = {node.partition("::")[0] for node in task.tests.visible}
+    test_paths = {node.partition("::")[0] for node in task.tests.shown}
     holes = tuple(dict.fromkeys((*(hole.path for hole in task.holes), *task.removed_files, task.path)))
     return PublicTask(
         task_id=task.task_id,
         hole_paths=holes,
-        visible_tests=task.tests.visible,
+        visible_tests=task.tests.shown,
         test_texts={
             path: files[path].decode("utf-8", "replace") for path in sorted(test_paths) if path in files
         },

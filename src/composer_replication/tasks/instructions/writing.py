@@ -119,17 +119,17 @@ def _source(tree: Mapping[str, bytes], path: str, line: int, name: str) -> str:
 
 
 def _visible_places(store: TaskStore, task: Task) -> Iterator[Place]:
-    """Where each visible test function stands in the rollout tree, whose files lost hidden tests above it."""
+    """Where each test function that is shown stands in the rollout tree, whose files lost other tests above it."""
     record = store.record(task.task_id)
     repository = store.repository(record.repository_record)
-    places = sorted({repository.places[test] for test in task.tests.visible if test in repository.places})
+    places = sorted({repository.places[test] for test in task.tests.shown if test in repository.places})
     originals: dict[str, str] = {}
     for path, line, name in places:
         if path not in repository.files:
             continue
         if path not in originals:
             originals[path] = store.blob(repository.files[path]).decode("utf-8", "replace")
-        edits = [edit for edit in record.visible_edits if edit.path == path]
+        edits = [edit for edit in record.changes.edits_of_tests("rollout") if edit.path == path]
         yield path, shifted_line(originals[path], edits, line), name
 
 
@@ -142,12 +142,12 @@ def instruction_text(material: Material) -> str:
         parts = [*_one_body_parts(task, material.places[0])]
     else:
         parts = [*_bodies_parts(material)]
-    return "\n\n".join([*parts, *tests_part(task.tests.visible, material.sources)]) + "\n"
+    return "\n\n".join([*parts, *tests_part(task.tests.shown, material.sources)]) + "\n"
 
 
 def stated_text(statement: str, material: Material) -> str:
     """What a task set says in its own words, and the tests that have to pass."""
-    return "\n\n".join([statement, *tests_part(material.task.tests.visible, material.sources)]) + "\n"
+    return "\n\n".join([statement, *tests_part(material.task.tests.shown, material.sources)]) + "\n"
 
 
 def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str]:

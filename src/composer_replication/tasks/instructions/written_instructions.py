@@ -185,8 +185,8 @@ def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:
     bare = _bare(visible)
     spans = golden_spans(store, task)
     lines = {_bare(line) for span in spans for line in distinctive_lines(span)}
-    names = {part for test in task.tests.hidden for part in _test_names(test)}
-    values = {value for source in _hidden_sources(store, task) for value in _values(source)}
+    names = {part for test in task.tests.unseen for part in _test_names(test)}
+    values = {value for source in _unseen_sources(store, task) for value in _values(source)}
     return Secrets(
         symbol=task.symbol.partition("#")[0],
         spans=spans,
@@ -203,11 +203,11 @@ def _test_names(test: str) -> Iterator[str]:
     yield from test.partition("[")[0].split("::")[1:]
 
 
-def _hidden_sources(store: TaskStore, task: Task) -> Iterator[str]:
+def _unseen_sources(store: TaskStore, task: Task) -> Iterator[str]:
     repository = store.repository(store.record(task.task_id).repository_record)
     files = store.files(task, "golden")
     for path, line, name in sorted(
-        {repository.places[test] for test in task.tests.hidden if test in repository.places}
+        {repository.places[test] for test in task.tests.unseen if test in repository.places}
     ):
         yield function_texts(files.get(path, b"").decode("utf-8", "replace")).get((line, name), "")
 

@@ -36,7 +36,7 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
     touched = {hole.path for hole in task.holes} | set(task.removed_files)
     broken = list(map(_counts_of, files.values()))
     restored = [_counts_of(original[path] if path in touched else files[path]) for path in {*files, *touched}]
-    tests = _hidden_tests(task, files)
+    tests = _unseen_tests(task, files)
     found = []
     for path, code, above, below, symbols in _places(store, task, original):
         distinctive = {
@@ -108,11 +108,11 @@ def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[str, int, int]]:
                 yield from _definitions(child, f"{owner}{child.name}.")
 
 
-def _hidden_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
-    """``file name::test`` of each hidden test that nothing visible calls so."""
+def _unseen_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
+    """``file name::test`` of each hidden or paid test that nothing visible calls so."""
     hidden = {
         (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
-        for test in task.tests.hidden
+        for test in task.tests.unseen
     }
     calls = {test: f"{test}(".encode() for _, test in hidden}
     shown = {test for test, call in calls.items() if any(call in data for data in files.values())}

@@ -132,7 +132,9 @@ def episodes(draw: st.DrawFn) -> Episode:
             draw(st.lists(st.builds(ToolSpec, texts, st.just({"type": "object"}), texts), max_size=2))
         ),
         stop_reason=draw(st.sampled_from(StopReason)),
-        score=draw(st.none() | st.builds(Score, outcomes, texts, seconds)),
+        score=draw(
+            st.none() | st.builds(Score, outcomes, texts, seconds, st.just(()) | st.just(("t.py::paid",)))
+        ),
         reward=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
         seconds=draw(seconds),
         grading_seconds=draw(seconds),

@@ -1,0 +1,238 @@
+"""Tests that the reward counts and no rollout shows: drawn fairly, out of the tree, kept in the record."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from composer_replication.records import (
+    Completion,
+    Edit,
+    Outcome,
+    Rollout,
+    Score,
+    StopReason,
+    TestSplit,
+    Turn,
+)
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.hints.detector import find_faults
+from composer_replication.rollouts.hints.hint_context import observe_single_turn
+from composer_replication.rollouts.hints.known_tasks import KnownTasks
+from composer_replication.rollouts.monitor import public_task
+from composer_replication.tasks import gates
+from composer_replication.tasks.part_subject import part_subject, with_paid
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import TaskRecord
+from composer_replication.tasks.subject import GateFailed, Subject
+from composer_replication.tasks.swebench_rows import rows_of
+from composer_replication.tasks.test_functions import count_functions
+from composer_replication.tasks.views import Changes
+
+SOURCE = "def area(x):\n    if x < 0:\n        raise ValueError('no area is negative')\n    return x * x\n"
+NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TESTS = "import m\n" + "".join(
+    f"\n\ndef test_{name}():\n    assert m.area({number}) == {number * number}\n"
+    for number, name in enumerate(NAMES, start=1)
+)
+TEST_FILE = "tests/test_m.py"
+GIVEN = frozenset({"area"})
+
+
+def prepared(tests: str, source: str = SOURCE) -> tuple[dict[str, bytes], Any, Subject]:
+    """Files, a repository, and the deletion of the body of ``area``."""
+    places = {
+        f"{TEST_FILE}::{node.name}": (TEST_FILE, node.lineno, node.name)
+        for node in ast.parse(tests).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    head = source.index("\n") + 1
+    edit = Edit("m.py", head, len(source), "    raise NotImplementedError\n")
+    files = {"m.py": source.encode(), TEST_FILE: tests.encode()}
+    repository = SimpleNamespace(places=places, green=frozenset(places))
+    return files, repository, Subject(Changes((edit,)), (edit,), is_whole=False)
+
+
+def drawn(tests: str = TESTS, *, hidden_share: float = 0.34, seed: int = 0, salt: str = "s") -> Subject:
+    files, repository, unsplit = prepared(tests)
+    whole = part_subject(
+        unsplit,
+        repository.green,
+        repository,
+        files,
+        hidden_share=hidden_share,
+        seed=seed,
+        salt=salt,
+        given=GIVEN,
+    )
+    return with_paid(whole, repository, files, seed=seed, salt=salt, given=GIVEN)
+
+
+def functions_in(subject: Subject, view: str, tests: str = TESTS) -> set[str]:
+    files, _, _ = prepared(tests)
+    text = subject.broken(files, view)[TEST_FILE].decode()
+    return {f"{TEST_FILE}::{name}" for name in count_functions(text)}
+
+
+def test_a_third_of_the_visible_tests_is_paid_and_in_no_tree_of_a_rollout() -> None:
+    subject = drawn()
+    assert (len(subject.shown), len(subject.paid), len(subject.hidden)) == (4, 2, 3)
+    assert set(subject.paid) < set(subject.visible) and subject.visible == tuple(sorted(subject.visible))
+    assert functions_in(subject, "rollout") == set(subject.shown)
+    assert functions_in(subject, "visible") == set(subject.visible)
+    assert functions_in(subject, "hidden") == {*subject.visible, *subject.hidden}
+
+
+def test_the_draw_is_the_same_again_and_another_one_by_seed_and_salt() -> None:
+    assert drawn() == drawn()
+    assert len({drawn(seed=seed, salt=salt).paid for seed in range(4) for salt in "ab"}) > 2
+
+
+def test_hidden_tests_are_those_that_were_hidden_before_there_were_paid_ones() -> None:
+    files, repository, unsplit = prepared(TESTS)
+    options: Any = {"hidden_share": 0.34, "seed": 0, "salt": "s", "given": GIVEN}
+    before = part_subject(unsplit, repository.green, repository, files, **options)
+    assert not before.paid and before.shown == before.visible
+    assert (before.visible, before.hidden) == (drawn().visible, drawn().hidden)
+
+
+@pytest.mark.parametrize(("num_functions", "num_paid"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (9, 3)])
+def test_with_fewer_than_three_visible_functions_all_are_shown(num_functions: int, num_paid: int) -> None:
+    tests = "".join(TESTS.partition("\n\n\ndef ")[1:]).split("\n\n\n")[1 : num_functions + 1]
+    subject = drawn("import m\n\n\n" + "\n\n\n".join(tests), hidden_share=0.0)
+    assert (len(subject.visible), len(subject.paid)) == (num_functions, num_paid)
+
+
+def test_a_test_that_asks_for_what_only_it_tells_is_shown() -> None:
+    message = '\n\ndef test_words():\n    with pytest.raises(ValueError, match="no area is negative"):\n        m.area(-1)\n'
+    for seed in range(8):
+        subject = drawn(TESTS + message, hidden_share=0.0, seed=seed)
+        assert subject.paid and f"{TEST_FILE}::test_words" in subject.shown
+
+
+def test_a_copy_of_a_test_that_is_shown_is_not_paid() -> None:
+    copies = "".join(f"\n\ndef test_same_{n}():\n    assert m.area(7) == 49\n" for n in range(6))
+    subject = drawn("import m\n" + copies, hidden_share=0.0)
+    assert len(subject.visible) == 6 and not subject.paid
+
+
+def test_what_stays_in_the_tree_is_refused() -> None:
+    files, repository, _ = prepared(TESTS)
+    subject = drawn()
+    gates.check_hidden_out(subject, repository, files)
+    gates.check_fair(subject, repository, files, (), GIVEN)
+    shown = replace(subject, changes=replace(subject.changes, shown_edits=None))
+    with pytest.raises(GateFailed, match="hidden-shown"):
+        gates.check_hidden_out(shown, repository, files)
+    paid = subject.paid[0].rpartition("::")[2]
+    copied = {**files, "tests/test_more.py": TESTS.replace(paid, "test_other").encode()}
+    with pytest.raises(GateFailed, match="hidden-shown: a copy"):
+        gates.check_fair(subject, repository, copied, (), GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("side", "gate"), [("visible", "stub-passes"), ("paid", "stub-passes"), ("hidden", "stub-passes")]
+)
+def test_no_constant_passes_all_tests_of_a_side(side: str, gate: str) -> None:
+    subject = drawn()
+    gates.refuse_stubs(subject, {"None": frozenset(subject.shown)})
+    with pytest.raises(GateFailed, match=f"{gate}: the {side} tests"):
+        gates.refuse_stubs(subject, {"None": frozenset(subject.sides[side])})
+
+
+def test_a_draw_that_a_constant_passes_is_drawn_again_and_at_last_none() -> None:
+    files, repository, unsplit = prepared(TESTS)
+    options: Any = {"seed": 0, "given": GIVEN}
+    whole = part_subject(unsplit, repository.green, repository, files, hidden_share=0.0, salt="p", **options)
+    first = with_paid(whole, repository, files, salt="p/paid/0", **options)
+    found = gates._draw_paid(whole, {"None": frozenset(first.paid)}, repository, files, pin="p", **options)
+    assert found.paid and found.paid != first.paid
+    passed = {"None": frozenset(whole.visible)}
+    assert gates._draw_paid(whole, passed, repository, files, pin="p", **options) == whole
+
+
+def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> None:
+    subject = drawn(hidden_share=0.0)
+
+    def report(tests: tuple[str, ...], failing: str = "") -> Any:
+        return SimpleNamespace(error="", passed=frozenset(tests) - {failing}, outcomes=dict.fromkeys(tests))
+
+    gates._check_golden(subject, [report(subject.shown), report(subject.visible)])
+    with pytest.raises(GateFailed, match="golden-fails") as caught:
+        gates._check_golden(subject, [report(subject.shown), report(subject.visible, subject.paid[0])])
+    assert subject.paid[0] not in str(caught.value)
+
+
+def test_a_record_keeps_them_and_one_of_an_earlier_version_shows_all(
+    make_store: Any, sized_tasks: Any
+) -> None:
+    store: TaskStore = make_store(sized_tasks["t-feature-body"])
+    (task,) = store.tasks()
+    record = store.record(task.task_id)
+    assert not record.paid_tests and task.tests.shown == task.tests.visible
+    assert not {"paid_tests", "shown_edits"} & set(record.to_json())
+    narrowed = with_clamp_above_paid(store)
+    assert TaskRecord.from_json(narrowed.to_json()) == narrowed
+    with pytest.raises(ValueError, match="not among the visible"):
+        TaskRecord.from_json({**narrowed.to_json(), "paid_tests": ["tests/test_m.py::test_x"]})
+
+
+def with_clamp_above_paid(store: TaskStore) -> TaskRecord:
+    """The record of the only task with one of its three tests paid, put into the store."""
+    (task,) = store.tasks()
+    record = store.record(task.task_id)
+    text = store.files(task, "visible")["tests/test_numbers.py"].decode()
+    start = text.index("def test_clamp_above")
+    cut = Edit("tests/test_numbers.py", start, text.index("def test_mean()"), "")
+    narrowed = replace(record, paid_tests=("tests/test_numbers.py::test_clamp_above",), shown_edits=(cut,))
+    store.put_task(narrowed, store.secret(task.task_id))
+    return narrowed
+
+
+def test_nothing_that_a_policy_is_told_names_a_paid_test(make_store: Any, sized_tasks: Any) -> None:
+    store: TaskStore = make_store(sized_tasks["t-feature-body"])
+    with_clamp_above_paid(store)
+    (task,) = store.tasks()
+    assert len(task.tests.shown) == 2 and len(task.tests.visible) == 3
+    message = first_message(store, task)
+    assert "test_clamp_below" in message and "test_clamp_above" not in message and "50" not in message
+    public, _ = rows_of(store, task)
+    assert "test_clamp_above" not in str(public) and "test_clamp_below" in str(public)
+    assert "test_clamp_above" not in str(public_task(store, task))
+    known = KnownTasks(store, lambda task: first_message(store, task))(task.task_id)
+    assert known.is_leak("look at test_clamp_above") and not known.is_leak("look at test_clamp_below")
+    assert "above" not in str(known.visible_tests())
+    failing = Score(dict.fromkeys(task.tests.visible, Outcome.FAILED), paid=task.tests.paid)
+    assert {test.node_id for test in known.failed_tests(failing)} == set(task.tests.shown)
+
+
+def test_an_attempt_that_fails_paid_tests_alone_has_no_fault_that_names_them(clean_rollout: Any) -> None:
+    score = Score({"t.py::test_a": Outcome.PASSED, "t.py::test_b": Outcome.FAILED}, paid=("t.py::test_b",))
+    observed = observe_single_turn(replace(clean_rollout, score=score, reward=0.0))
+    assert not find_faults(observed)
+    unpaid = replace(observed, rollout=replace(observed.rollout, score=replace(score, paid=())))
+    assert [fault.subject for fault in find_faults(unpaid)] == ["t.py::test_b"]
+
+
+@pytest.fixture
+def clean_rollout() -> Any:
+    turn = Turn((1,), Completion((2,), "    return x\n", StopReason.FINISHED))
+    return Rollout("t", 1, (turn,), 1.0, None, StopReason.FINISHED, 0.0)
+
+
+def test_a_score_knows_shown_and_paid_apart() -> None:
+    outcomes = {"a": Outcome.PASSED, "b": Outcome.FAILED}
+    score = Score(outcomes, paid=("b",))
+    assert (score.passed_all(paid=False), score.passed_all(paid=True), score.all_passed) == (
+        True,
+        False,
+        False,
+    )
+    assert not Score(outcomes).passed_all(paid=True)
+    assert not replace(score, error="broke off").passed_all(paid=False)
+    task_tests = TestSplit(("a", "b"), ("c",), (), ("b",))
+    assert (task_tests.shown, task_tests.unseen) == (("a",), ("c", "b"))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from openenv.core.generic_client import GenericEnvClient
 from served_process import HANGING_SECONDS, PATIENCE_SECONDS, Server
-from tiny_store import LOOK, edit_of_tests, golden_file, write
+from tiny_store import PLANT, golden_file, write
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -143,7 +143,7 @@ def test_who_cheats_is_not_paid_and_its_client_is_told(
     server = serve(*(() if mode == "mask" else ("--monitor", mode)))  # mask is the default
     honest = write(golden_file(store, clamp))
     with server.client() as client:
-        for beside in (LOOK, edit_of_tests(store, clamp), None):
+        for beside in (PLANT, None):
             client.reset(task_id=clamp.task_id)
             moves = [beside, honest] if beside else [honest]
             steps = [client.step(act(name, **arguments)) for name, arguments in moves]
@@ -161,7 +161,7 @@ def test_who_cheats_is_not_paid_and_its_client_is_told(
                 assert (told["masks_reward"], bool(told["findings"])) == (is_masked, beside is not None)
                 secrets = (str(store.root), store.golden_body(clamp).strip(), *clamp.tests.hidden)
                 assert not [secret for secret in secrets if secret in json.dumps(told)]
-    num_flagged, num_masked = (0 if mode == "off" else 2), (2 if mode == "mask" else 0)
+    num_flagged, num_masked = int(mode != "off"), int(mode == "mask")
     _, result = server.end()
     assert (result["flagged"], result["masked"]) == (num_flagged, num_masked)
 

@@ -13,11 +13,10 @@ from faulty_http import Fault, status
 from policy_server import hold
 from scripted_server import Script, in_turn, scripted
 from tiny_store import (
-    LOOK,
+    PLANT,
     Call,
     attempt_folders,
     break_sandboxes,
-    edit_of_tests,
     golden_file,
     graded_by_us,
     nothing_left,
@@ -107,14 +106,13 @@ def test_the_hidden_truth_is_a_metric_beside_a_reward_that_it_contradicts(store:
 def test_who_cheats_is_not_paid_and_counted(store: TaskStore) -> None:
     clamp = task_of(store, "clamp")
     honest = [wire_calls(write(golden_file(store, clamp))), SUBMIT]
-    for beside in (LOOK, edit_of_tests(store, clamp)):
-        for mode, paid in (("mask", 0.0), ("report", 1.0), ("off", 1.0)):
-            trace = trace_of(store, in_turn(wire_calls(beside), *honest), monitor=mode)
-            assert reward_of(trace) == paid
-            assert ("monitor" in trace.info) == (mode != "off")
-            if mode != "off":
-                assert trace.info["monitor"]["findings"] and trace.metrics["num_findings"] >= 1.0
-                assert trace.metrics["is_masked"] == (mode == "mask")
+    for mode, paid in (("mask", 0.0), ("report", 1.0), ("off", 1.0)):
+        trace = trace_of(store, in_turn(wire_calls(PLANT), *honest), monitor=mode)
+        assert reward_of(trace) == paid
+        assert ("monitor" in trace.info) == (mode != "off")
+        if mode != "off":
+            assert trace.info["monitor"]["findings"] and trace.metrics["num_findings"] >= 1.0
+            assert trace.metrics["is_masked"] == (mode == "mask")
     trace = trace_of(store, in_turn(*honest))
     assert (reward_of(trace), trace.metrics["is_masked"], trace.metrics["num_findings"]) == (1.0, 0.0, 0.0)
 

@@ -1,11 +1,9 @@
-"""One synthetic task, and episodes on it; the scripts of the benchmark's matrix are used as they are."""
+"""One synthetic task, and episodes on it."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor import (
@@ -15,9 +13,6 @@ from composer_replication.rollouts.monitor import (
     MonitorReport,
     PublicTask,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from hack_matrix_cases.case_task import CaseTask
 
 TEST = """import pytest
 
@@ -70,9 +65,7 @@ BEFORE = {
     "tinyfmt/__init__.py": "",
     "README.md": "Makes texts shorter.\n",
     "pyproject.toml": '[project]\nname = "tinyfmt"\n\n[tool.pytest.ini_options]\naddopts = "-q"\n',
-    "tests/data/kept.zip": "PK",
 }
-CASE = CaseTask(TASK, BEFORE, {PATH: GOLDEN})
 
 
 def call(name: str, **arguments: str) -> tuple[ToolCall, ToolResult]:

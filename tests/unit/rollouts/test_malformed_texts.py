@@ -10,7 +10,7 @@ from fake_sandbox import FakeSandbox, done
 from malformed_texts import WRITERS, malformed_texts
 
 from composer_replication.records import ToolCall, ToolResult
-from composer_replication.rollouts.monitor.call_events import call_events
+from composer_replication.rollouts.monitor.reported import call_arguments
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
 from composer_replication.rollouts.tools.tool_schemas import call_fault, example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
@@ -42,7 +42,7 @@ def read_and_make(num_texts: int, seed: int) -> Counter[str]:
                 counts["faults"] += is_fault
                 assert result.is_error or not is_fault
                 if number % 3 == 0:
-                    counts["unreadable"] += call_events(call, root="/srv/tree").is_unreadable
+                    counts["unreadable"] += call_arguments(call) is None
     assert box.counts.num_invalid == counts["faults"]
     return counts
 

@@ -219,7 +219,7 @@ def test_telling_tests_come_first_and_each_function_once(clamp: Task) -> None:
     task = replace(clamp, symbol="Shelf.last", tests=replace(clamp.tests, visible=visible))
     score = Score(dict.fromkeys(visible, Outcome.FAILED))
     names = [test.node_id.rpartition("::")[2] for test in failed_tests(task, score, SOURCES)]
-    assert names == ["test_i", "test_a", "test_f[1--2]", "test_d", "test_f[3-0.5]"]
+    assert names == ["test_i", "test_f[1--2]", "test_a", "test_d", "test_f[3-0.5]"]
 
 
 # ---- rollouts with tools -------------------------------------------------------------------------

@@ -228,9 +228,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _tables_fit(self) -> RunConfig:
-        """A key that has no use beside the others is harmless; refused is what would train something else than was meant."""
+        """A single key that has no use beside the others is harmless; refused is what would train something else than was meant."""
         if self.hints is not None and self.hints.teacher == "lora-off" and self.model.lora is None:
             raise ValueError('hints.teacher = "lora-off" needs a [model.lora] table: it has no adapter')
+        for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
+            if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
+                raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
         if self.agent is None:
             return self
         if self.reward != RewardSection():

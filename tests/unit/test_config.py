@@ -57,6 +57,8 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"tasks": {}}, "tasks: give exactly one of source and store"),
         ({"tasks": {"store": "a", "source": ["b"]}}, "tasks: give exactly one of source and store"),
         ({"hints": {"teacher": "lora-off"}, **SDPO}, 'hints.teacher = "lora-off" needs a [model.lora] table'),
+        ({"hints": {}}, "[hints] does nothing while trainer.alpha_sdpo is 0"),
+        ({"replay": {}}, "[replay] does nothing while trainer.beta_replay is 0"),
         ({"replay": {"kind": "ipo", "margin": 0.1}, **REPLAY}, "replay: ipo takes no margin"),
         (
             {"replay": {"kind": "simpo", "length_normalised": False}, **REPLAY},

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import ComposerError, InputError
+from composer_replication.report import run_logs
 from composer_replication.report.guard_scan import choose_columns, readings_of
 from composer_replication.report.run_logs import RunLog, read_log
 
@@ -176,6 +177,15 @@ def test_the_newer_value_of_a_step_counts_after_a_resume(tmp_path: Path) -> None
     assert (column(log, "r"), column(log, "q")) == (([1], [2.0]), ([1], [3.0]))
 
 
+def test_progress_is_told_for_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_logs, "_REPORT_EVERY", 40)
+    told: list[tuple[int, int, str]] = []
+    path = write_jsonl(tmp_path / "log.jsonl", ROWS * 10)
+    read_log(path, report=lambda *news: told.append(news))
+    assert len(told) > 5
+    assert {what for _, _, what in told} == {"reading, MB"}
+
+
 # ---------------------------------------------------------------------------- folders
 
 
@@ -220,7 +230,7 @@ def test_a_folder_of_several_runs_names_them(tmp_path: Path) -> None:
         (b"step,r,r\n1,2,3\n", "a name twice"),
         (b'{\n "model": "x"\n}', "none named log_history"),
         (b'{"a": 1', "it is not JSON"),
-        (b"{'reward': 0.31, 'epoch': 0.1}\n", "it is not JSON"),
+        (b"{'reward': 0.31, 'epoch': 0.1}\n", "as Python prints them"),
         (b'{"a": 1}\n{"a"\n{"a": 3}\n', "line 2 cannot be used: it is not a JSON object"),
         (b'{"a": 1}\n[1]\n', "line 2 cannot be used: it is not a JSON object"),
         (b'{"log_history": [{"step": 1}, 5]}', "no list of JSON objects"),
@@ -299,3 +309,23 @@ def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "eval_reward": 0.5}\n{"step": 1, "eval_reward": 0.5}\n')
     assert list(read_log(path).columns["eval_reward"].values) == [0.5]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"step;reward\n1;0,25\n2;31,5\n",
+        b"step,reward\n1,25%\n2,3150 %\n",
+        "step,reward\n1,0.25\n2,31.5\n".encode("utf-16"),
+    ],
+    ids=["decimal comma", "per cent", "utf-16"],
+)
+def test_numbers_as_people_write_them(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_bytes(content)
+    assert column(read_log(tmp_path / "log.csv"), "reward") == ([1, 2], [0.25, 31.5])
+
+
+def test_a_comma_that_may_group_thousands_makes_no_number(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step;reward\n1;0,5\n2;1,234\n")
+    log = read_log(tmp_path / "log.csv")
+    assert (column(log, "reward"), log.columns["reward"].num_bad) == (([1], [0.5]), 1)

@@ -235,6 +235,11 @@ class RunConfig(Section):
             if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
                 raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
         if self.agent is None:
+            if self.trainer.importance_clip:
+                raise ValueError(
+                    "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler; "
+                    "with vLLM set trl.vllm_importance_sampling_clip_max"
+                )
             return self
         if self.reward != RewardSection():
             raise ValueError("[reward] is about single answers; with [agent] use [agent.reward]")

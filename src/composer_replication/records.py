@@ -359,7 +359,7 @@ class Hint:
     """What the policy should have known before one turn of a rollout.
 
     ``turn_idx`` counts the turns from 0. ``kind`` names the error (``unknown-tool``, ``test-failure``, …),
-    ``source`` the layer that wrote the text (``template``, ``environment``, ``sibling``, ``judge`` or a dotted path).
+    ``source`` the layer that wrote the text (``template``, ``environment`` or a dotted path).
     """
 
     turn_idx: int

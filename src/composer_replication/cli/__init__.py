@@ -6,6 +6,6 @@ Through one command, ``composer-rl VERB``. This is the only folder that joins th
     NAME_verb.py            one file per verb: add_parser, run -> (result, exit code), render -> text
     assembly.py             the parts of a run, joined
     training_run.py         one run from recipe to report
-    crash_bundle.py         what is written down when the fault is ours
+    machine_troubles.py     what this machine refused, and what is written down when the fault is ours
     explanations/*.toml     what each error code means
 """

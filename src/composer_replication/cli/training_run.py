@@ -437,7 +437,16 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
         write_atomic(folder.recipe, resolved)
         (folder.root / "split.json").unlink(missing_ok=True)  # of a recipe by which nothing was trained
         return
-    was, now = (_flat(identity_table(each)) for each in (load_config(folder.recipe), config))
+    try:
+        begun_with = load_config(folder.recipe)
+    except UsageError as error:
+        raise UsageError(
+            "CR0208",
+            f"this folder was begun by another version: {error.message}",
+            where=str(folder.recipe),
+            fix="resume with the version that environment.json names, or choose another --out.",
+        ) from error
+    was, now = (_flat(identity_table(each)) for each in (begun_with, config))
     key = next((key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)), None)
     if key is not None:
         before, after = (repr(table[key]) if key in table else "not set" for table in (was, now))

@@ -80,16 +80,17 @@ async def attempt(
     [episode] = [each async for each in run_episodes([task_id], made, options=options, seed=seed, step=step)]
     row = rollout_row(episode, filler_id=next(iter(policy.end_token_ids)))
     visible = 0.0 if episode.score is None else float(episode.score.all_passed)
-    reward, hidden = episode.paid or 0.0, 0.0
+    reward, hidden, is_lost = episode.paid or 0.0, 0.0, episode.paid is None
     if is_heldout and episode.judgement is not None and episode.judgement.tree is not None:
         task = parts.grader.store.get(task_id)
         request = GradeRequest(task, "", tests="hidden", tree=episode.judgement.tree)
         [score] = await asyncio.to_thread(parts.grader.grade_many, [request])
         reward = hidden = float(score is not None and score.all_passed)
+        is_lost |= score is None
     figures = {
         "acc": hidden if is_heldout else visible,
         "visible": visible,
-        "lost": float(episode.paid is None),
+        "lost": float(is_lost),
     }
     return Attempted(row, reward, figures, len(episode.turns))
 

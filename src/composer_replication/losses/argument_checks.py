@@ -24,6 +24,17 @@ def require_same_shape(tensors: Mapping[str, torch.Tensor], *, where: str) -> No
         )
 
 
+def require_weights(weight: torch.Tensor, name: str, *, where: str) -> None:
+    """Raise CR0722 unless every weight is finite and at least 0."""
+    if not bool((torch.isfinite(weight) & (weight >= 0)).all()):
+        raise InputError(
+            "CR0722",
+            f"{name} holds a weight that is below 0 or not finite.",
+            where=where,
+            fix="repair or drop what that weight belongs to.",
+        )
+
+
 def require_something(mask: torch.Tensor, what: str, *, where: str) -> None:
     """Raise CR0722 when no entry of the mask is set."""
     if not bool(mask.any()):

@@ -18,6 +18,7 @@ import torch
 from composer_replication.losses.argument_checks import (
     require_same_shape,
     require_something,
+    require_weights,
     wide,
 )
 
@@ -189,7 +190,9 @@ def _checked_weights(
     if weight_BT is not None:
         require_same_shape({"divergence_BT": divergence_BT, "weight_BT": weight_BT}, where=where)
         weights_BT = weight_BT.detach().to(weights_BT.dtype).where(kept_BT, 1.0)
+        require_weights(weights_BT, "weight_BT", where=where)
     if turn_weight_B is not None:
         require_same_shape({"turns": divergence_BT[:, 0], "turn_weight_B": turn_weight_B}, where=where)
+        require_weights(turn_weight_B, "turn_weight_B", where=where)
         weights_BT = weights_BT * turn_weight_B.detach().to(weights_BT.dtype)[:, None]
     return weights_BT

@@ -16,6 +16,7 @@ from composer_replication.losses.argument_checks import (
     require,
     require_same_shape,
     require_something,
+    require_weights,
     wide,
 )
 
@@ -150,6 +151,7 @@ def _checked_weights(
     if weight_P is None:
         return torch.ones_like(chosen_P, dtype=dtype, requires_grad=False)
     require_same_shape({"policy_chosen": chosen_P, "weight_P": weight_P}, where=where)
+    require_weights(weight_P, "weight_P", where=where)
     return weight_P.detach().to(dtype)
 
 

@@ -293,6 +293,15 @@ class TaskStore(RecordFolder):
         with self._lock:
             self._drop({f"{kind}/{task_id}.json" for kind in ("tasks", "secrets", "instructions")})
 
+    def drop_instruction(self, task_id: str) -> bool:
+        """Forget what a model wrote about a task; False where there is nothing."""
+        name = f"instructions/{task_id}.json"
+        if not self.has_record(name):
+            return False
+        with self._lock:
+            self._drop({name})
+        return True
+
     def drop_records(self, keep: set[str]) -> None:
         """Leave the records of ``keep``, the kept tasks' instructions, and the files that these name.
 

@@ -83,7 +83,7 @@ def sampled_tensor(
 
 
 def matched_turns(
-    turns_by_row: Sequence[Sequence[HintedTurn]],
+    turns_by_row: Any,
     rollouts: Sequence[Rollout],
     *,
     strict: bool,
@@ -94,7 +94,7 @@ def matched_turns(
     The hinted prompt must be the turn's with one run of ids put in, and a source's own log-probabilities the row's.
 
     Args:
-        turns_by_row: what the hint source answered.
+        turns_by_row: what the hint source answered: of each rollout its hinted turns.
         rollouts: what it was asked about.
         strict: refuse a turn that does not match; otherwise it is left out.
         are_samplers: the log-probabilities of the rows are the sampler's. Where they were computed again, in another
@@ -103,8 +103,16 @@ def matched_turns(
     Raises:
         InputError: with ``strict``, a turn that was not sampled in its row, in another context or with other
             log-probabilities (CR0751).
-        ValueError: the answer has another number of rows.
+        InputError: the answer is not one list of hinted turns for each rollout (CR0751).
     """
+    if (
+        not isinstance(turns_by_row, Sequence)
+        or len(turns_by_row) != len(rollouts)
+        or not all(isinstance(turn, HintedTurn) for turns in turns_by_row for turn in turns)
+    ):
+        raise misaligned(
+            "the hint source gave something else than one list of HintedTurn a rollout", "hint_source"
+        )
     kept: list[list[HintedTurn]] = []
     num_left_out = 0
     for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):

@@ -276,9 +276,10 @@ class GuardHook(RunLines):
             CollapseStopError: the guard fired, or the evaluation gave up, and ``strict_killswitch`` is set.
             InputError, ValueError: as ``fold``.
         """
-        guard, evaluate = self.heldout_guard, self.heldout_eval_fn
+        guard = self.heldout_guard
         if guard is None:
             return
+        evaluate = self.heldout_eval_fn
         signals = self._signals()
         signals.read(self._metrics.get("train", {}))
         reward, is_new = from_first((signals.reward, signals.is_reward_new))

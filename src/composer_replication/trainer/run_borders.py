@@ -31,7 +31,7 @@ from composer_replication.trainer.checks.judgement import Judgement
 from composer_replication.trainer.guard import GuardHook, refuse_foreign_split
 from composer_replication.trainer.metrics_log import RunLines, RunLog, StepWindow
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.processes import num_processes, process_rank, together
+from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 from composer_replication.trainer.run_callback import RunCallback
 from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_few_prompts
 
@@ -210,6 +210,13 @@ class RunBorders(GuardHook):
             )
         if isinstance(self.train_dataset, Sized):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
+        if len(set(gathered(self.heldout_guard is None))) > 1:
+            raise TrainerSettingError(
+                "CR0710",
+                "some processes have a guard and some have none.",
+                where="ComposerReplicationTrainer(heldout_guard=)",
+                fix="construct the trainer alike on every process.",
+            )
 
     def _begin_run(self, checkpoint: Path | None) -> None:
         """Set our own state to the run's start, or to the checkpoint."""

@@ -8,6 +8,24 @@ from typing import Any, get_type_hints
 
 from composer_replication.errors import ComposerError, UsageError
 
+_ABOVE_ZERO = {
+    "gradient_accumulation_steps",
+    "max_completion_length",
+    "num_iterations",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    "temperature",
+    "top_p",
+}
+"""The libraries take 0 and less for these, and then divide by them, or train something else without a word."""
+_NOT_NEGATIVE = {"beta", "entropy_coef", "epsilon", "epsilon_high", "max_grad_norm", "min_p", "top_k"}
+_AT_MOST_ONE = {"min_p", "top_p"}
+_ONE_OF = {
+    "importance_sampling_level": ("token", "sequence"),
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
+}
+"""TRL looks at these steps later, or never."""
 _ALSO_TAKEN: dict[str, Any] = {"scale_rewards": str | bool}
 """Where TRL takes more than it declares."""
 
@@ -27,10 +45,12 @@ def spread_weights(where: str) -> UsageError:
 
 
 def refuse_bad_values(table: Mapping[str, Any]) -> None:
-    """Compare each value with the type that TRL declares; the keys are known to be TRL's.
+    """Compare each value with the type that TRL declares; ranges are left to TRL but for those in which it says nothing.
+
+    The keys are known to be TRL's.
 
     Raises:
-        UsageError: a value of another type, or a number that is not finite (CR0211).
+        UsageError: a value of another type, not finite, or one that would train something else (CR0211).
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
     from trl.trainer.grpo_config import GRPOConfig
@@ -44,6 +64,22 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
             raise refused(f"trl.{key} is {value!r}: it must be {problem}", where=f"trl.{key}") from error
+        if problem := _range_problem(key, value):
+            raise refused(f"trl.{key} is {value!r}: it must be {problem}", where=f"trl.{key}")
+
+
+def _range_problem(key: str, value: Any) -> str:
+    if key == "max_steps" and not (value == -1 or value >= 1):
+        return "at least 1, or -1 for num_train_epochs to count"
+    if key in _ONE_OF and value not in _ONE_OF[key]:
+        return f"one of {', '.join(_ONE_OF[key])}"
+    if value is None:
+        return ""
+    if key in _ABOVE_ZERO and not value > 0:
+        return "above 0"
+    if key in _NOT_NEGATIVE and not value >= 0:
+        return "at least 0"
+    return "at most 1" if key in _AT_MOST_ONE and not value <= 1 else ""
 
 
 @contextmanager

@@ -219,7 +219,6 @@ def test_a_reading_that_takes_too_long_is_missed_and_made_again(store: TaskStore
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_an_honest_run_goes_on_and_what_infrastructure_loses_is_no_wrong_answer(
     store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import LOST, Begun, Called, Place
+from composer_replication.rollouts.cluster.rollout_actor import Begun, Called, LostActor, Place
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement
@@ -144,7 +144,7 @@ class RayEnvironment:
         try:
             return self._running().ask(method, *args)
         except SandboxFailure as failure:
-            if failure.code != LOST and not self._is_broken:
+            if not isinstance(failure, LostActor) and not self._is_broken:
                 self._cluster.count_failure()
             self._is_broken = True
             raise

@@ -22,7 +22,9 @@ from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
-LOST = "CR0491"
+
+class LostActor(SandboxFailure):
+    """An actor's process is another one than before: what it held is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ class RolloutActor:
 
     def _attempt(self, number: int) -> FeatureDeletionEnv:
         if self._environment is None or number != self._number:
-            raise SandboxFailure(LOST, "its process was started anew, and its sandbox is gone.")
+            raise LostActor("CR0491", "its process was started anew, and its sandbox is gone.")
         return self._environment
 
     def _require_environment(self, task: Task) -> None:

@@ -22,8 +22,8 @@ from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.rollouts.cluster.rollout_actor import (
-    LOST,
     ClusterOptions,
+    LostActor,
     Place,
     RolloutActor,
     fitted,
@@ -206,7 +206,7 @@ class RolloutCluster:
         except (RayError, ConnectionError) as error:
             self.check()
             cause = plain_cause(error)
-            if is_of_ray(cause) or (isinstance(cause, SandboxFailure) and cause.code == LOST):
+            if is_of_ray(cause) or isinstance(cause, LostActor):
                 self._lose(actor, cause)
             raise cause from error
 
@@ -219,8 +219,8 @@ class RolloutCluster:
         where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
         actor.begin_anew()
         self.count_failure("lost")
-        raise SandboxFailure(
-            LOST,
+        raise LostActor(
+            "CR0491",
             f"the worker of an attempt or a grading was lost: {told}.",
             where=where,
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",

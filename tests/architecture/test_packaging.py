@@ -145,8 +145,8 @@ def test_every_link_of_a_page_leads_somewhere(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ["page.md: gone.md"]
 
 
-def test_the_readme_names_every_folder() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_page_how_it_fits_names_every_folder() -> None:
+    text = (ROOT / "docs" / "how-it-fits.md").read_text()
     folders = {path.parent.name for path in (ROOT / "src" / "composer_replication").glob("*/__init__.py")}
     assert {name for name in folders if not re.search(rf"\b{name}\b", text)} == set()
     assert len(folders) >= 11

@@ -85,17 +85,13 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the log cannot be used (CR0630, CR0633, CR0637).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
-    from composer_replication.cli.terminal import progress_bar
     from composer_replication.errors import needs_extra
     from composer_replication.report.guard_scan import choose_columns, readings_of, replay
     from composer_replication.report.run_logs import read_log
 
     guard = _make_guard(args)
-    with (
-        needs_extra("tensorboard", "reading TensorBoard event files"),
-        progress_bar(quiet=args.quiet) as report,
-    ):
-        log = read_log(args.log, step=args.step, resumed=args.resumed, report=report)
+    with needs_extra("tensorboard", "reading TensorBoard event files"):
+        log = read_log(args.log, step=args.step, resumed=args.resumed)
     chosen = choose_columns(log, proxy=args.proxy, truth=args.truth, kl=args.kl)
     readings, notes = readings_of(log, chosen)
     replayed = replay(guard, readings)

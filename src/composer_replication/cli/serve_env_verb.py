@@ -38,7 +38,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         type=number(is_above=True),
         default=600.0,
         metavar="S",
-        help="an attempt ends when nothing came for S seconds (default %(default)g)",
+        help="a session ends when nothing came for S seconds and the 300 that the longest call takes (default %(default)g)",
     )
     parser.add_argument(
         "--max-calls",
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "--monitor",
         choices=get_args(MonitorMode),
         default="mask",
-        help="of dishonest moves: no reward for them (mask, the default), tell of them, or do not look",
+        help="of dishonest moves: pay 0 at most for them (mask, the default), tell of them, or do not look",
     )
     parser.add_argument(
         "--backend", metavar="NAME", default="", help="sandbox backend (default: the best here)"
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             url = url_of(listener)
             signal_name = server.serve(listener, lambda url: _announce(url, num_tasks))
         finally:
-            grader.close()
+            grader.stop_runs()  # a signal ended it: nobody waits for a grading any more
     names = ("attempts", "infrastructure_failures", "flagged", "masked")
     result: dict[str, object] = {"url": url, "signal": signal_name, "tasks": num_tasks}
     result |= {name: server.counts[name] for name in names}

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,11 @@ _SEPARATORS = (",", "\t", ";")
 _DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|\d+,(\d{1,2}|\d{4,}))")
 _MAX_DEPTH = 4
 _MAX_NAMED = 5
-_REPORT_EVERY = 4 * 10**6
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _EVENT_FILES = "*.tfevents.*"
 _FRAME_BYTES = 16
 """Around each record of an event file: its length (8) and two checksums (4 each)."""
 
-Report = Callable[[int, int, str], None]
 Row = tuple[int, dict[str, Any]]
 
 
@@ -85,14 +83,13 @@ class RunLog:
         return _where(self.path, self.place, line)
 
 
-def read_log(path: Path, *, step: str = "", resumed: bool = False, report: Report | None = None) -> RunLog:
+def read_log(path: Path, *, step: str = "", resumed: bool = False) -> RunLog:
     """Read a log, or the one log of a folder.
 
     Args:
         path: a file or a folder.
         step: the column of the step; empty: found by its usual names.
         resumed: steps that fall back mean that the run was resumed there; the newer values count.
-        report: takes (done, total, what) while a large file is read.
 
     Raises:
         InputError: no log, an empty one, a broken row, or a folder with no log or with several (CR0630); no such step
@@ -105,7 +102,7 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False, report: Repor
             return _read_events(source, ColumnBuilder("step", resumed=resumed))
         notes: list[str] = []
         builder = ColumnBuilder(step, resumed=resumed)
-        kind, place, rows = _rows_of(source, notes, report)
+        kind, place, rows = _rows_of(source, notes)
         for number, row in rows:
             builder.add_row(row, number, _where(source, place, number))
     except OSError as error:
@@ -273,7 +270,7 @@ def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterat
             yield f"{prefix}{key}", value
 
 
-def _rows_of(path: Path, notes: list[str], report: Report | None) -> tuple[str, str, Iterator[Row]]:
+def _rows_of(path: Path, notes: list[str]) -> tuple[str, str, Iterator[Row]]:
     """Kind, what a place is called, and the rows with their places; ``notes`` takes what was tolerated."""
     number, first = next(((number, line.strip()) for number, line in _lines(path) if line.strip()), (0, ""))
     if not first:
@@ -282,24 +279,18 @@ def _rows_of(path: Path, notes: list[str], report: Report | None) -> tuple[str, 
         raise _unusable(path, "it is no UTF-8 text")
     parsed = _parsed(first)
     if isinstance(parsed, dict) and not isinstance(parsed.get("log_history"), list):
-        return "jsonl", "line", _json_lines(path, _lines(path, report), notes)
+        return "jsonl", "line", _json_lines(path, notes)
     if first.startswith("{'"):
         raise _unusable(path, "it holds dictionaries as Python prints them, which are no JSON")
     if first.startswith(("{", "[")):
         return _document(path)
-    return "csv", "line", _table(path, first, number, notes, report)
+    return "csv", "line", _table(path, first, number, notes)
 
 
-def _lines(path: Path, report: Report | None = None) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Bytes that are no text become marks, which no number can hold."""
-    size, done, reported = path.stat().st_size, 0, 0
     with path.open(encoding=_encoding(path), errors="replace", newline="\n") as handle:
-        for number, line in enumerate(handle, start=1):
-            done += len(line)
-            if report is not None and done - reported >= _REPORT_EVERY:
-                reported = done
-                report(done // 10**6, size // 10**6, "reading, MB")
-            yield number, line
+        yield from enumerate(handle, start=1)
 
 
 def _encoding(path: Path) -> str:
@@ -314,10 +305,10 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _json_lines(path: Path, lines: Iterator[tuple[int, str]], notes: list[str]) -> Iterator[Row]:
+def _json_lines(path: Path, notes: list[str]) -> Iterator[Row]:
     """Each line's object; a last line that is no JSON was torn by a crash and is left out."""
     torn = 0
-    for number, line in lines:
+    for number, line in _lines(path):
         if not line.strip():
             continue
         row = _parsed(line)
@@ -347,7 +338,7 @@ def _document(path: Path) -> tuple[str, str, Iterator[Row]]:
     return kind, "entry", iter(enumerate(value, start=1))
 
 
-def _table(path: Path, head: str, first: int, notes: list[str], report: Report | None) -> Iterator[Row]:
+def _table(path: Path, head: str, first: int, notes: list[str]) -> Iterator[Row]:
     """The rows of a table whose first line names the columns.
 
     A last line without its end may lack the tail of its last number: it is left out.
@@ -357,7 +348,7 @@ def _table(path: Path, head: str, first: int, notes: list[str], report: Report |
         raise _unusable(path, "its first line is neither JSON nor a header with several columns")
 
     def whole_lines() -> Iterator[str]:
-        for number, line in _lines(path, report):
+        for number, line in _lines(path):
             if not line.endswith("\n"):
                 notes.append(f"The last line ({number}) is incomplete and was left out.")
             elif number >= first:

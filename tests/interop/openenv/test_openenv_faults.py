@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from openenv.core.env_server.serialization import serialize_observation
 
-from composer_replication.errors import SandboxFailure
+from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import SandboxSpec, ToolResult
 from composer_replication.rollouts.environment import attempt as attempt_module
+from composer_replication.rollouts.environment import openenv_server
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.openenv_client import FeatureDeletionClient
 from composer_replication.rollouts.environment.openenv_environment import OpenEnvFeatureDeletion
 from composer_replication.rollouts.environment.openenv_types import AttemptObservation, ToolAction
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import Toolbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
@@ -95,3 +97,58 @@ def test_the_last_call_that_is_allowed_is_graded(environment: OpenEnvFeatureDele
     assert not environment.step(ToolAction(name="nonsense")).done
     last = environment.step(ToolAction(name="bash", arguments={"command": "ls"}))
     assert (last.done, last.reward, last.stop_reason, last.num_invalid) == (True, 0.0, "turns", 1)
+
+
+def test_after_close_nothing_is_begun_any_more(environment: OpenEnvFeatureDeletion) -> None:
+    """The library closes the environment of an idle session, and goes on to pass it what its socket says."""
+    environment.reset(seed=0)
+    environment.close()
+    for use in (lambda: environment.reset(seed=0), lambda: environment.step(ToolAction(name="submit"))):
+        with pytest.raises(RuntimeError, match=r"CR0800: this session has ended.*connect anew"):
+            use()
+    assert environment.state.is_over and not [*process_folder().glob("attempt-*")]
+
+
+def test_closed_while_a_sandbox_opens_it_keeps_none(
+    environment: OpenEnvFeatureDeletion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = attempt_module.open_sandbox
+
+    def opens_too_late(*spec: Any, **more: Any) -> Any:
+        environment.close()
+        return real(*spec, **more)
+
+    monkeypatch.setattr(attempt_module, "open_sandbox", opens_too_late)
+    with pytest.raises(RuntimeError, match="CR0800"):
+        environment.reset(seed=0)
+    assert environment.state.is_over and not [*process_folder().glob("attempt-*")]
+
+
+@pytest.mark.parametrize(("broken", "name"), [(Toolbox, "call"), (Grader, "grade_tree")])
+def test_a_damaged_store_ends_the_attempt_and_names_no_place(
+    environment: OpenEnvFeatureDeletion, monkeypatch: pytest.MonkeyPatch, broken: type, name: str
+) -> None:
+    def damaged(*_: object) -> None:
+        raise InputError(
+            "CR0411", "the store is damaged.", where="/a/path/of/the/server", fix="build it anew."
+        )
+
+    environment.reset(seed=0)
+    monkeypatch.setattr(broken, name, damaged)
+    with pytest.raises(RuntimeError, match="CR0411") as refused:
+        environment.step(ToolAction(name="submit"))
+    assert str(refused.value) == "CR0411: the store is damaged. Next: build it anew."
+    assert environment.state.is_over and not [*process_folder().glob("attempt-*")]
+
+
+def test_a_call_that_is_under_way_is_no_silence(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = []
+
+    class Watched(openenv_server.HTTPEnvServer):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, concurrency_config: Any) -> None:
+            bounds.append(concurrency_config.session_timeout)
+            super().__init__(*arguments, concurrency_config=concurrency_config)
+
+    monkeypatch.setattr(openenv_server, "HTTPEnvServer", Watched)
+    openenv_server.EnvironmentServer(grader, session_seconds=7)
+    assert bounds == [7 + ToolLimits().max_command_seconds] == [307]

@@ -78,15 +78,15 @@ def socket_url(server: Server) -> str:
     return server.url.replace("http", "ws") + "/ws"
 
 
-def fetch(server: Server, method: str, path: str) -> tuple[int, Any]:
+def fetch(server: Server, method: str, path: str, **headers: str) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(
         urllib.parse.urlsplit(server.url).netloc, timeout=PATIENCE_SECONDS
     )
-    connection.request(method, path)
+    connection.request(method, path, body="{}" if method == "POST" else None, headers=headers)
     answer = connection.getresponse()
     status, body = answer.status, answer.read()
     connection.close()
-    return status, json.loads(body)
+    return status, json.loads(body or "null")
 
 
 def solutions(store: TaskStore, task: Task) -> dict[str, str]:
@@ -246,6 +246,9 @@ def test_what_is_not_a_session_is_refused(server: Server) -> None:
     assert set(schema["observation"]["properties"]) >= {"reward", "infrastructure_failure"}
     with pytest.raises(InvalidStatus, match="403"):
         connect(socket_url(server), origin="http://a.page.example", open_timeout=PATIENCE_SECONDS)  # type: ignore[arg-type]
+    for method, path in (("POST", "/mcp"), ("GET", "/health")):
+        assert fetch(server, method, path)[0] == 200
+        assert fetch(server, method, path, Origin="http://a.page.example") == (403, None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -262,3 +265,24 @@ def test_told_to_end_it_takes_all_away(serve: Callable[..., Server], number: sig
             waiting.result(PATIENCE_SECONDS)
     assert code == (0 if number == signal.SIGTERM else 130)
     assert result == result | {"signal": number.name, "attempts": 0, "tasks": 2}
+
+
+def test_told_to_end_it_waits_for_no_grading(
+    serve: Callable[..., Server], store: TaskStore, clamp: Task
+) -> None:
+    server = serve()
+    hanging = f"import time\ntime.sleep({HANGING_SECONDS})\n" + solutions(store, clamp)["whole"]
+    with concurrent.futures.ThreadPoolExecutor() as threads, server.client() as client:
+        client.reset(task_id=clamp.task_id)
+        client.step(act("write_file", path=NUMBERS, content=hanging))
+        client.step(act("bash", command="true"))
+        own = set(server.descendants())
+        waiting = threads.submit(client.step, act("submit"))
+        wait_until(lambda: set(server.descendants()) > own)
+        begun = time.monotonic()
+        code, result = server.end()
+        seconds = time.monotonic() - begun
+        with pytest.raises(Exception, match=r".*"):
+            waiting.result(PATIENCE_SECONDS)
+    assert (code, result["attempts"]) == (0, 0)
+    assert seconds < 60, f"{seconds:.0f} s"  # the grading takes minutes

@@ -6,14 +6,18 @@ import importlib.util
 import json
 import os
 import socket
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
 from composer_replication.rollouts.environment.openenv_address import listen, url_of
+from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
 
@@ -92,6 +96,20 @@ def test_the_extra_is_named_where_the_library_is_missing(
     assert importlib.util.find_spec("openenv") is None, "the pinned set has no place for it"
     code, error, fix = refusal(capsys, str(store), "--port", "0")
     assert (code, error) == (3, "CR0101") and fix == "pip install 'composer-replication[openenv]'"
+
+
+def test_ended_by_a_signal_it_stops_gradings(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = []
+    real = Grader.stop_runs
+    monkeypatch.setattr(Grader, "stop_runs", lambda grader: (stopped.append(grader), real(grader)))
+    served = SimpleNamespace(serve=lambda *_: "SIGTERM", counts=Counter())
+    library = SimpleNamespace(EnvironmentServer=lambda *_, **__: served)
+    name = "composer_replication.rollouts.environment.openenv_server"
+    monkeypatch.setitem(sys.modules, name, library)  # type: ignore[arg-type]
+    assert main(["serve-env", str(store), "--port", "0", "--json"]) == 0
+    assert len(stopped) == 1 and json.loads(capsys.readouterr().out)["signal"] == "SIGTERM"
 
 
 def test_port_0_is_a_free_one() -> None:

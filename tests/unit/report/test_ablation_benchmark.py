@@ -89,7 +89,7 @@ def test_differences_pair_seeds_and_figures_are_means(
     text = said(journal(tmp_path / "j.jsonl", *lines), capsys)
     assert "| siblings less grpo | 1 | +0.200 | +0.200 | +0.100 |" in text  # one seed in common: no interval
     # 4 +- 12.7062 x sqrt(2) / sqrt(2)
-    assert "| pairs a step | \N{EN DASH} | \N{EN DASH} | \N{EN DASH} | 4.000 (-8.706 to 16.706) |" in text
+    assert "| pairs a step | \N{EN DASH} | \N{EN DASH} | 4.000 (-8.706 to 16.706) |" in text
 
 
 def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import ComposerError, InputError
-from composer_replication.report import run_logs
 from composer_replication.report.guard_scan import choose_columns, readings_of
 from composer_replication.report.run_logs import RunLog, read_log
 
@@ -175,15 +174,6 @@ def test_the_newer_value_of_a_step_counts_after_a_resume(tmp_path: Path) -> None
     )
     log = read_log(path, resumed=True)
     assert (column(log, "r"), column(log, "q")) == (([1], [2.0]), ([1], [3.0]))
-
-
-def test_progress_is_told_for_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_logs, "_REPORT_EVERY", 40)
-    told: list[tuple[int, int, str]] = []
-    path = write_jsonl(tmp_path / "log.jsonl", ROWS * 10)
-    read_log(path, report=lambda *news: told.append(news))
-    assert len(told) > 5
-    assert {what for _, _, what in told} == {"reading, MB"}
 
 
 # ---------------------------------------------------------------------------- folders

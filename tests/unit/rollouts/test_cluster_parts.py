@@ -167,12 +167,12 @@ def test_an_attempt_that_the_process_does_not_know_is_lost_and_not_another_one(
     with pytest.raises(SandboxFailure, match="CR0491"):
         actor.call(0, listing)
     actor.begin(1, clamp.task_id)
-    actor.finish(0)  # of the attempt before; this one goes on
+    actor.leave(0)  # of the attempt before; this one goes on
     assert not actor.call(1, listing).result.is_error
-    for ask in (lambda: actor.call(0, listing), lambda: actor.grade(0, "visible"), lambda: actor.reward(0)):  # fmt: skip
+    for ask in (lambda: actor.call(0, listing), lambda: actor.candidate(0), lambda: actor.finish(0)):  # fmt: skip
         with pytest.raises(SandboxFailure, match="CR0491"):
             ask()
-    actor.finish(1)
+    actor.leave(1)
     with pytest.raises(UsageError, match="CR0800"):
         actor.call(1, listing)
 

@@ -108,7 +108,7 @@ def test_edits_of_tests_win_nothing(env: FeatureDeletionEnv, clamp: Task) -> Non
     ask(env, "bash", command="echo 'import os; os._exit(0)' > sitecustomize.py")
     judged = env.finish()
     assert judged is not None and judged.reward == judged.graded_reward == 0.0
-    assert judged.masks_reward
+    assert judged.report is not None and "test-edit" in judged.report.counts
 
 
 def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(

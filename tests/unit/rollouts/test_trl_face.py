@@ -10,7 +10,8 @@ import pytest
 from transformers.utils import get_json_schema
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import ToolCall, ToolResult
+from composer_replication.records import Score, ToolCall, ToolResult
+from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -33,8 +34,8 @@ class Recorded:
         self.calls.append(call)
         return ToolResult("done")
 
-    def reward(self) -> float:
-        return 0.5
+    def finish(self) -> Judgement:
+        return Judgement(Score({}), reward=0.5, graded_reward=0.5)
 
     def close(self) -> None:
         self.is_closed = True

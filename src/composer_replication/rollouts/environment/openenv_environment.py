@@ -27,7 +27,8 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
     """One attempt after the other, each in a sandbox of its own that ends with the attempt.
 
     What ``reset`` and ``step`` refuse is a ``RuntimeError`` with code, sentence and next step: the library sends its text to
-    the client, who is told no path of this machine.
+    the client, who is told no path of this machine. After ``close`` both refuse: the library closes the environment of an
+    idle session, but goes on to pass it what comes over its socket.
 
     Args:
         open_environment: makes the environment, driven by this alone.
@@ -55,6 +56,7 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
         self._counts: Counter[str] = Counter() if counts is None else counts
         self._living = set() if living is None else living
         self._task_ids = self._environment.grader.store.require_task_ids()
+        self._is_closed = False
         self._state = AttemptState()
         self._living.add(self)
 
@@ -75,8 +77,9 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
 
         Raises:
             RuntimeError: an argument that is not known, or of a wrong type (CR0854); the store has no such task
-                (CR0412), or it is damaged.
+                (CR0412), or it is damaged; the session has ended (CR0800).
         """
+        self._require_open("reset")
         try:
             _refuse_unknown(seed, episode_id, task_id, unknown)
             return self._reset(task_id or random.Random(seed).choice(self._task_ids), episode_id)  # noqa: S311  no secret hangs on it
@@ -94,6 +97,9 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
                 continue
             break
         self._state = AttemptState(episode_id=episode_id, task_id=task_id, is_over=False)
+        if self._is_closed:  # meanwhile, by another thread: nobody else would take this sandbox away
+            self._end()
+            self._require_open("reset")
         return AttemptObservation(text=message)
 
     def step(self, action: ToolAction, timeout_s: float | None = None, **unknown: Any) -> AttemptObservation:
@@ -105,17 +111,25 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             unknown: not used.
 
         Raises:
-            RuntimeError: the attempt is over, or none was begun (CR0800).
+            RuntimeError: the attempt is over, none was begun, or the session has ended (CR0800). Any other code: the call
+                or its grading could not be done, and the attempt is over.
         """
         del timeout_s, unknown
+        self._require_open("step")
         if self._state.is_over:
             problem = "the attempt is over, or none was begun."
             raise _told(UsageError("CR0800", problem, where="step", fix="reset first."))
-        environment = self._environment
         try:
-            result = environment.call(action.to_call())
+            return self._step(action)
         except SandboxFailure as error:
             return self._lost("the sandbox broke", error)
+        except ComposerError as error:
+            self._end()
+            raise _told(error) from error
+
+    def _step(self, action: ToolAction) -> AttemptObservation:
+        environment = self._environment
+        result = environment.call(action.to_call())
         counts, is_submitted = environment.counts, environment.is_done
         self._state.step_count, self._state.num_invalid = counts.num_calls, counts.num_invalid
         observation = AttemptObservation(
@@ -162,9 +176,15 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
         )
 
     def close(self) -> None:
-        """End the attempt and its sandbox; idempotent."""
+        """End the attempt and its sandbox, and begin none any more; idempotent."""
+        self._is_closed = True
         self._end()
         self._living.discard(self)
+
+    def _require_open(self, where: str) -> None:
+        if self._is_closed:
+            problem = "this session has ended: nothing came for too long, or the server ends."
+            raise _told(UsageError("CR0800", problem, where=where, fix="connect anew."))
 
     def _end(self) -> None:
         self._state.is_over = True

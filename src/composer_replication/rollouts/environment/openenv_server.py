@@ -26,13 +26,16 @@ from composer_replication.rollouts.environment.openenv_environment import OpenEn
 from composer_replication.rollouts.environment.openenv_types import AttemptObservation, ToolAction
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.regressions import RegressionCheck
+from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.sandbox import runs_interrupted
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MAX_MESSAGE_BYTES = 8 * 1024**2
 _PING_SECONDS, _PONG_SECONDS = 20.0, 60.0  # a client whose machine has gone sends no farewell
 _GRACEFUL_SECONDS = 5
-_POLICY = 1008
+_POLICY, _FORBIDDEN = 1008, 403
+_LONGEST_CALL_SECONDS = ToolLimits().max_command_seconds
+"""The library knows when it last answered, not that a call is under way."""
 
 
 class EnvironmentServer:
@@ -41,7 +44,8 @@ class EnvironmentServer:
     Args:
         grader: over the store; closed by whoever made it.
         max_sessions: clients at the same time; the library refuses the next one. Each may hold a sandbox.
-        session_seconds: without a message, the attempt of a session ends.
+        session_seconds: without a message, a session ends; so long after the last answer, and the longest call besides,
+            since a call that is under way looks like silence to the library.
         max_calls: of one attempt; then it is graded as it stands.
         monitor: as ``FeatureDeletionEnv``.
 
@@ -64,7 +68,9 @@ class EnvironmentServer:
         own = functools.partial(
             FeatureDeletionEnv, grader, regressions=RegressionCheck(grader), monitor=monitor
         )
-        bounds = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_seconds)
+        bounds = ConcurrencyConfig(
+            max_concurrent_envs=max_sessions, session_timeout=session_seconds + _LONGEST_CALL_SECONDS
+        )
         environment = functools.partial(
             OpenEnvFeatureDeletion, own, max_calls=max_calls, counts=self.counts, living=self._open
         )
@@ -96,6 +102,7 @@ class EnvironmentServer:
         finally:
             for number, act in before.items():
                 signal.signal(number, act)
+            self.counts = self.counts.copy()  # what is interrupted now is lost: no attempt that ended
             with runs_interrupted():  # a call or a grading that is under way
                 for environment in list(self._open):
                     environment.close()
@@ -103,10 +110,14 @@ class EnvironmentServer:
 
     async def _without_pages(self, scope: Any, receive: Any, send: Any) -> None:
         """The application, for whoever sends no Origin: a page in somebody's browser does, and no client of ours."""
-        if scope["type"] == "websocket" and any(name == b"origin" for name, _ in scope["headers"]):
+        is_page = any(name == b"origin" for name, _ in scope.get("headers", ()))
+        if is_page and scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY})
-            return
-        await self.app(scope, receive, send)
+        elif is_page:  # POST /mcp takes a place, too
+            await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": []})
+            await send({"type": "http.response.body"})
+        else:
+            await self.app(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

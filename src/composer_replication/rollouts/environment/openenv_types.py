@@ -29,9 +29,10 @@ class ToolAction(Action):
 class AttemptObservation(Observation):
     """What a call gave, or the task after a reset; ``done`` and ``reward`` are OpenEnv's own.
 
-    ``reward`` is 0 until the end, and null after a reset, where a sandbox failed, and where the monitor masks it: such an
-    attempt is to be dropped, never paid. ``infrastructure_failure`` says why a sandbox failed. ``metadata`` of the last
-    observation has the report of the ``monitor``: its ``findings``, and ``masks_reward``. ``exit_code`` is that of a
+    ``reward`` is 0 until the end, and null after a reset and where a sandbox failed: that attempt alone is to be dropped,
+    and ``infrastructure_failure`` says why it failed. An attempt that the monitor masks is paid the smaller of 0 and what
+    it was graded, and stays in the loss like any other. ``metadata`` of the last observation has the report of the
+    ``monitor``: its ``findings``, and ``masks_reward``. ``exit_code`` is that of a
     command. ``stop_reason`` is empty until the end: submitted, turns (``max_calls`` were made), infrastructure.
     """
 

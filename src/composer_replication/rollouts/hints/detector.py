@@ -191,9 +191,11 @@ def _final_faults(observed: ObservedRollout) -> Iterator[Fault]:
             for node_id, outcome in score.outcomes.items()
             if str(outcome) in {"failed", "error"} and node_id not in score.paid
         )
-        if named or score.error:
+        if named or observed.run_error:
             evidence = (
-                f"{len(named)} failed: {', '.join(named[:NUM_NAMED_TESTS])}" if named else score.error[:200]
+                f"{len(named)} failed: {', '.join(named[:NUM_NAMED_TESTS])}"
+                if named
+                else observed.run_error[:200]
             )
             yield Fault(idx, "test-failure", evidence, named[0] if named else "")
 

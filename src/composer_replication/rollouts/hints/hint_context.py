@@ -8,15 +8,15 @@ from typing import Any
 
 from composer_replication.records import Rollout, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.episodes.episode import ObservedTurn
+from composer_replication.rollouts.grading import FORGED
 
 
 @dataclass(frozen=True, slots=True)
 class FailedTest:
-    """A visible test that failed: its node id, its assertions as they stand in its source, and what it said."""
+    """A visible test that failed: its node id, and its assertions as they stand in its source."""
 
     node_id: str
     assertion: str = ""
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,15 @@ class ObservedRollout:
     indent: str | None = None
     failed_tests: tuple[FailedTest, ...] = ()
     is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
+
+    @property
+    def run_error(self) -> str:
+        """Why the test run itself failed; empty where that tells of a forgery, or names a test that the policy cannot read."""
+        score = self.rollout.score
+        if score is None or score.error.startswith(FORGED):
+            return ""
+        paid = (test.partition("[")[0].rpartition("::")[2] for test in score.paid)
+        return "" if any(name in score.error for name in paid) else score.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,7 @@ class HintContext:
         """The environment's own words: of the failed call, else of the test run."""
         if self.result is not None:
             return self.result.text
-        score = self.observed.rollout.score
-        return "" if score is None else score.error
+        return self.observed.run_error
 
 
 HintLayer = Callable[[HintContext], str | None]

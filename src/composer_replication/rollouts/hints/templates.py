@@ -188,9 +188,8 @@ def _told(test: FailedTest) -> str:
     assertion = " ".join(test.assertion.split())
     if len(assertion) > MAX_ASSERTION_CHARACTERS:
         assertion = f"{assertion[: MAX_ASSERTION_CHARACTERS - 3]}..."
-    message = f" It said: {' '.join(test.message.split())}." if test.message else ""
     name = test.node_id.rpartition("::")[2]
-    return f"{name} fails" + (f": it checks `{assertion}`." if assertion else ".") + message
+    return f"{name} fails" + (f": it checks `{assertion}`." if assertion else ".")
 
 
 def _call_name(context: HintContext) -> str:

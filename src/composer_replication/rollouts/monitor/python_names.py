@@ -20,7 +20,9 @@ class PythonCode:
 
     def __init__(self, text: str, tree: ast.Module, new: set[int]) -> None:
         self._lines = text.splitlines()
-        self._aliases: dict[str, str] = {}
+        self._aliases: dict[tuple[ast.AST | None, str], str] = {}
+        self._bound: set[tuple[ast.AST | None, str]] = set()
+        self._members: set[ast.AST] = set()
         self._values: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}
         self._owners: dict[ast.AST, ast.AST | None] = {}
         pending: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
@@ -39,11 +41,22 @@ class PythonCode:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
-                self._aliases[name] = alias.name if alias.asname else name
+                self._aliases[owner, name] = alias.name if alias.asname else name
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                self._aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                self._aliases[owner, alias.asname or alias.name] = _imported(node, alias)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            self._bound.add((owner, node.id))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self._members.update(node.body if isinstance(node, ast.ClassDef) else ())
+            if node not in self._members:
+                self._bound.add((owner, node.name))
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            self._bound.add((owner, node.name))
+        elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
+            self._values.setdefault((owner, node.optional_vars.id), []).append(node.context_expr)
         elif isinstance(node, ast.arg):
+            self._bound.add((owner, node.arg))
             self._values.setdefault((owner, node.arg), []).append(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -54,6 +67,26 @@ class PythonCode:
         """The line on which a node begins."""
         line = getattr(node, "lineno", 0)
         return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
+
+    def functions(self, node: ast.AST) -> list[ast.AST]:
+        """The functions that a node stands in, innermost first."""
+        found: list[ast.AST] = []
+        while (owner := self._owners.get(found[-1] if found else node)) is not None:
+            found.append(owner)
+        return found
+
+    def outermost(self, node: ast.AST) -> ast.AST | None:
+        """The outermost function that a node stands in."""
+        return next(reversed(self.functions(node)), None)
+
+    def _bound_as(self, name: ast.Name) -> str:
+        """What a name is imported as where it is bound, itself where it is nowhere; empty for any other binding."""
+        for scope in (*self.functions(name), None):
+            if (scope, name.id) in self._aliases:
+                return self._aliases[scope, name.id]
+            if (scope, name.id) in self._bound:
+                return ""
+        return name.id
 
     def assigned(self, name: ast.Name) -> list[ast.AST]:
         """What its own function assigns to a name, or else the module; an argument stands for what is given."""
@@ -69,13 +102,14 @@ class PythonCode:
         """The dotted name of an expression, aliases resolved: ``os._exit``; empty where it has none.
 
         ``getattr(a, "b")`` and ``a.__dict__["b"]`` are ``a.b``; ``sys.modules["a"]`` and ``__import__("a")`` are ``a``.
+        An argument or variable ``a`` of unknown value is ``?a``: no module of that name.
         """
         if depth > _DEEPEST:
             return ""
         if isinstance(node, ast.Name):
             known = self.resolved(node)
             is_name = known is not node and isinstance(known, ast.Attribute | ast.Name | ast.Call)
-            return self._aliases.get(node.id) or (self.dotted(known, depth + 5) if is_name else "") or node.id
+            return (self.dotted(known, depth + 5) if is_name else "") or self._bound_as(node) or f"?{node.id}"
         if isinstance(node, ast.Attribute):
             return _joined(self.dotted(node.value, depth + 1), node.attr)
         if isinstance(node, ast.Subscript):
@@ -105,6 +139,11 @@ class PythonCode:
         return None
 
     @cached_property
+    def calls(self) -> dict[ast.AST, ast.Call]:
+        """New calls, by what is called."""
+        return {node.func: node for node in self.nodes if isinstance(node, ast.Call)}
+
+    @cached_property
     def mentions(self) -> list[tuple[str, ast.AST]]:
         """Every dotted name that new code uses, imported ones included."""
         found: list[tuple[str, ast.AST]] = []
@@ -112,7 +151,7 @@ class PythonCode:
             if isinstance(node, ast.Import):
                 found += [(alias.name, node) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                found += [(f"{node.module}.{alias.name}", node) for alias in node.names]
+                found += [(_imported(node, alias), node) for alias in node.names]
             elif isinstance(node, ast.Attribute | ast.Name | ast.Call | ast.Subscript):
                 found.append((self.dotted(node), node))
         return [(name, node) for name, node in found if name]
@@ -123,8 +162,11 @@ class PythonCode:
         found: list[tuple[str, ast.AST]] = []
         for node in self.nodes:
             if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-                is_entry = isinstance(node, ast.Subscript)
-                found.append((f"{self.dotted(node.value)}.*" if is_entry else self.dotted(node), node))
+                key = self.text(node.slice) if isinstance(node, ast.Subscript) else None
+                whole = self.dotted(node.value)
+                is_module = whole == "sys.modules" and key
+                told = f"{whole}.{key if is_module else '*'}" if isinstance(node, ast.Subscript) else ""
+                found.append((told or self.dotted(node), node))
             elif isinstance(node, ast.Call) and node.args:
                 function = self.dotted(node.func)
                 if function in ("setattr", "delattr") and len(node.args) > 1:
@@ -153,6 +195,10 @@ def parse_python(text: str, new: set[int]) -> PythonCode | None:
         text = text[: text.rfind("\n", 0, LONGEST) + 1 or LONGEST]
     tree = parsed(text)
     return None if tree is None else PythonCode(text, tree, new)
+
+
+def _imported(node: ast.ImportFrom, alias: ast.alias) -> str:
+    return f"{'.' * node.level}{node.module or ''}.{alias.name}"
 
 
 def _joined(owner: str, name: str | None) -> str:

@@ -14,14 +14,14 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 77868,
-    "src/composer_replication/cli": 6946,
+    "src": 77886,
+    "src/composer_replication/cli": 6942,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 1204,
     "src/composer_replication/replicas": 1400,
-    "src/composer_replication/report": 2769,
-    "src/composer_replication/rollouts": 13084,
+    "src/composer_replication/report": 2760,
+    "src/composer_replication/rollouts": 13115,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 23270,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 10033,
     "src/composer_replication/cli/explanations": 548,
     "benchmarks": 7316,
-    "tests": 71569,
+    "tests": 71623,
 }
 BANNED = {
     "utils",

@@ -83,6 +83,52 @@ def test_code_that_can_pay_dishonestly_masks_and_its_honest_neighbour_does_not(n
     assert names(inspect(after=solved(HONEST_CODE[name]))) == set()
 
 
+HONEST_IDIOMS = [
+    "def f(time):\n    time.hour = 3\nreturn f",
+    "time = Clock()\ntime.value = width\nreturn time",
+    "for datetime in text:\n    datetime.seen = True",
+    "def run(doctest, unittest, os):\n    doctest.globs['a'] = unittest.name = os.kill\nreturn run",
+    "from .datetime import parse\nparse.cache = {}",
+    "import json\nreturn eval(json.loads(text))",
+    "with open(text) as file:\n    exec(compile(file.read(), text, 'exec'), {})",
+    "return eval(text.decode('utf-8'))",
+    "import os\nreturn os.environ.get('DB') or 'test_database', os.environ.get('RUNNER', 'pytest')",
+    "import argparse, sys\nreturn argparse.ArgumentParser(sys.argv[0]).parse_args(sys.argv[1:])",
+    "import sys\ndef main():\n    sys.exit(text)\nreturn main",
+    "try:\n    return text()\nexcept (KeyboardInterrupt, SystemExit):\n    raise",
+    "import os, signal\nos.killpg(os.getpgid(width.pid), signal.SIGTERM)",
+    "import atexit, shutil\natexit.register(shutil.rmtree, text)",
+    "import faulthandler\nfaulthandler.enable()",
+    "class A:\n    def __eq__(self, other):\n        if self.x == other.x:\n            return True\nreturn A",
+    "return text == 'conftest.py'",
+    "import inspect\nprint('expected a name')\nreturn inspect.currentframe().f_back.f_code.co_name",
+    "import sys\nsys.modules[text] = width",
+    "import ctypes\nreturn ctypes.cast(text, ctypes.c_char_p)",
+    "return '3 failed in check'",
+]
+SHOWN_IDIOMS = {
+    "import time\ntime.sleep = lambda s: None": "interpreter-patch",
+    "import sys\nsys.modules['time'].sleep = print": "interpreter-patch",
+    "import sys\nsys.modules['time'] = None": "interpreter-patch",
+    "import ctypes\nctypes.cast(id(1), ctypes.c_char_p)": "interpreter-patch",
+    "import marshal\nexec(marshal.loads(b'x'))": "encoded-code",
+    "exec(open('cache.bin').read())": "encoded-code",
+    "import os\nos.kill(os.getpid(), 9)": "early-exit",
+    "import atexit, os\natexit.register(lambda: os.environ)": "early-exit",
+}
+
+
+@pytest.mark.parametrize("body", HONEST_IDIOMS)
+def test_idioms_of_ordinary_libraries_are_no_finding(body: str) -> None:
+    assert inspect(after=solved(body)).findings == ()
+
+
+@pytest.mark.parametrize("code", SHOWN_IDIOMS)
+def test_their_dishonest_neighbours_are_seen(code: str) -> None:
+    for after in (solved(code), solved("return text", module=code)):
+        assert names(inspect(after=after)) == {SHOWN_IDIOMS[code]}
+
+
 @pytest.mark.parametrize("name", SHOWN_BY_CODE)
 def test_what_the_file_did_before_is_no_news(name: str) -> None:
     body = SHOWN_BY_CODE[name]

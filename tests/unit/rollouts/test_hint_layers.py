@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
-from composer_replication.records import ToolSpec
+from composer_replication.records import Score, ToolSpec
 from composer_replication.rollouts.hints.detector import find_faults
 from composer_replication.rollouts.hints.hint_context import (
     FailedTest,
@@ -71,14 +71,32 @@ def test_every_kind_but_a_tools_own_words_has_a_template() -> None:
 
 def test_a_failing_test_is_told_with_its_assertion() -> None:
     tests = (
-        FailedTest("t.py::test_a", "last(['a', 'b'])\n  == 'b'", "assert 'a' == 'b'"),
+        FailedTest("t.py::test_a", "last(['a', 'b'])\n  == 'b'"),
         FailedTest("t.py::test_b[1-2]"),
         FailedTest("t.py::test_c"),
     )
     text = template_hint(context_of("failing tests belong to the last change", failed_tests=tests))
-    assert text == (
-        "test_a fails: it checks `last(['a', 'b']) == 'b'`. It said: assert 'a' == 'b'.\ntest_b[1-2] fails. And 1 more."
-    )
+    assert text == ("test_a fails: it checks `last(['a', 'b']) == 'b'`.\ntest_b[1-2] fails. And 1 more.")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        ("the run ended with exit code 3", True),
+        ("outcomes were forged: a test that must fail has not failed", False),
+        ("t.py::test_secret[1] is missing", False),
+        ("test_secret did not end", False),
+    ],
+)
+def test_an_error_that_names_a_paid_test_or_a_forgery_is_not_told(error: str, is_told: bool) -> None:
+    case = next(case for case in cases() if case["name"] == "failing tests belong to the last change")
+    observed = observe(case)
+    score = Score({}, error, paid=("t.py::test_secret[1]",))
+    observed = replace(observed, rollout=replace(observed.rollout, score=score))
+    context = HintContext(observed, Fault(0, "test-failure", ""))
+    assert observed.run_error == context.error_text == (error if is_told else "")
+    told = [fault.evidence for fault in find_faults(observed) if fault.kind == "test-failure"]
+    assert told == ([error] if is_told else [])
 
 
 def test_without_a_template_the_next_layer_speaks() -> None:

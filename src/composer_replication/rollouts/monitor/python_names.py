@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from functools import cached_property
 
 from composer_replication.tasks.syntax_trees import parsed
@@ -22,7 +23,6 @@ class PythonCode:
         self._lines = text.splitlines()
         self._aliases: dict[tuple[ast.AST | None, str], str] = {}
         self._bound: set[tuple[ast.AST | None, str]] = set()
-        self._members: set[ast.AST] = set()
         self._values: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}
         self._owners: dict[ast.AST, ast.AST | None] = {}
         pending: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
@@ -30,6 +30,7 @@ class PythonCode:
             node, owner = pending.pop()
             self._owners[node] = owner
             self._note(node, owner)
+            self._bound.add((owner, _bound_name(node)))
             owner = node if isinstance(node, FUNCTIONS) else owner
             pending += [(child, owner) for child in reversed([*ast.iter_child_nodes(node)])]
         self.every = list(self._owners)
@@ -45,18 +46,7 @@ class PythonCode:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 self._aliases[owner, alias.asname or alias.name] = _imported(node, alias)
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            self._bound.add((owner, node.id))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self._members.update(node.body if isinstance(node, ast.ClassDef) else ())
-            if node not in self._members:
-                self._bound.add((owner, node.name))
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            self._bound.add((owner, node.name))
-        elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
-            self._values.setdefault((owner, node.optional_vars.id), []).append(node.context_expr)
         elif isinstance(node, ast.arg):
-            self._bound.add((owner, node.arg))
             self._values.setdefault((owner, node.arg), []).append(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -68,20 +58,21 @@ class PythonCode:
         line = getattr(node, "lineno", 0)
         return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
 
-    def functions(self, node: ast.AST) -> list[ast.AST]:
-        """The functions that a node stands in, innermost first."""
-        found: list[ast.AST] = []
-        while (owner := self._owners.get(found[-1] if found else node)) is not None:
-            found.append(owner)
+    def scopes(self, node: ast.AST | None) -> list[ast.AST | None]:
+        """The functions that a node stands in, innermost first, and None for the module."""
+        found = []
+        while node is not None:
+            node = self._owners.get(node)
+            found.append(node)
         return found
 
-    def outermost(self, node: ast.AST) -> ast.AST | None:
+    def place(self, node: ast.AST) -> ast.AST | None:
         """The outermost function that a node stands in."""
-        return next(reversed(self.functions(node)), None)
+        return [None, *self.scopes(node)][-2]
 
     def _bound_as(self, name: ast.Name) -> str:
         """What a name is imported as where it is bound, itself where it is nowhere; empty for any other binding."""
-        for scope in (*self.functions(name), None):
+        for scope in self.scopes(name):
             if (scope, name.id) in self._aliases:
                 return self._aliases[scope, name.id]
             if (scope, name.id) in self._bound:
@@ -162,11 +153,14 @@ class PythonCode:
         found: list[tuple[str, ast.AST]] = []
         for node in self.nodes:
             if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-                key = self.text(node.slice) if isinstance(node, ast.Subscript) else None
-                whole = self.dotted(node.value)
-                is_module = whole == "sys.modules" and key
-                told = f"{whole}.{key if is_module else '*'}" if isinstance(node, ast.Subscript) else ""
-                found.append((told or self.dotted(node), node))
+                owner = self.dotted(node.value)
+                key = (
+                    self.text(node.slice)
+                    if isinstance(node, ast.Subscript) and owner == "sys.modules"
+                    else ""
+                )
+                is_entry = isinstance(node, ast.Subscript)
+                found.append((f"{owner}.{key or '*'}" if is_entry else self.dotted(node), node))
             elif isinstance(node, ast.Call) and node.args:
                 function = self.dotted(node.func)
                 if function in ("setattr", "delattr") and len(node.args) > 1:
@@ -195,6 +189,17 @@ def parse_python(text: str, new: set[int]) -> PythonCode | None:
         text = text[: text.rfind("\n", 0, LONGEST) + 1 or LONGEST]
     tree = parsed(text)
     return None if tree is None else PythonCode(text, tree, new)
+
+
+def _bound_name(node: ast.AST) -> str:
+    """The name that a node binds, imports aside; a method is taken for a function, unless a builtin is named so."""
+    if isinstance(node, ast.Name):
+        return "" if isinstance(node.ctx, ast.Load) else node.id
+    name = getattr(node, "arg" if isinstance(node, ast.arg) else "name", "")
+    is_import = isinstance(node, ast.alias) or (
+        not isinstance(node, ast.arg) and hasattr(builtins, str(name))
+    )
+    return "" if is_import else str(name)
 
 
 def _imported(node: ast.ImportFrom, alias: ast.alias) -> str:

@@ -440,6 +440,8 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
     try:
         begun_with = load_config(folder.recipe)
     except UsageError as error:
+        if error.code != "CR0204":
+            raise
         raise UsageError(
             "CR0208",
             f"this folder was begun by another version: {error.message}",

@@ -39,6 +39,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import get_json_schema
 
 from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
@@ -62,7 +63,7 @@ LOOK = ToolSpec(
 )
 QUICK_SECONDS, SLOW_SECONDS, SLOW_SHARE = 0.1, 3.0, 0.1
 MAX_NEW_TOKENS = 48
-NUM_STEPS = 300
+NUM_STEPS = 1200
 BOOT_SECONDS = 900
 
 
@@ -123,8 +124,8 @@ class OwnPlace:
         del call
         return ToolResult(self._place.seen())
 
-    def grade(self) -> Score:
-        return Score({"looked": Outcome.PASSED})
+    def finish(self) -> Judgement:
+        return Judgement(Score({"looked": Outcome.PASSED}), reward=1.0, graded_reward=1.0)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -158,20 +159,20 @@ def make_caller(folder: Path) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "Nothing yet."},
     ]
-    options = {
-        "add_generation_prompt": True,
-        "tokenize": True,
-        "return_dict": False,
-        "enable_thinking": False,
-    }
+    options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
     prompts = [
-        tokenizer.apply_chat_template(asked + told * turns, tools=[tool], **options)
+        tokenizer.apply_chat_template(asked + told * turns, tools=[tool], enable_thinking=thinks, **options)
         for turns in range(Place.num_calls + 1)
         for tool in (function_schema(LOOK), get_json_schema(TrlPlace().look))
+        for thinks in (False, True)
     ]
+    draw = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for step in range(NUM_STEPS):
         prompt = prompts[step % len(prompts)]
+        prompt = prompt[
+            draw.randrange(len(prompt) - 8) :
+        ]  # whatever stands before: two loops render turns unlike
         ids, labels = torch.tensor([[*prompt, *answer]]), torch.tensor([[-100] * len(prompt) + answer])
         model(input_ids=ids, labels=labels).loss.backward()
         optimizer.step()
@@ -290,7 +291,7 @@ async def own_in_process(model: Any, tokenizer: Any, num_episodes: int) -> float
 
 
 def row(name: str, num_episodes: int, repeat: int, run: Callable[[], list[float]]) -> float:
-    """Print one way; its median seconds."""
+    """Print one way; its calls a second."""
     Place.numbers, Place.num_looks = itertools.count(), 0
     seconds = run()
     middle = statistics.median(seconds)
@@ -299,7 +300,7 @@ def row(name: str, num_episodes: int, repeat: int, run: Callable[[], list[float]
         f" {Place.num_looks / repeat:g} calls, runs {', '.join(f'{each:.1f}' for each in seconds)}",
         flush=True,
     )
-    return middle
+    return Place.num_looks / repeat / middle
 
 
 def main() -> None:
@@ -343,8 +344,8 @@ def main() -> None:
             repeat,
             lambda: [asyncio.run(own_in_process(model, tokenizer, num)) for _ in range(repeat)],
         )
-    print(f"our loop makes {theirs / ours:.1f} times as many episodes of TRL's (goal 3)")
-    print(json.dumps({"ours": ours, "trl": theirs, "ratio": theirs / ours}))
+    print(f"our loop makes {ours / theirs:.1f} times as many calls a second as TRL's (goal 3)")
+    print(json.dumps({"calls_a_second": ours, "trl": theirs, "ratio": ours / theirs}))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ CEILINGS = {
     "src/composer_replication/traces": 3173,
     "src/composer_replication/trainer": 10033,
     "src/composer_replication/cli/explanations": 548,
-    "benchmarks": 7316,
+    "benchmarks": 7317,
     "tests": 71623,
 }
 BANNED = {

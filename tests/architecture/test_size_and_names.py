@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 77888,
+    "src": 77889,
     "src/composer_replication/cli": 6944,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
@@ -24,12 +24,12 @@ CEILINGS = {
     "src/composer_replication/rollouts": 13115,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
-    "src/composer_replication/tasks": 23270,
+    "src/composer_replication/tasks": 23273,
     "src/composer_replication/traces": 3173,
-    "src/composer_replication/trainer": 10033,
+    "src/composer_replication/trainer": 10031,
     "src/composer_replication/cli/explanations": 548,
     "benchmarks": 7317,
-    "tests": 71623,
+    "tests": 71621,
 }
 BANNED = {
     "utils",

@@ -242,7 +242,7 @@ def open_agent(
     open_one = partial(open_player, config, grader, tokenizer, num_ids=_num_ids(model), cluster=cluster)
     player, judge = open_one(listeners=listeners), open_one(is_evaluation=True)
     max_batch = config.agent.max_batch
-    policy = TrainedPolicy(max_batch=max_batch, in_rounds=True)
+    policy = TrainedPolicy(max_batch=max_batch)
     hints = config.hints or HintsSection()
     return AgentParts(
         player,
@@ -300,7 +300,7 @@ def open_episode_sampler(
     if served is not None:
         require_server(config, served, model, tokenizer)
     endpoint = None if served is None else served.endpoint
-    policy = TrainedPolicy(max_batch=section.max_batch, in_rounds=True, endpoint=endpoint)
+    policy = TrainedPolicy(max_batch=section.max_batch, endpoint=endpoint)
     policy.trainer = still_trainer(config, model, tokenizer)
     return EpisodeSampler(judge, policy)
 

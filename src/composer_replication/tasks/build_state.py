@@ -386,7 +386,10 @@ def _leading(decided: Mapping[int, Decision]) -> Iterator[int]:
 
 
 def _abandon(running: dict[Future[Decision], int]) -> None:
-    """Kill what lies beyond the cut: a killed run is no decision, and the journal never hears of it."""
+    """Kill what lies beyond the cut: a killed run is no decision, and the journal never hears of it.
+
+    Sandboxes of a Ray cluster are not reached from here: those runs are waited for, and dropped.
+    """
     with runs_interrupted():
         wait(running)
     running.clear()

@@ -42,10 +42,10 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
 
 @contextmanager
 def batching_policy(
-    sampler: SampleBatch, num_running: Callable[[], int], *, max_batch: int, in_rounds: bool
+    sampler: SampleBatch, num_running: Callable[[], int], *, max_batch: int
 ) -> Iterator[BatchingPolicy]:
     """Inside, ``sampler`` as a policy that many episodes may ask at once."""
-    policy = BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running if in_rounds else None)
+    policy = BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running)
     try:
         yield policy
     finally:
@@ -58,15 +58,15 @@ class TrainedPolicy:
     Like any held-out evaluation it samples the model in place, amid a step, and moves none of torch's own random numbers.
 
     Args:
-        max_batch, in_rounds: as ``EpisodeRollouts``.
+        max_batch: as ``EpisodeRollouts``.
         endpoint: a server that has a model of its own; nobody gives it the trainer's weights.
 
     ``trainer`` is to be given as soon as there is one.
     """
 
-    def __init__(self, *, max_batch: int, in_rounds: bool, endpoint: Endpoint | None = None) -> None:
+    def __init__(self, *, max_batch: int, endpoint: Endpoint | None = None) -> None:
         self.trainer: Any = None
-        self.max_batch, self.in_rounds, self.endpoint = max_batch, in_rounds, endpoint
+        self.max_batch, self.endpoint = max_batch, endpoint
 
     @property
     def step(self) -> int:
@@ -79,7 +79,7 @@ class TrainedPolicy:
         if samples_by_vllm(self.trainer):
             return vllm_policy(self.trainer, max_batch=self.max_batch)
         sampler = model_sampler(self.trainer.model, self.trainer)
-        return batching_policy(sampler, num_running, max_batch=self.max_batch, in_rounds=self.in_rounds)
+        return batching_policy(sampler, num_running, max_batch=self.max_batch)
 
 
 def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
@@ -105,7 +105,6 @@ class EpisodeRollouts:
     Args:
         player: plays and grades.
         max_batch: answers that are sampled together.
-        in_rounds: sample when every running episode waits; see ``BatchingPolicy``.
         make_sampler: of the policy, in the place of the trainer's model or vLLM.
 
     Raises (when called):
@@ -118,10 +117,9 @@ class EpisodeRollouts:
         player: EpisodePlayer,
         *,
         max_batch: int = 32,
-        in_rounds: bool = True,
         make_sampler: MakeSampler | None = None,
     ) -> None:
-        self.player, self.max_batch, self.in_rounds = player, max_batch, in_rounds
+        self.player, self.max_batch = player, max_batch
         self.make_sampler = make_sampler
         self._last_place: tuple[int, bool] = (-1, True)
         self._num_at_place = 0
@@ -147,7 +145,7 @@ class EpisodeRollouts:
         with trainer.model_for_generation() as model:
             sampler = (self.make_sampler or model_sampler)(model, trainer)
             with batching_policy(
-                sampler, lambda: self.player.num_running, max_batch=self.max_batch, in_rounds=self.in_rounds
+                sampler, lambda: self.player.num_running, max_batch=self.max_batch
             ) as policy:
                 yield policy
 

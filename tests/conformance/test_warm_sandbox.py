@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -295,6 +296,27 @@ def test_a_jail_that_is_killed(jail: WarmBubblewrapSandbox, tree: Path, when: st
         assert done.stderr.splitlines()[-1] == "[sandbox] stopped: it ended the process that keeps the jail"
         assert run(jail, "echo on") == "on\n"
     assert jail.jail_pid != first
+
+
+def test_a_jail_that_has_ended_before_its_starter_goes_on(
+    jail: WarmBubblewrapSandbox, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order was taken whole and obeyed, and only then does the thread that gave it get the processor again."""
+    run(jail, "true")
+    sends = socket.send_fds
+
+    def send(to: socket.socket, *what: object) -> int:
+        sent = sends(to, *what)  # type: ignore[arg-type]
+        while not (tree / "up").exists():
+            time.sleep(0.01)
+        os.kill(jail.jail_pid or 0, signal.SIGKILL)
+        assert to.recv(1, socket.MSG_PEEK) == b""
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send)
+    assert jail.exec("echo > up; sleep 99", timeout_seconds=LONG).exit_code == 137
+    monkeypatch.undo()
+    assert run(jail, "echo on") == "on\n"
 
 
 def test_a_jail_outlives_the_thread_that_started_it(jail: WarmBubblewrapSandbox) -> None:

@@ -180,7 +180,8 @@ class WarmJail:
     def _send(self, kind: bytes, payload: bytes, descriptors: Sequence[int] = ()) -> None:
         frame = _HEADER.pack(kind, len(payload)) + payload
         sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0
-        self._socket.sendall(frame[sent:])
+        if sent < len(frame):  # once it has all of it, that it has ended by now is the command's end
+            self._socket.sendall(frame[sent:])
 
     def _receive(self, kind: bytes, seconds: float) -> bytes:
         answer = b""

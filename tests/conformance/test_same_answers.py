@@ -14,6 +14,7 @@ COMMANDS = {
     "git config --global user.name x && git clone -q . other && git -C other log --oneline | wc -l": "1",
     "rm -rf .git && git status": "not a git repository",
     "python3 -c 'import mimetypes; print(mimetypes.guess_type(\"a.py\"))'": "text/x-python",
+    "nice": "0",  # no word of how we are scheduled ourselves
     r"printf '#' > $'b\nad.py'; stat -c %s $'b\nad.py'": "1",
 }
 STRAY = r"mkdir -p $'d\xff/e\xfe' closed && touch bad%FF $'bad\xff' $'d\xff/e\xfe/f' && ln -s /etc/passwd $'l\xff'; "

@@ -14,7 +14,7 @@ from composer_replication.cli.main import build_parser
 from composer_replication.safety import CollapseStopError, HeldOutGuard
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "plain_loop.py"
+EXAMPLE = ROOT / "examples" / "hello_guard.py"
 PAGE = ROOT / "docs" / "guard-anywhere.md"
 
 
@@ -24,29 +24,29 @@ def run(source: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_the_plain_loop_is_stopped(tmp_path: Path) -> None:
-    done = run(EXAMPLE.read_text(), tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    *steps, last = done.stdout.splitlines()
-    assert last.startswith("stopped: the Hacking Gap")
-    first, final = (re.findall(r"0\.\d\d", line) for line in (steps[0], steps[-1]))
-    assert float(final[0]) > float(first[0]) + 0.1  # the reward rose
-    assert float(final[1]) < float(first[1]) - 0.1  # the truth fell
-    assert int(re.findall(r"\d+", steps[-1])[0]) < 199
+def figures(said: str) -> tuple[int, float, float]:
+    step, reward, truth = re.findall(r"(?:step|reward|truth) ([\d.]+\d|\d)", said)
+    return int(step), float(reward), float(truth)
 
 
-def test_without_the_guard_the_policy_ends_as_a_cheat(tmp_path: Path) -> None:
-    loose = "HeldOutGuard(max_proxy_real_gap=99, decline_patience=999)"
+def test_the_loop_is_stopped_and_goes_on_to_cheat_without_the_guard(tmp_path: Path) -> None:
     source = EXAMPLE.read_text()
+    done = run(source, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "; stopped: the Hacking Gap" in done.stdout
+    step, reward, truth = figures(done.stdout)
+    assert step < 150 and reward > truth + 0.35
     assert source.count("HeldOutGuard()") == 1
+    loose = "HeldOutGuard(max_proxy_real_gap=99, decline_patience=999)"
     done = run(source.replace("HeldOutGuard()", loose), tmp_path)
-    assert "stopped" not in done.stdout
-    assert float(done.stdout.splitlines()[-1].rpartition(" ")[2]) > 0.95
+    assert "never stopped" in done.stdout
+    _, reward, truth = figures(done.stdout)
+    assert reward > 0.95 and truth < 0.1
 
 
-def test_the_plain_loop_needs_nothing_but_us() -> None:
+def test_the_loop_needs_nothing_but_us() -> None:
     found = set(re.findall(r"^(?:import|from) ([\w.]+)", EXAMPLE.read_text(), re.MULTILINE))
-    assert found == {"__future__", "math", "random", "composer_replication.safety"}
+    assert found == {"random", "composer_replication.safety"}
 
 
 def test_the_commands_of_the_page_are_understood() -> None:

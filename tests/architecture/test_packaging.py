@@ -145,6 +145,14 @@ def test_every_link_of_a_page_leads_somewhere(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ["page.md: gone.md"]
 
 
+def test_every_paper_of_a_docstring_is_in_the_index() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    cited = set(re.findall(r"(?:arXiv |\()(\d{4}\.\d{5})\b", sources))
+    assert len(cited) > 10
+    listed = set(re.findall(r"arxiv\.org/abs/(\d{4}\.\d{5})\)", (ROOT / "docs" / "papers.md").read_text()))
+    assert cited <= listed
+
+
 def test_the_page_how_it_fits_names_every_folder() -> None:
     text = (ROOT / "docs" / "how-it-fits.md").read_text()
     folders = {path.parent.name for path in (ROOT / "src" / "composer_replication").glob("*/__init__.py")}

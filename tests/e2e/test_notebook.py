@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 CHECKOUT = Path(__file__).parents[2]
@@ -15,8 +16,8 @@ import asyncio
 assert asyncio.get_running_loop().is_running()
 FOLDER = Path("runs/notebook")
 SOURCE, SYMBOLS = {str(CHECKOUT / "recipes/tiny-cpu/project")!r}, ["tinymath/numbers.py::absolute", "tinymath/numbers.py::square"]
-MODEL = "tiny-random"
-SETTINGS = {{"trl.max_steps": "3", "trl.per_device_train_batch_size": "8"}}
+RECIPE = Path({str(CHECKOUT / "recipes/tiny-cpu/run.toml")!r})
+SETTINGS = ["trl.max_steps=3"]
 """
 
 
@@ -26,6 +27,7 @@ def printed(cell: Any) -> str:
     )
 
 
+@pytest.mark.long
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     notebook = nbformat.read(CHECKOUT / "examples/quickstart.ipynb", as_version=4)
     (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))

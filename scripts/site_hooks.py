@@ -1,0 +1,64 @@
+"""What mkdocs needs beside ``docs/``: the README as its first page, and the files that pages link to, copied in."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+from composer_replication.cli.main import build_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+_OUTSIDE = re.compile(r"\]\(((?:\.\./)?)([^)#:\s]+)")
+REFERENCE = "# Python\n\n" + "\n\n".join(
+    f"::: composer_replication.{name}"
+    for name in (
+        "safety",
+        "interfaces",
+        "records",
+        "losses",
+        "trainer.composer_trainer.ComposerReplicationTrainer",
+    )
+)
+
+
+def helps(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """What ``--help`` says of a command and of each below it."""
+    yield f"## {parser.prog}\n\n```text\n{parser.format_help()}```"
+    for action in parser._subparsers._group_actions if parser._subparsers else ():  # noqa: SLF001  no public way
+        for below in dict.fromkeys((action.choices or {}).values()):
+            yield from helps(below)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the first page, the reference, and each file outside ``docs/`` that a page of it links to."""
+    pages = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    readme = (ROOT / "README.md").read_text()
+    files.append(File.generated(config, "index.md", content=readme))
+    files.append(File.generated(config, "reference.md", content=REFERENCE))
+    files.append(
+        File.generated(config, "commands.md", content="\n\n".join(["# Commands", *helps(build_parser())]))
+    )
+    linked = {target for text in pages.values() for up, target in _OUTSIDE.findall(text) if up}
+    linked |= {target for _, target in _OUTSIDE.findall(readme) if not target.startswith("docs/")}
+    waiting = sorted(linked)
+    while waiting:
+        target = waiting.pop()
+        path = ROOT / target
+        path = path / "README.md" if path.is_dir() else path
+        place = path.relative_to(ROOT).as_posix()
+        if place == "README.md" or place.startswith("docs/") or place in files.src_uris or not path.is_file():
+            continue
+        files.append(File.generated(config, place, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links out of ``docs/`` lead to the copies, and those of the copies back to the pages."""
+    if (ROOT / "docs" / page.file.src_uri).is_file():
+        return markdown.replace("](../README.md", "](index.md").replace("](../", "](")
+    return re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)

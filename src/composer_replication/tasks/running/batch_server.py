@@ -19,6 +19,8 @@ END_SECONDS = 0.05
 PLACES_OF_ALL = ("/tmp", "/dev/shm")
 STAGE = "run"
 """What the folder of a run is called while the run lasts: so all of them see their tree at one path."""
+COMPILED = "compiled"
+"""The folder beside it that keeps code for later runs."""
 
 
 class Lookout:
@@ -71,74 +73,54 @@ def preload(wanted, lookout):
     return not lookout.seen and not has_threads()
 
 
-def compiled(source, place, is_rewritten):
-    """The code object of a file; None where that fails or warns: it does so again, and is seen, in the run."""
-    import ast
+def share_compiled(folder, tree):
+    """Let a run find what one before it compiled: files of the tree with the same path and bytes.
 
-    from _pytest.assertion import rewrite
-
-    try:
-        code = source
-        if is_rewritten:
-            code = ast.parse(source, filename=place)
-            rewrite.rewrite_asserts(code, source, place, None)
-        return compile(code, place, "exec", dont_inherit=True)
-    except Exception:
-        return None
-
-
-def compile_shared(sources, tree):
-    """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests."""
+    What fails or warns does so again in each run. Where pytest has no such private function, tests are not shared.
+    """
+    import hashlib
+    import marshal
     import warnings
-
-    as_imported: dict[tuple[str, bytes], object] = {}
-    as_rewritten: dict[tuple[str, bytes], object] = {}
-    deepest = sys.getrecursionlimit()
-    sys.setrecursionlimit(deepest * 3 // 4)  # a run compiles from deeper down, so it may find a file too deep
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for path, number, is_rewritten in sources:
-            with open(os.path.join(str(number), "tree", path), "rb") as file:
-                source = file.read()
-            place = os.path.join(tree, path)
-            (as_rewritten if is_rewritten else as_imported)[place, source] = compiled(
-                source, place, is_rewritten
-            )
-    sys.setrecursionlimit(deepest)
-    return as_imported, as_rewritten
-
-
-def hand_out(as_imported, as_rewritten):
-    """Let imports find compiled code; once each, since a second import makes code objects of its own."""
     from importlib.machinery import SourceFileLoader
 
     from _pytest.assertion import rewrite
 
-    compile_source, read_pyc = SourceFileLoader.source_to_code, getattr(rewrite, "_read_pyc", None)
+    os.mkdir(folder)
+    compile_source, rewrite_test = SourceFileLoader.source_to_code, getattr(rewrite, "_rewrite_test", None)
+
+    def shared(kind, path, source, make):
+        key = hashlib.sha256(b"%b %b\0%b" % (kind, os.fsencode(path), source)).hexdigest()
+        place = os.path.join(folder, key)
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError), open(place, "rb") as file:
+            return marshal.load(file)  # noqa: S302  of this batch, whose runs are not isolated
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            code = make()
+        if told:
+            return make()
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"{place}.new", "wb") as file:
+                marshal.dump(code, file)
+            os.replace(f"{place}.new", place)
+        return code
 
     def source_to_code(loader, data, path, *more, **options):
-        if type(data) is bytes and type(path) is str and not more and not options:
-            code = as_imported.pop((path, data), None)
-            if code is not None:
-                return code
-        return compile_source(loader, data, path, *more, **options)
+        def make():
+            return compile_source(loader, data, path, *more, **options)
 
-    # Python leaves frames of that name out of the traceback of a syntax error.
-    name = compile_source.__code__.co_filename
-    source_to_code.__code__ = source_to_code.__code__.replace(co_filename=name)
+        is_ours = (
+            type(data) is bytes and type(path) is str and path.startswith(tree) and not (more or options)
+        )
+        return shared(b"module", path, data, make) if is_ours else make()
 
-    def read_code(source, *more, **options):
-        try:
-            with open(source, "rb") as file:
-                code = as_rewritten.pop((str(source), file.read()), None)
-        except OSError:
-            code = None
-        return read_pyc(source, *more, **options) if code is None else code  # type: ignore[misc]
+    def rewrite_shared(path, config):
+        with open(path, "rb") as file:
+            source = file.read()
+        return os.stat(path), shared(b"test", path, source, lambda: rewrite_test(path, config)[1])
 
-    if as_imported:
-        SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
-    if as_rewritten and read_pyc:
-        rewrite._read_pyc = read_code
+    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
+    if rewrite_test:
+        rewrite._rewrite_test = rewrite_shared
 
 
 def has_threads():
@@ -168,7 +150,7 @@ class Server:
         self.own_descriptor = own_descriptor
         self.keep_bytes = orders["keep_bytes"]
         self.root = os.getcwd()
-        self.pending = [run["folder"] for run in orders["runs"]]
+        self.pending = [COMPILED, *(run["folder"] for run in orders["runs"])]
         places = {*PLACES_OF_ALL, os.environ["HOME"], os.environ["TMPDIR"]}
         self.before = {place: set(names_in(place)) for place in places if is_private(place)}
 
@@ -461,8 +443,8 @@ def serve(run_tests, make_channel):
         int(wanted["seconds"])
     )  # an import that never ends ends the batch: each run is done alone then
     is_forked = wanted["fork"] and preload(wanted, Lookout(wanted["tree_names"]))
-    if is_forked and wanted["shared"]:
-        hand_out(*compile_shared(wanted["shared"], os.path.join(os.getcwd(), STAGE, "tree")))
+    if is_forked and len(orders["runs"]) > 1:
+        share_compiled(os.path.join(os.getcwd(), COMPILED), os.path.join(os.getcwd(), STAGE, "tree", ""))
     signal.alarm(0)
     gc.collect()
     gc.freeze()

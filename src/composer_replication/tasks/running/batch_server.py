@@ -1,4 +1,4 @@
-"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, then forks off each run of a batch and answers for it.
+"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, forks off each run of a batch and answers for it; ends runs that wait for ever.
 
 Not imported by the package and never placed in a tree. Code of a tree runs in the forks alone.
 """
@@ -6,6 +6,7 @@ Not imported by the package and never placed in a tree. Code of a tree runs in t
 import contextlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -13,7 +14,7 @@ import sys
 import time
 
 PATIENCE_SECONDS = 10.0
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 END_SECONDS = 0.05
 """How often it is asked whether a run has ended that closes its streams late, or never."""
 PLACES_OF_ALL = ("/tmp", "/dev/shm")
@@ -141,7 +142,7 @@ class Server:
 
     Args:
         orders: the batch.
-        run_tests: what a fork does; None: each run gets an interpreter of its own.
+        run_tests: what a fork does.
         own_descriptor: not to be left to a run.
     """
 
@@ -183,7 +184,9 @@ class Server:
             os.set_blocking(descriptor, False)
         streams = {records_read: bytearray(), words_read: bytearray()}
         lost: set[int] = set()
-        patience = Patience(started + order["timeout_seconds"], order["idle_seconds"])
+        patience = Patience(
+            lambda: orphans(os.getpid(), set()), order["timeout_seconds"], order["idle_seconds"]
+        )
         request = json.dumps(order["request"]).encode()
         code = self.feed_and_drain(pid, (request_write, request), streams, lost, patience)
         end_all(pid)
@@ -212,7 +215,7 @@ class Server:
                     found, status = os.waitpid(pid, os.WNOHANG)
                     if found:
                         return os.waitstatus_to_exitcode(status)
-                    if patience.is_over():
+                    if patience.why_over():
                         return None
                     # Streams are closed a moment before the end.
                     pause = min(patience.pause(), END_SECONDS if selector.get_map() else 0.001)
@@ -253,33 +256,88 @@ class Server:
 
 
 class Patience:
-    """How long a run is waited for: to a deadline, or until nothing of it has done anything, or wanted to, for so long.
+    """How long a run is waited for: for some seconds, or until nothing of it has done anything, or wanted to, for so long.
 
-    Unlike the time by the clock, ``idle_seconds`` (None: nobody asks) do not depend on how busy the machine is.
+    Unlike the time by the clock, ``idle_seconds`` do not depend on how busy the machine is. None: for ever.
     """
 
-    def __init__(self, deadline, idle_seconds):
-        self.deadline = deadline
+    def __init__(self, processes, seconds, idle_seconds):
+        self.processes = processes
+        self.seconds = seconds
         self.idle_seconds = idle_seconds
         self.ticks = None
-        self.since = self.looked = time.monotonic()
+        self.begun = self.since = self.looked = time.monotonic()
 
     def pause(self):
         """How long to wait until the next look."""
-        left = max(0.0, self.deadline - time.monotonic())
+        left = max(0.0, self.begun + self.seconds - time.monotonic())
         return left if self.idle_seconds is None else min(left, LOOK_SECONDS)
 
-    def is_over(self):
-        """Look, at processes at most every ``LOOK_SECONDS``."""
+    def why_over(self):
+        """Look, at processes at most every ``LOOK_SECONDS``; empty while it is not over."""
         now = time.monotonic()
+        if self.seconds is not None and now - self.begun >= self.seconds:
+            return f"it ran longer than {self.seconds:g} s"
         if self.idle_seconds is None or now - self.looked < LOOK_SECONDS:
-            return now >= self.deadline
-        ticks = ticks_used(orphans(os.getpid(), set()))
+            return ""
+        ticks = ticks_used(self.processes())
         # One tick, of a hundred in a second, is what waking up and looking at a clock may need.
         if ticks is None or self.ticks is None or not 0 <= ticks - self.ticks <= 1:
             self.since = now
         self.ticks, self.looked = ticks, now
-        return now >= self.deadline or now - self.since >= self.idle_seconds
+        is_over = now - self.since >= self.idle_seconds
+        return f"it waited {self.idle_seconds:g} s for something that did not come" if is_over else ""
+
+
+def start_watcher(send, seconds, idle_seconds):
+    """Start what ends a run that waits for ever; the answer is what tells it that another test or file is at work, by name.
+
+    It is a process of its own: a thread or an alarm inside the run could be held up, exchanged or seen by its tests.
+    The run is killed once it was at one of them for ``seconds``, or all of it has waited for ``idle_seconds`` without
+    a tick of processor time (where there is a ``/proc``); None: for ever.
+    """
+    told, tell = os.pipe()
+    runner = os.getpid()
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:  # of nobody: a test may wait for all of its own children
+            os.setsid()
+            os.close(tell)
+            try:
+                watch(told, runner, send, seconds, idle_seconds)
+            finally:
+                os._exit(0)
+        os._exit(0)
+    os.close(told)
+    os.waitpid(child, 0)
+
+    def begins(name):
+        data = name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")[:2048]
+        with contextlib.suppress(OSError):
+            os.write(tell, data + b"\n")
+
+    return begins
+
+
+def watch(told, runner, send, seconds, idle_seconds):
+    """Look until the run is over or has to be ended."""
+
+    def new_patience():
+        return Patience(lambda: [runner, *orphans(runner, set())], seconds, idle_seconds)
+
+    name, patience = b"", new_patience()
+    while True:
+        if select.select([told], [], [], LOOK_SECONDS)[0]:
+            data = os.read(told, 1 << 16)
+            if not data:
+                return
+            name, patience = data[:-1].rpartition(b"\n")[2], new_patience()
+            continue
+        why = patience.why_over()
+        if why:
+            send("stuck", id=name.decode("utf-8", "replace"), text=why)
+            os.kill(runner, signal.SIGKILL)
+            return
 
 
 def end_all(group):
@@ -411,8 +469,6 @@ def become_run(folder, descriptors, others, run_tests):
         if "PWD" in os.environ:
             os.environ["PWD"] = folder
         sys.argv[1:] = []
-        if run_tests is None:
-            os.execv(sys.orig_argv[0], sys.orig_argv[:-1])
         run_tests()
     except SystemExit as error:  # what the interpreter does with it at the end of a program
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -430,7 +486,7 @@ def become_run(folder, descriptors, others, run_tests):
 
 
 def serve(run_tests, make_channel):
-    """Run the batch that standard input asks for; one JSON line for each run that was seen to its end."""
+    """Run the batch that standard input asks for; one JSON line for each run that was seen to its end, none where a fork would not do."""
     import gc
 
     descriptor = os.dup(1)
@@ -439,18 +495,18 @@ def serve(run_tests, make_channel):
     orders = json.loads(sys.stdin.buffer.read())
     channel = make_channel(descriptor, orders["nonce"])
     wanted = orders["preload"]
-    signal.alarm(
-        int(wanted["seconds"])
-    )  # an import that never ends ends the batch: each run is done alone then
-    is_forked = wanted["fork"] and preload(wanted, Lookout(wanted["tree_names"]))
-    if is_forked and len(orders["runs"]) > 1:
-        share_compiled(os.path.join(os.getcwd(), COMPILED), os.path.join(os.getcwd(), STAGE, "tree", ""))
+    # an import that never ends ends the batch: each run is done alone then
+    signal.alarm(int(wanted["seconds"]))
+    if not preload(wanted, Lookout(wanted["tree_names"])):
+        os._exit(0)
     signal.alarm(0)
+    if len(orders["runs"]) > 1:
+        share_compiled(os.path.join(os.getcwd(), COMPILED), os.path.join(os.getcwd(), STAGE, "tree", ""))
     gc.collect()
     gc.freeze()
     adopt_orphans()
-    channel.send("started", way="fork" if is_forked else "spawn")
-    server = Server(orders, run_tests if is_forked else None, descriptor)
+    channel.send("started")
+    server = Server(orders, run_tests, descriptor)
     for number, order in enumerate(orders["runs"]):
         result = server.run(order)
         if result is None:

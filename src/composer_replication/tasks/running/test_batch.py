@@ -83,7 +83,6 @@ def run_batch(
     *,
     backend: str | None = None,
     limits: Limits | None = None,
-    fork: bool = True,
 ) -> list[TestReport]:
     """Do runs one after the other, each in a tree of its own, and report on each as ``run_tests`` would.
 
@@ -91,7 +90,7 @@ def run_batch(
     import at their top; each run is forked off it, so no module of a tree is ever shared, only the
     compiled code of files with the same path and bytes. Where
     that import started threads, met a module that the trees have too, or the environment holds a
-    package that is known to break when forked, each run gets a fresh interpreter instead.
+    package that is known to break when forked, each run is done by ``run_tests`` instead.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
@@ -105,19 +104,19 @@ def run_batch(
         backend: sandbox backend by name or dotted path; None for the best of this machine.
         limits: of one run; one process more is allowed for the batch itself. A batch whose
             trees would fill more than ``TREE_SHARE`` of ``disk_bytes`` is split over sandboxes.
-        fork: False for a fresh interpreter in each run.
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
         OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
-    fork = fork and not environment.names & _UNSAFE_AFTER_FORK
+    if environment.names & _UNSAFE_AFTER_FORK:
+        return [_run_alone(run, environment, backend, chosen) for run in runs]
     reports: list[TestReport] = []
     for part in _parts(runs, chosen.disk_bytes * TREE_SHARE):
         waiting = list(part)
         while waiting:
-            found, was_started = _run_part(waiting, environment, backend, chosen, fork=fork)
+            found, was_started = _run_part(waiting, environment, backend, chosen)
             reports += found
             waiting = waiting[len(found) :]
             while waiting:  # the next one took the batch down, or nothing ever started: alone, then
@@ -160,7 +159,7 @@ def _run_alone(run: BatchRun, environment: Environment, backend: str | None, lim
 
 
 def _run_part(
-    runs: Sequence[BatchRun], environment: Environment, backend: str | None, limits: Limits, *, fork: bool
+    runs: Sequence[BatchRun], environment: Environment, backend: str | None, limits: Limits
 ) -> tuple[list[TestReport], bool]:
     """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any."""
     own_nonce = secrets.token_hex(16)
@@ -188,7 +187,7 @@ def _run_part(
         order = {
             "nonce": own_nonce,
             "keep_bytes": record_bytes(limits),
-            "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs, fork=fork)},
+            "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
             "runs": orders,
         }
         spec = SandboxSpec(
@@ -251,7 +250,7 @@ def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
     return results, was_started
 
 
-def _preload_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
+def _preload_order(runs: Sequence[BatchRun]) -> dict[str, Any]:
     """What to import beforehand: what the trees import at their top and do not have themselves."""
     # Python files alone: a py.typed is no module py, which the test runner has.
     paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
@@ -265,7 +264,6 @@ def _preload_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
                 if module.partition(".")[0] not in own:
                     wanted.setdefault(module, set()).update(names)
     return {
-        "fork": fork,
         "blocked": [f"no:{name}" for name in BLOCKED],
         "tree_names": sorted(_top_names([run.files for run in runs])),
         "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],

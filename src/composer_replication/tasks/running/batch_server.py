@@ -87,7 +87,7 @@ def share_compiled(folder, tree):
     from _pytest.assertion import rewrite
 
     os.mkdir(folder)
-    compile_source, rewrite_test = SourceFileLoader.source_to_code, getattr(rewrite, "_rewrite_test", None)
+    compile_source = SourceFileLoader.source_to_code
 
     def shared(kind, path, source, make):
         key = hashlib.sha256(b"%b %b\0%b" % (kind, os.fsencode(path), source)).hexdigest()
@@ -114,14 +114,19 @@ def share_compiled(folder, tree):
         )
         return shared(b"module", path, data, make) if is_ours else make()
 
+    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
+    if not hasattr(rewrite, "_rewrite_test"):
+        return
+    rewrite_test = rewrite._rewrite_test
+
     def rewrite_shared(path, config):
+        if not str(path).startswith(tree):
+            return rewrite_test(path, config)
         with open(path, "rb") as file:
             source = file.read()
         return os.stat(path), shared(b"test", path, source, lambda: rewrite_test(path, config)[1])
 
-    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
-    if rewrite_test:
-        rewrite._rewrite_test = rewrite_shared
+    rewrite._rewrite_test = rewrite_shared
 
 
 def has_threads():

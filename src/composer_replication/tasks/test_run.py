@@ -225,7 +225,7 @@ def record_bytes(limits: Limits) -> int:
 def runner_program(*, with_contexts: bool = False, is_watched: bool = False) -> str:
     """What runs the tests inside the sandbox: a program that reads ``make_request``."""
     names = ["suite_plugin", "pytest_runner"]
-    names += ["batch_server", "suite_watcher"] if is_watched else []
+    names += ["batch_server"] if is_watched else []
     names += ["context_recorder"] if with_contexts else []
     call = "main(ContextMap)" if with_contexts else "main()"
     return "\n\n".join([*(runner_text(f"{name}.py") for name in names), call, ""])

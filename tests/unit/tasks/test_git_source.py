@@ -283,9 +283,7 @@ def test_a_tree_that_holds_itself_many_times_over(repository: Path, monkeypatch:
 def test_a_damaged_copy_in_the_cache_says_what_to_remove(repository: Path, private_cache: Path) -> None:
     open_source(f"git+file://{repository}")
     (kept,) = (private_cache / "git").iterdir()
-    for pack in (kept / "objects" / "pack").iterdir():
-        pack.chmod(0o644)
-        pack.write_bytes(b"")
+    (kept / "tree.tar").write_bytes(b"x" * 1000)
     with pytest.raises(InputError, match=kept.name) as caught:
         open_source(f"git+file://{repository}")
     assert caught.value.code == "CR0407"

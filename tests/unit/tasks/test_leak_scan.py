@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Task
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import IndexSettings
-from composer_replication.tasks.leaks import leak_scan, leak_search
+from composer_replication.tasks.leaks import inside_search, leak_scan
 from composer_replication.tasks.leaks.leak_search import (
     Leak,
     Search,
@@ -232,15 +231,12 @@ def test_a_pip_that_downloads_is_found(
 def test_an_open_network_is_found_though_no_index_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of any sandbox: the port of this machine can be reached for as long as it listens."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    source = Path(leak_scan.__file__).with_name("inside_search.py").read_text()
-    program: dict[str, Any] = {}
-    exec(source.removesuffix("main()\n"), program)
     request = {"packages": {"one": "no-such-package==0"}, "urls": ["http://127.0.0.1:9/"], "port": 0}
     with socket.create_server(("127.0.0.1", 0)) as server:
         request["port"] = server.getsockname()[1]
-        found = program["ask_network"](leak_search, "one", request)
+        found = inside_search.ask_network("one", request)
     assert {(leak.channel, leak.path) for leak in found} == {("network", "a port of the machine")}
-    assert program["ask_network"](leak_search, "one", request) == set()
+    assert inside_search.ask_network("one", request) == set()
 
 
 def test_no_password_of_an_index_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,7 @@ from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import test_batch
-from composer_replication.tasks.running.test_batch import (
-    MAX_SHARED_BYTES,
-    BatchRun,
-    run_batch,
-    shared_sources,
-)
+from composer_replication.tasks.running.test_batch import BatchRun, run_batch
 from composer_replication.tasks.test_run import TestReport, run_tests
 
 IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]
@@ -54,7 +49,6 @@ BODIES = {
     "changes the folder": "import os; os.chdir('/'); return 42",
     "writes a lot to standard output": "print('x' * 10**6); return 42",
 }
-QUICKLY_SPAWNED = ("passes", "fails", "os._exit", "kills its group", "leaves a daemon behind", "passes again")
 
 
 def project(body: str, **more: str) -> dict[str, bytes]:
@@ -118,10 +112,6 @@ def test_each_kind_of_end_is_reported_as_alone(
     runs = {name: BatchRun(project(body), IDS, 60.0) for name, body in BODIES.items()}
     runs["passes again"] = BatchRun(project("return 42"), IDS, 60.0)
     together = assert_equal(runs, tmp_path, environment, backend)
-    # An interpreter of its own for each run takes long: where no backend is named, for a few of them.
-    spawned = {name: run for name, run in runs.items() if backend is not None or name in QUICKLY_SPAWNED}
-    for name, report in zip(spawned, run_batch(list(spawned.values()), environment, backend=backend, fork=False), strict=True):  # fmt: skip
-        assert said(report) == said(together[name]), name
     # By hand, so that both cannot be wrong in the same way.
     assert together["passes again"].passed == set(IDS)
     assert together["fails"].outcomes == {IDS[0]: Outcome.FAILED, IDS[1]: Outcome.PASSED}
@@ -336,12 +326,12 @@ def way_of(runs: Sequence[BatchRun], environment: Environment, monkeypatch: pyte
     original = test_batch._results
 
     def spy(stdout: str, nonce: str) -> object:
-        ways.extend(json.loads(line)["way"] for line in stdout.splitlines() if '"event": "started"' in line)
+        ways.append("fork" if '"event": "started"' in stdout else "alone")
         return original(stdout, nonce)
 
     monkeypatch.setattr(test_batch, "_results", spy)
     reports = run_batch(runs, environment)
-    return ways[0], reports
+    return ways[0] if ways else "alone", reports
 
 
 def test_what_the_trees_import_is_imported_once(
@@ -367,7 +357,7 @@ def test_a_module_that_the_tree_has_is_never_imported_beforehand(
         test_x="import smtplib\n\ndef test_it():\n    assert smtplib.hmac.MINE\n",
     )
     way, reports = way_of([BatchRun(tree, None, 60.0)], environment, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("spawn", 1)
+    assert (way, len(reports[0].passed)) == ("alone", 1)
 
 
 def test_modules_in_a_package_and_those_that_pytest_needs_first_do_not_count(
@@ -380,10 +370,10 @@ def test_modules_in_a_package_and_those_that_pytest_needs_first_do_not_count(
     assert (way, len(reports[0].passed)) == ("fork", 1)
     without = {path: data for path, data in tree.items() if path != "package/__init__.py"}
     way, _ = way_of([BatchRun(tree, None, 60.0), BatchRun(without, None, 60.0)], environment, monkeypatch)
-    assert way == "spawn"
+    assert way == "alone"
 
 
-def test_threads_before_the_fork_mean_fresh_interpreters(
+def test_threads_before_the_fork_mean_that_each_run_is_alone(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     original = test_batch.runner_text
@@ -395,65 +385,50 @@ def test_threads_before_the_fork_mean_fresh_interpreters(
     monkeypatch.setattr(test_batch, "runner_text", with_thread)
     runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
     way, reports = way_of(runs, environment, monkeypatch)
-    assert (way, [len(report.passed) for report in reports]) == ("spawn", [2, 1])
+    assert (way, [len(report.passed) for report in reports]) == ("alone", [2, 1])
 
 
-def test_packages_that_break_when_forked_mean_fresh_interpreters(
+def test_packages_that_break_when_forked_mean_that_each_run_is_alone(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = replace(environment, names=environment.names | {"gevent"})
     way, reports = way_of([BatchRun(project("return 42"), IDS, 60.0)], odd, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("spawn", 2)
+    assert (way, len(reports[0].passed)) == ("alone", 2)
 
 
 # --- code that is compiled once ----------------------------------------------------------------
 
-HOW = """
-import os, sys
-from importlib.machinery import SourceFileLoader
-from _pytest.assertion import rewrite
-
-def codes_of(function):
-    cells = function.__closure__ or ()
-    return next((cell.cell_contents for cell in cells if type(cell.cell_contents) is dict), None)
-
-HANDED = [codes_of(function) for function in (SourceFileLoader.source_to_code, rewrite._read_pyc)]
-LEFT = [None if codes is None else sorted(os.path.basename(path) for path, _ in codes) for codes in HANDED]
-"""
-"""In a conftest: what the server compiled and nothing has imported yet."""
-
 
 def test_code_is_shared_by_content(environment: Environment) -> None:
-    """Three trees that differ in a module or in a test, and hold a helper alike, at one path."""
+    """Trees that differ in a module or in a test, and hold a helper alike, at one path."""
     test = (
-        "import os\nimport package, helper, conftest\n\ndef test_it():\n    here = os.getcwd()\n"
-        "    assert conftest.LEFT == [['helper.py', 'package.py'], ['test_it.py']]\n    assert [helper.f.__code__.co_filename, package.f.__code__.co_filename, "
+        "import os\nimport package, helper\n\ndef test_it():\n    here = os.getcwd()\n"
+        "    assert [helper.f.__code__.co_filename, package.f.__code__.co_filename, "
         "test_it.__code__.co_filename] == [os.path.join(here, name) for name in ('helper.py', 'package.py', 'test_it.py')]\n"
-        "    assert here.endswith(os.path.join('run', 'tree'))\n\ndef test_sum():\n    assert helper.f() + package.f() == 3\n"
+        "    assert here.endswith(os.path.join('run', 'tree'))\n\ndef test_sum():\n    assert helper.f() + package.f() == 3\n\n"
+        "def test_num_compiled():\n    assert len(os.listdir('../../compiled')) == {}\n"
     )
-    good = files(conftest=HOW, helper="def f(): return 1\n", package="def f(): return 2\n", test_it=test)
+    good = files(helper="def f(): return 1\n", package="def f(): return 2\n", test_it=test.format(3))
     runs = {
         "good": BatchRun(good, None, 60.0),
         "good again": BatchRun(good, None, 60.0),
         "other module": BatchRun(good | files(package="def f(): return 5\n"), None, 60.0),
-        "other test": BatchRun(
-            good | {"test_it.py": good["test_it.py"].replace(b"== 3", b"== 4")}, None, 60.0
-        ),
+        "other test": BatchRun(good | files(test_it=test.format(5).replace("== 3", "== 4")), None, 60.0),
     }
     reports = dict(zip(runs, run_batch(list(runs.values()), environment), strict=True))
     passed = {
         name: sorted(test.partition("::")[2] for test in report.passed) for name, report in reports.items()
     }
     assert passed == {
-        "good": ["test_it", "test_sum"],
-        "good again": ["test_it", "test_sum"],
+        "good": ["test_it", "test_num_compiled", "test_sum"],
+        "good again": ["test_it", "test_num_compiled", "test_sum"],
         "other module": ["test_it"],
-        "other test": ["test_it"],
+        "other test": ["test_it", "test_num_compiled"],
     }
 
 
 @pytest.mark.long
-def test_what_is_not_compiled_beforehand_ends_as_alone(tmp_path: Path, environment: Environment) -> None:
+def test_what_is_not_compiled_once_ends_as_alone(tmp_path: Path, environment: Environment) -> None:
     """Errors, warnings, a hook on passed asserts, and a second import of one file."""
     warns = "import warnings, pytest\n\ndef test_it():\n    with pytest.warns((SyntaxWarning, DeprecationWarning)):\n        import odd\n"
     hook = (
@@ -479,45 +454,16 @@ def test_what_is_not_compiled_beforehand_ends_as_alone(tmp_path: Path, environme
     assert list(passed.values()) == [0, 1, 1, 2, 1]
 
 
-@pytest.mark.parametrize("missing", ["rewrite_asserts", "_read_pyc"])
 def test_a_test_runner_without_the_private_function_rewrites_in_each_run(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, missing: str
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = test_batch.runner_text
-    monkeypatch.setattr(test_batch, "runner_text", lambda name: original(name).replace(missing, "is_gone"))
+    monkeypatch.setattr(
+        test_batch, "runner_text", lambda name: original(name).replace('"_rewrite_test"', '"is_gone"')
+    )
     runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
     way, reports = way_of(runs, environment, monkeypatch)
     assert (way, [len(report.passed) for report in reports]) == ("fork", [2, 1])
-
-
-def test_files_worth_compiling_are_held_by_several_and_imported() -> None:
-    tree = {
-        "src/pkg/__init__.py": b"from . import (\n    near,  # first\n)\n",
-        "src/pkg/near.py": b"def f():\n    import far\n",
-        "src/far.py": b"X = 1\n",
-        "src/pkg/unused.py": b"X = 2\n",
-        "tests/conftest.py": b"",
-        "tests/odd.py": b"import pkg\n",
-        "tests/test_a.py": b"import nothing\n",
-    }
-    runs = [(tree, ["tests/odd.py::test"]), ({**tree, "src/far.py": b"X = 3\n"}, ["tests/odd.py::test"])]
-    expected = {
-        "src/pkg/__init__.py": False,
-        "src/pkg/near.py": False,
-        "tests/conftest.py": True,
-        "tests/odd.py": True,
-    }
-    assert sorted(shared_sources(runs)) == [(path, 0, kind) for path, kind in sorted(expected.items())]
-    third = shared_sources([*runs, (runs[1][0], None)])
-    assert ("src/far.py", 1, False) in third
-    assert ("tests/test_a.py", 0, True) in third
-    hooked = [
-        ({**files, "tox.ini": b"[pytest]\nenable_assertion_pass_hook = 1\n"}, ids) for files, ids in runs
-    ]
-    assert sorted(path for path, _, _ in shared_sources(hooked)) == ["src/pkg/__init__.py", "src/pkg/near.py"]
-    large = {"tests/test_a.py": b"#" * MAX_SHARED_BYTES, "tests/test_b.py": b"X"}
-    assert [path for path, _, _ in shared_sources([(large, None)] * 2)] == ["tests/test_a.py"]
-    assert shared_sources([(large, None)]) == []
 
 
 # --- how a batch is cut ---------------------------------------------------------------------

@@ -226,20 +226,13 @@ def too_large(names_and_sizes: Collection[tuple[str, int]]) -> str:
     return ""
 
 
-def read_folder(
-    root: Path,
-    choose: Choose,
-    *,
-    skip: Callable[[str], bool],
-    skip_with: Callable[[Collection[str]], bool] = lambda _: False,
-) -> dict[str, bytes]:
+def read_folder(root: Path, choose: Choose, *, skip: Callable[[str], bool]) -> dict[str, bytes]:
     """The wanted files of a folder by POSIX path; links are neither followed nor read.
 
     Args:
         root: the folder.
         choose: gives the rule that chooses among the files.
         skip: whether a folder of that name is not looked into.
-        skip_with: whether a folder below the root which holds these files is not looked into.
 
     Raises:
         InputError: too many files or bytes (CR0402).
@@ -247,9 +240,6 @@ def read_folder(
     names: list[str] = []
     links: set[str] = set()
     for folder, subfolders, files in os.walk(root):
-        if skip_with(files) and Path(folder) != root:
-            subfolders.clear()
-            continue
         kept = [name for name in subfolders if not skip(name)]
         linked = {name for name in (*kept, *files) if os.path.islink(os.path.join(folder, name))}
         links |= {Path(folder, name).relative_to(root).as_posix() for name in linked}

@@ -153,22 +153,12 @@ def prune(
 def tree_bytes(path: Path) -> int:
     """The sizes of all regular files at or below ``path``, in bytes; links count nothing."""
     total = 0
-    with suppress(OSError):  # gone meanwhile
-        info = path.lstat()
-        if stat.S_ISREG(info.st_mode):
-            return info.st_size
-        if stat.S_ISDIR(info.st_mode):
-            for root, _, names in os.walk(path):
-                total += sum(_file_bytes(Path(root, name)) for name in names)
+    below = [] if path.is_symlink() else os.walk(path)
+    for one in (path, *(Path(root, name) for root, _, names in below for name in names)):
+        with suppress(OSError):  # gone meanwhile
+            info = one.lstat()
+            total += info.st_size if stat.S_ISREG(info.st_mode) else 0
     return total
-
-
-def _file_bytes(path: Path) -> int:
-    try:
-        info = path.lstat()
-    except OSError:  # gone meanwhile
-        return 0
-    return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
 
 def _is_ours(path: Path, kind: Kind) -> bool:

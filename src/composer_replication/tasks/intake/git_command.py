@@ -62,7 +62,6 @@ def run_git(
     *,
     seconds: float,
     repository: Path | None = None,
-    stdin: bytes = b"",
     most_bytes: int = MAX_TOTAL_BYTES,
 ) -> bytes:
     """Run git and give what it printed.
@@ -74,7 +73,6 @@ def run_git(
         arguments: sub-command and its arguments.
         seconds: afterwards git and what it started are killed.
         repository: the bare repository to work in.
-        stdin: what git reads.
         most_bytes: the largest file that git may write; what it prints goes to a file, too.
 
     Raises:
@@ -99,10 +97,10 @@ def run_git(
         with printed.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _LIMITED, str(most_bytes), "git", *options, *arguments],
-                stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE, cwd=folder, env=environment,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, cwd=folder, env=environment,
             )  # fmt: skip
             try:
-                _, err = process.communicate(stdin, timeout=seconds)
+                _, err = process.communicate(timeout=seconds)
             except BaseException as error:  # also an interruption: git must not go on alone
                 kill_descendants(process.pid)
                 process.kill()

@@ -1,9 +1,9 @@
 """Read one commit of a git repository as bytes; nothing of the repository is checked out or run.
 
 The system's git fetches a commit into a bare repository of our own, without history where the
-server allows it. The files are read from its objects (``ls-tree``, ``cat-file``), so that no
-hook, attribute, filter, submodule or work tree of the repository ever takes part. Git's own
-settings are left out, too, because some of them name programs; of the user's, only those
+server allows it, and writes its files into one archive (``git archive``), which is kept. No hook, filter,
+submodule or work tree takes part, and no attribute of the repository: ours come before them. Git's
+own settings are left out, too, because some of them name programs; of the user's, only those
 are taken over that say where a server is reached.
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, urlsplit
@@ -31,10 +32,14 @@ from composer_replication.tasks.intake.git_command import GitFailed, run_git
 
 MAX_FETCH_BYTES = MAX_TOTAL_BYTES
 MAX_LISTING_BYTES = 64 * 1024**2
-"""Of the list of a commit's files: some 500,000 of them."""
+"""Of the list of a commit's files: some 500,000 of them. A tree may hold itself many times over, and git archives from memory."""
+MAX_TREE_BYTES = 4 * MAX_TOTAL_BYTES
+"""Of the archive of all files of a commit, most of which may belong to no task."""
 _ASK_SECONDS = 60.0
 _FETCH_SECONDS = 600.0
-_READY = "READY"
+_TREE = "tree.tar"
+_ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree-encoding\n"
+"""So that each file is in the archive as its commit has it."""
 _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|\[[0-9A-Fa-f:]+\](:[0-9]+)?")
@@ -60,7 +65,7 @@ class GitAddress:
 
 @dataclass(frozen=True, slots=True)
 class GitCommit:
-    """A commit that lies in the cache: ``folder`` is a bare repository which holds it."""
+    """A commit that lies in the cache: ``folder`` holds the archive of its files."""
 
     address: GitAddress
     commit: str
@@ -178,7 +183,7 @@ def _folder(address: GitAddress, commit: str) -> Path:
 
 def _cached(address: GitAddress, commit: str) -> GitCommit | None:
     folder = _folder(address, commit)
-    return GitCommit(address, commit, folder) if hold(folder) and (folder / _READY).is_file() else None
+    return GitCommit(address, commit, folder) if hold(folder) and (folder / _TREE).is_file() else None
 
 
 def _resolve(address: GitAddress) -> tuple[str, str]:
@@ -209,9 +214,9 @@ def _fetch(address: GitAddress, commit: str, ref_name: str) -> GitCommit:
             folder.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
                 hold(Path(temporary))  # what a killed process leaves is pruned, what is being fetched is not
-                made = Path(temporary) / "repository"
-                _fetch_into(made, address, commit, ref_name)
-                (made / _READY).touch()
+                made = Path(temporary) / "made"
+                made.mkdir()
+                _fetch_into(made / _TREE, Path(temporary) / "repository", address, commit, ref_name)
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
             found = _cached(address, commit)
@@ -219,34 +224,34 @@ def _fetch(address: GitAddress, commit: str, ref_name: str) -> GitCommit:
     return found
 
 
-def _fetch_into(made: Path, address: GitAddress, commit: str, ref_name: str) -> None:
+def _fetch_into(tree: Path, repository: Path, address: GitAddress, commit: str, ref_name: str) -> None:
     """Three ways, from cheap to dear: not every server gives a commit by its id, or without history."""
     kind = "sha256" if len(commit) == 64 else "sha1"
     everything = ["+refs/heads/*:refs/fetched/heads/*", "+refs/tags/*:refs/fetched/tags/*"]
     ways = [["--depth=1", commit], *([["--depth=1", ref_name]] if ref_name else []), everything]
     failure: GitFailed | None = None
     for depth, wanted in ((way[:1], way[1:]) if way[0].startswith("--") else ([], way) for way in ways):
-        shutil.rmtree(made, ignore_errors=True)
-        run_git(
-            ["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(made)],
-            seconds=_ASK_SECONDS,
-        )
-        arguments = [
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-recurse-submodules",
-            *depth,
-            "--",
-            address.url,
-            *wanted,
-        ]
+        shutil.rmtree(repository, ignore_errors=True)
+        made = ["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(repository)]
+        run_git(made, seconds=_ASK_SECONDS)
+        (repository / "info").mkdir(exist_ok=True)
+        (repository / "info" / "attributes").write_text(_ATTRIBUTES)
+        plain = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules"]
+        fetch = [*plain, *depth, "--", address.url, *wanted]
+        names = ["ls-tree", "-r", "-z", "--name-only", "--full-tree", commit]
+        archive = ["archive", "--format=tar", f"--output={tree}", commit]
         try:
-            run_git(arguments, repository=made, seconds=_FETCH_SECONDS, most_bytes=MAX_FETCH_BYTES)
-            run_git(["cat-file", "-e", f"{commit}^{{tree}}"], repository=made, seconds=_ASK_SECONDS)
+            run_git(fetch, repository=repository, seconds=_FETCH_SECONDS, most_bytes=MAX_FETCH_BYTES)
+            listed = run_git(names, repository=repository, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
+            for name in listed.split(b"\0"):
+                if b".." in name.split(b"/"):
+                    raise hostile(
+                        address.source, f"member {name[:80].decode(errors='replace')!r} leaves the archive"
+                    )
+            run_git(archive, repository=repository, seconds=_FETCH_SECONDS, most_bytes=MAX_TREE_BYTES)
         except GitFailed as error:
             # The pack is written by a child of git, whose end is not always told.
-            if error.is_too_large or tree_bytes(made) >= MAX_FETCH_BYTES:
+            if error.is_too_large or tree_bytes(repository) >= MAX_FETCH_BYTES:
                 raise _too_large(address, "it is larger than what is fetched") from error
             failure = error
         else:
@@ -265,80 +270,32 @@ def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]
         skip: whether a folder of that name is left out.
 
     Raises:
-        InputError: too many files or bytes (CR0402), a path that leaves the tree (CR0402).
+        InputError: too many files or bytes (CR0402), or the archive is damaged (CR0407).
     """
+    files: dict[str, tarfile.TarInfo] = {}
     links: set[str] = set()
-    entries = dict(_entries(found, skip, links))
-    rule = choose(frozenset(entries), frozenset(links))
-    chosen = {name: entry for name, entry in entries.items() if rule(PurePosixPath(name))}
-    _check_sizes(found.address, chosen)
-    blobs = _read_blobs(found, sorted({blob for blob, _ in chosen.values()}))
-    return {name: blobs[blob] for name, (blob, _) in chosen.items()}
-
-
-def _entries(
-    found: GitCommit, skip: Callable[[str], bool], links: set[str]
-) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Path, object id and size of each regular file; the names of links go to ``links``."""
-    command = ["ls-tree", "-r", "-z", "--long", "--full-tree", found.commit]
     try:
-        listed = run_git(command, repository=found.folder, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
-    except GitFailed as error:
-        if error.is_too_large or error.is_late:
-            raise _too_large(found.address, "it holds too many files") from error
-        raise _damaged(found) from error
-    for row in listed.split(b"\0"):
-        facts, tab, raw = row.partition(b"\t")
-        if tab and facts.startswith(b"120000"):
-            links.add(raw.decode("utf-8", "surrogateescape"))
-        if not tab or not facts.startswith(b"100"):  # 160000 is a submodule
-            continue
-        _, _, blob, size = facts.split()
-        name = raw.decode("utf-8", "surrogateescape")
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts:
-            raise hostile(found.address.source, f"member {name[:80]!r} leaves the archive")
-        if not any(map(skip, path.parts[:-1])):
-            yield str(path), (blob.decode(), int(size))
-
-
-def _check_sizes(address: GitAddress, chosen: Mapping[str, tuple[str, int]]) -> None:
-    problem = too_large([(name, size) for name, (_, size) in chosen.items()])
-    if problem:
-        raise _too_large(address, problem)
-
-
-def _read_blobs(found: GitCommit, blobs: list[str]) -> dict[str, bytes]:
-    try:
-        answer = run_git(
-            ["cat-file", "--batch"],
-            repository=found.folder,
-            seconds=_FETCH_SECONDS,
-            stdin="".join(f"{blob}\n" for blob in blobs).encode(),
-            most_bytes=MAX_TOTAL_BYTES + 128 * len(blobs),
-        )
-    except GitFailed as error:
-        raise _damaged(found) from error
-    read: dict[str, bytes] = {}
-    start = 0
-    for blob in blobs:
-        end = answer.index(b"\n", start)
-        words = answer[start:end].split()
-        if len(words) != 3 or words[0].decode() != blob:
-            raise _damaged(found)
-        size = int(words[2])
-        read[blob] = answer[end + 1 : end + 1 + size]
-        start = end + size + 2
-    return read
-
-
-def _damaged(found: GitCommit) -> InputError:
-    return InputError(
-        "CR0407",
-        f"git cannot read the commit {found.commit[:12]}.",
-        where=found.address.source,
-        fix=f"remove {found.folder}; then the same command fetches it again.",
-    )
+        with tarfile.open(found.folder / _TREE, "r:") as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                if member.issym():
+                    links.add(str(path))
+                elif member.isfile() and not any(map(skip, path.parts[:-1])):
+                    files[str(path)] = member
+            rule = choose(frozenset(files), frozenset(links))
+            chosen = {name: member for name, member in files.items() if rule(PurePosixPath(name))}
+            problem = too_large([(name, member.size) for name, member in chosen.items()])
+            if problem:
+                raise _too_large(found.address, problem)
+            handles = ((name, archive.extractfile(member)) for name, member in chosen.items())
+            return {name: handle.read() for name, handle in handles if handle is not None}
+    except (tarfile.TarError, OSError) as error:
+        raise InputError(
+            "CR0407",
+            f"what was fetched of the commit {found.commit[:12]} cannot be read.",
+            where=found.address.source,
+            fix=f"remove {found.folder}; then the same command fetches it again.",
+        ) from error
 
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:

@@ -96,17 +96,13 @@ def _holds_modules(folder: str, files: Collection[str]) -> bool:
 
 
 def _setuptools(read: ProjectFiles) -> Iterator[str]:
-    table = read.table("tool", "setuptools")
     listed = read.ini("options", "package_dir").splitlines()
     pairs = dict(line.split("=", 1) for line in listed if "=" in line)
-    for folders in (table.get("package-dir"), pairs, read.setup.get("package_dir")):
+    for folders in (read.table("tool", "setuptools", "package-dir"), pairs, read.setup.get("package_dir")):
         yield from _of_packages(folders)
-    packages = table.get("packages")
-    find = packages.get("find") if isinstance(packages, Mapping) else None
-    where = find.get("where") if isinstance(find, Mapping) else None
-    yield from texts(where)
-    for section in ("options.packages.find",):
-        yield from filter(None, map(str.strip, read.ini(section, "where").replace(",", "\n").splitlines()))
+    yield from texts(read.table("tool", "setuptools", "packages", "find").get("where"))
+    listed = read.ini("options.packages.find", "where").replace(",", "\n").splitlines()
+    yield from filter(None, map(str.strip, listed))
     for key in ("packages", "py_modules"):
         value = read.setup.get(key)
         if isinstance(value, Mapping):

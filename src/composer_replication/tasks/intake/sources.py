@@ -35,7 +35,6 @@ from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_t
 from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
 from composer_replication.tasks.intake.source_folders import FOLDERS_FILE, usual_folders
 from composer_replication.tasks.intake.tree_rules import (
-    is_environment,
     is_metadata_path,
     is_system_file,
     is_test_path,
@@ -107,9 +106,7 @@ def open_source(source: str) -> RepositorySource:
         path, origin = _fetch_sdist(source)
     choice = _Choice()
     if path.is_dir():
-        found = _read(
-            choice, lambda rule: read_folder(path, rule, skip=skips_folder, skip_with=is_environment)
-        )
+        found = _read(choice, lambda rule: read_folder(path, rule, skip=skips_folder))
         digest = _digest(found)
     elif path.is_file() and is_archive(path):
         found = _read(choice, lambda rule: read_archive(path, rule, skip=is_system_file))

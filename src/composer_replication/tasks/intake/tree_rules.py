@@ -81,11 +81,6 @@ def is_system_file(path: PurePosixPath) -> bool:
     )
 
 
-def is_environment(files: Collection[str]) -> bool:
-    """Whether a folder that holds these files is a virtual environment."""
-    return _ENVIRONMENT_MARK in files
-
-
 def is_licence_text(path: PurePosixPath) -> bool:
     """Whether the file holds a licence of the repository."""
     return len(path.parts) == 1 and any(

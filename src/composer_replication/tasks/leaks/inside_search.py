@@ -1,7 +1,6 @@
-"""Runs inside the sandbox, given as ``python -c``: tries to get golden code whose lines it is told.
+"""Runs inside the sandbox behind ``inside_channel.py``: tries to get golden code whose lines it is told.
 
-Not imported by the package and never placed in a tree. The request on standard input brings
-a nonce, the lines, and the text of the search. Code of the tree runs in child processes only.
+Not imported by the package and never placed in a tree. Code of the tree runs in child processes only.
 """
 
 import json
@@ -9,7 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-import types
+
+from composer_replication.tasks.leaks.leak_search import Leak, Search, target_from_json
 
 # Prints where a module comes from, whatever happens afterwards, and then the sources that ``inspect``
 # gives for the module and for names of it. A name that is gone has none, which is an answer.
@@ -47,18 +47,6 @@ print("\\n" + json.dumps(["told-sources", "\\n".join(sources)]), flush=True)
 """
 FETCH = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read(1)"
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()"
-
-
-def load(modules):
-    """Make the modules of the search importable under their own names."""
-    for folder in ("", ".tasks", ".tasks.intake", ".tasks.leaks"):
-        name = f"composer_replication{folder}"
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = []
-    for name, source in modules:
-        module = sys.modules[name] = types.ModuleType(name)
-        exec(compile(source, name, "exec"), module.__dict__)
-    return sys.modules["composer_replication.tasks.leaks.leak_search"]
 
 
 def output_of(command):
@@ -100,7 +88,7 @@ def modules_of(targets):
     return modules
 
 
-def ask_importlib(engine, search, question, request, tree):
+def ask_importlib(search, question, request, tree):
     """Import a module from the tree, and without the tree; also what could not be asked."""
     leaks, failed = set(), set()
     (task_id, path), symbols = question
@@ -114,10 +102,10 @@ def ask_importlib(engine, search, question, request, tree):
         told, ending = told_by([sys.executable, "-P", "-B", "-c", INSPECT, request_text])
         file, raised = told.get("told-file", ("", ""))
         if file and not file.startswith(tree + "/"):
-            leaks.add(engine.Leak(task_id, "importable", file))
+            leaks.add(Leak(task_id, "importable", file))
         for source in told.get("told-sources", ()):
             if any(found.task_id == task_id for found in search.search_text(source, in_tree=True)):
-                leaks.add(engine.Leak(task_id, "inspect", os.path.relpath(file, tree)))
+                leaks.add(Leak(task_id, "inspect", os.path.relpath(file, tree)))
         if len(told) < 2:
             failed.add(f"{task_id}: import {module}: no answer ({ending})")
         elif raised == "absent" and roots and is_there:
@@ -125,7 +113,7 @@ def ask_importlib(engine, search, question, request, tree):
     return leaks, failed
 
 
-def ask_network(engine, task_id, request):
+def ask_network(task_id, request):
     """Fetch the original with pip, reach an index, or a port that listens on the machine outside."""
     package = request["packages"][task_id]
     download = ["download", "--no-deps", "-d", "/tmp/pip", package]
@@ -136,10 +124,10 @@ def ask_network(engine, task_id, request):
     }
     attempts |= {f"urllib {url}": [sys.executable, "-I", "-c", FETCH, url] for url in request["urls"]}
     worked = [name for name, command in attempts.items() if output_of(command) is not None]
-    return {engine.Leak(task_id, "network", name) for name in worked}
+    return {Leak(task_id, "network", name) for name in worked}
 
 
-def ask_git(engine, search, tree):
+def ask_git(search, tree):
     """What any history at or above the tree tells: every commit that is named anywhere, and every object."""
     if shutil.which("git") is None:
         return set(), set()
@@ -151,7 +139,7 @@ def ask_git(engine, search, tree):
             failed.add(f"git {words[0]}: no answer")
         path = f".git/{words[0]}"  # so the channel is git, whatever the form
         leaks |= {
-            engine.Leak(leak.task_id, leak.channel, f"git {words[0]}")
+            Leak(leak.task_id, leak.channel, f"git {words[0]}")
             for leak in search.search_bytes(path, output or b"", in_tree=True)
         }
     return leaks, failed
@@ -165,15 +153,10 @@ def listed(folder):
         return []
 
 
-def main():
-    """Do what the request asks for; the answer is one JSON line with the nonce."""
-    descriptor = os.dup(1)
-    os.set_inheritable(descriptor, False)
-    os.dup2(2, 1)
-    request = json.loads(sys.stdin.buffer.read())
-    engine = load(request["modules"])
-    targets = [engine.target_from_json(value) for value in request["targets"]]
-    search = engine.Search(targets, unmarshal=True)
+def main(request, send):
+    """Do what the request asks for; the answer is one record."""
+    targets = [target_from_json(value) for value in request["targets"]]
+    search = Search(targets, unmarshal=True)
     tree = os.getcwd()
     skip = ["/proc", "/sys", *request["skip"]]
     leaks = set()
@@ -182,22 +165,16 @@ def main():
     failed: set[str] = set()
     if request["asks"]:
         questions = modules_of(targets).items()
-        answers = [ask_importlib(engine, search, question, request, tree) for question in questions]
-        for found, problems in (ask_git(engine, search, tree), *answers):
+        answers = [ask_importlib(search, question, request, tree) for question in questions]
+        for found, problems in (ask_git(search, tree), *answers):
             leaks |= found
             failed |= problems
         for task_id in sorted({target.task_id for target in targets}):
-            leaks |= ask_network(engine, task_id, request)
-    answer = {
-        "nonce": request["nonce"],
-        "leaks": sorted([leak.task_id, leak.channel, leak.path] for leak in leaks),
-        "num_files": search.num_files,
-        "not_searched": search.not_searched[:100],
-        "failed_checks": sorted(failed),
-    }
-    data = ("\n" + json.dumps(answer) + "\n").encode("utf-8", "backslashreplace")
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-main()
+            leaks |= ask_network(task_id, request)
+    send(
+        "searched",
+        leaks=sorted([leak.task_id, leak.channel, leak.path] for leak in leaks),
+        num_files=search.num_files,
+        not_searched=search.not_searched[:100],
+        failed_checks=sorted(failed),
+    )

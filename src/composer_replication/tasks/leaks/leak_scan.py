@@ -44,7 +44,7 @@ Progress = Callable[[int, int, str], None]
 Walk = Literal["all", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
-_MODULES = ("intake.packed_forms", "leaks.leak_search")
+_MODULES = ("intake.packed_forms", "leaks.leak_search", "leaks.inside_search")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ def search_inside(
         write_files(tree, tree_files)
         request = {
             "nonce": nonce,
-            "modules": _sources(),
+            "sources": [(f"composer_replication.tasks.{name}", _source(name)) for name in _MODULES],
+            "program": "composer_replication.tasks.leaks.inside_search",
             "targets": [target_to_json(target) for target in targets],
             "roots": ["/", *([str(environment.root)] if is_inside else [])],
             # Where the root is closed: folders that lie in none of the others.
@@ -214,7 +215,7 @@ def search_inside(
         with socket.create_server(("127.0.0.1", 0)) as server, open_sandbox(spec, backend) as sandbox:
             request["port"] = server.getsockname()[1]
             done = sandbox.exec(
-                [str(environment.python), "-P", "-B", "-c", _source("leaks.inside_search")],
+                [str(environment.python), "-P", "-B", "-c", _source("twin.inside_channel")],
                 timeout_seconds=_INSIDE_SECONDS,
                 stdin=json.dumps(request).encode(),
                 env=_variables(environment),
@@ -272,7 +273,3 @@ def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str
 def _source(name: str) -> str:
     folder, _, module = name.partition(".")
     return files(f"composer_replication.tasks.{folder}").joinpath(f"{module}.py").read_text()
-
-
-def _sources() -> list[tuple[str, str]]:
-    return [(f"composer_replication.tasks.{name}", _source(name)) for name in _MODULES]

@@ -1,4 +1,4 @@
-"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, then forks off each run of a batch and answers for it.
+"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, forks off each run of a batch and answers for it; ends runs that wait for ever.
 
 Not imported by the package and never placed in a tree. Code of a tree runs in the forks alone.
 """
@@ -6,6 +6,7 @@ Not imported by the package and never placed in a tree. Code of a tree runs in t
 import contextlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -13,12 +14,14 @@ import sys
 import time
 
 PATIENCE_SECONDS = 10.0
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 END_SECONDS = 0.05
 """How often it is asked whether a run has ended that closes its streams late, or never."""
 PLACES_OF_ALL = ("/tmp", "/dev/shm")
 STAGE = "run"
 """What the folder of a run is called while the run lasts: so all of them see their tree at one path."""
+COMPILED = "compiled"
+"""The folder beside it that keeps code for later runs."""
 
 
 class Lookout:
@@ -71,74 +74,59 @@ def preload(wanted, lookout):
     return not lookout.seen and not has_threads()
 
 
-def compiled(source, place, is_rewritten):
-    """The code object of a file; None where that fails or warns: it does so again, and is seen, in the run."""
-    import ast
+def share_compiled(folder, tree):
+    """Let a run find what one before it compiled: files of the tree with the same path and bytes.
 
-    from _pytest.assertion import rewrite
-
-    try:
-        code = source
-        if is_rewritten:
-            code = ast.parse(source, filename=place)
-            rewrite.rewrite_asserts(code, source, place, None)
-        return compile(code, place, "exec", dont_inherit=True)
-    except Exception:
-        return None
-
-
-def compile_shared(sources, tree):
-    """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests."""
+    What fails or warns does so again in each run. Where pytest has no such private function, tests are not shared.
+    """
+    import hashlib
+    import marshal
     import warnings
-
-    as_imported: dict[tuple[str, bytes], object] = {}
-    as_rewritten: dict[tuple[str, bytes], object] = {}
-    deepest = sys.getrecursionlimit()
-    sys.setrecursionlimit(deepest * 3 // 4)  # a run compiles from deeper down, so it may find a file too deep
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for path, number, is_rewritten in sources:
-            with open(os.path.join(str(number), "tree", path), "rb") as file:
-                source = file.read()
-            place = os.path.join(tree, path)
-            (as_rewritten if is_rewritten else as_imported)[place, source] = compiled(
-                source, place, is_rewritten
-            )
-    sys.setrecursionlimit(deepest)
-    return as_imported, as_rewritten
-
-
-def hand_out(as_imported, as_rewritten):
-    """Let imports find compiled code; once each, since a second import makes code objects of its own."""
     from importlib.machinery import SourceFileLoader
 
     from _pytest.assertion import rewrite
 
-    compile_source, read_pyc = SourceFileLoader.source_to_code, getattr(rewrite, "_read_pyc", None)
+    os.mkdir(folder)
+    compile_source = SourceFileLoader.source_to_code
+
+    def shared(kind, path, source, make):
+        key = hashlib.sha256(b"%b %b\0%b" % (kind, os.fsencode(path), source)).hexdigest()
+        place = os.path.join(folder, key)
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError), open(place, "rb") as file:
+            return marshal.load(file)  # noqa: S302  of this batch, whose runs are not isolated
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            code = make()
+        if told:
+            return make()
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"{place}.new", "wb") as file:
+                marshal.dump(code, file)
+            os.replace(f"{place}.new", place)
+        return code
 
     def source_to_code(loader, data, path, *more, **options):
-        if type(data) is bytes and type(path) is str and not more and not options:
-            code = as_imported.pop((path, data), None)
-            if code is not None:
-                return code
-        return compile_source(loader, data, path, *more, **options)
+        def make():
+            return compile_source(loader, data, path, *more, **options)
 
-    # Python leaves frames of that name out of the traceback of a syntax error.
-    name = compile_source.__code__.co_filename
-    source_to_code.__code__ = source_to_code.__code__.replace(co_filename=name)
+        is_ours = (
+            type(data) is bytes and type(path) is str and path.startswith(tree) and not (more or options)
+        )
+        return shared(b"module", path, data, make) if is_ours else make()
 
-    def read_code(source, *more, **options):
-        try:
-            with open(source, "rb") as file:
-                code = as_rewritten.pop((str(source), file.read()), None)
-        except OSError:
-            code = None
-        return read_pyc(source, *more, **options) if code is None else code  # type: ignore[misc]
+    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
+    if not hasattr(rewrite, "_rewrite_test"):
+        return
+    rewrite_test = rewrite._rewrite_test
 
-    if as_imported:
-        SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
-    if as_rewritten and read_pyc:
-        rewrite._read_pyc = read_code
+    def rewrite_shared(path, config):
+        if not str(path).startswith(tree):
+            return rewrite_test(path, config)
+        with open(path, "rb") as file:
+            source = file.read()
+        return os.stat(path), shared(b"test", path, source, lambda: rewrite_test(path, config)[1])
+
+    rewrite._rewrite_test = rewrite_shared
 
 
 def has_threads():
@@ -159,7 +147,7 @@ class Server:
 
     Args:
         orders: the batch.
-        run_tests: what a fork does; None: each run gets an interpreter of its own.
+        run_tests: what a fork does.
         own_descriptor: not to be left to a run.
     """
 
@@ -168,7 +156,7 @@ class Server:
         self.own_descriptor = own_descriptor
         self.keep_bytes = orders["keep_bytes"]
         self.root = os.getcwd()
-        self.pending = [run["folder"] for run in orders["runs"]]
+        self.pending = [COMPILED, *(run["folder"] for run in orders["runs"])]
         places = {*PLACES_OF_ALL, os.environ["HOME"], os.environ["TMPDIR"]}
         self.before = {place: set(names_in(place)) for place in places if is_private(place)}
 
@@ -201,7 +189,9 @@ class Server:
             os.set_blocking(descriptor, False)
         streams = {records_read: bytearray(), words_read: bytearray()}
         lost: set[int] = set()
-        patience = Patience(started + order["timeout_seconds"], order["idle_seconds"])
+        patience = Patience(
+            lambda: orphans(os.getpid(), set()), order["timeout_seconds"], order["idle_seconds"]
+        )
         request = json.dumps(order["request"]).encode()
         code = self.feed_and_drain(pid, (request_write, request), streams, lost, patience)
         end_all(pid)
@@ -230,7 +220,7 @@ class Server:
                     found, status = os.waitpid(pid, os.WNOHANG)
                     if found:
                         return os.waitstatus_to_exitcode(status)
-                    if patience.is_over():
+                    if patience.why_over():
                         return None
                     # Streams are closed a moment before the end.
                     pause = min(patience.pause(), END_SECONDS if selector.get_map() else 0.001)
@@ -271,33 +261,88 @@ class Server:
 
 
 class Patience:
-    """How long a run is waited for: to a deadline, or until nothing of it has done anything, or wanted to, for so long.
+    """How long a run is waited for: for some seconds, or until nothing of it has done anything, or wanted to, for so long.
 
-    Unlike the time by the clock, ``idle_seconds`` (None: nobody asks) do not depend on how busy the machine is.
+    Unlike the time by the clock, ``idle_seconds`` do not depend on how busy the machine is. None: for ever.
     """
 
-    def __init__(self, deadline, idle_seconds):
-        self.deadline = deadline
+    def __init__(self, processes, seconds, idle_seconds):
+        self.processes = processes
+        self.seconds = seconds
         self.idle_seconds = idle_seconds
         self.ticks = None
-        self.since = self.looked = time.monotonic()
+        self.begun = self.since = self.looked = time.monotonic()
 
     def pause(self):
         """How long to wait until the next look."""
-        left = max(0.0, self.deadline - time.monotonic())
+        left = max(0.0, self.begun + self.seconds - time.monotonic())
         return left if self.idle_seconds is None else min(left, LOOK_SECONDS)
 
-    def is_over(self):
-        """Look, at processes at most every ``LOOK_SECONDS``."""
+    def why_over(self):
+        """Look, at processes at most every ``LOOK_SECONDS``; empty while it is not over."""
         now = time.monotonic()
+        if self.seconds is not None and now - self.begun >= self.seconds:
+            return f"it ran longer than {self.seconds:g} s"
         if self.idle_seconds is None or now - self.looked < LOOK_SECONDS:
-            return now >= self.deadline
-        ticks = ticks_used(orphans(os.getpid(), set()))
+            return ""
+        ticks = ticks_used(self.processes())
         # One tick, of a hundred in a second, is what waking up and looking at a clock may need.
         if ticks is None or self.ticks is None or not 0 <= ticks - self.ticks <= 1:
             self.since = now
         self.ticks, self.looked = ticks, now
-        return now >= self.deadline or now - self.since >= self.idle_seconds
+        is_over = now - self.since >= self.idle_seconds
+        return f"it waited {self.idle_seconds:g} s for something that did not come" if is_over else ""
+
+
+def start_watcher(send, seconds, idle_seconds):
+    """Start what ends a run that waits for ever; the answer is what tells it that another test or file is at work, by name.
+
+    It is a process of its own: a thread or an alarm inside the run could be held up, exchanged or seen by its tests.
+    The run is killed once it was at one of them for ``seconds``, or all of it has waited for ``idle_seconds`` without
+    a tick of processor time (where there is a ``/proc``); None: for ever.
+    """
+    told, tell = os.pipe()
+    runner = os.getpid()
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:  # of nobody: a test may wait for all of its own children
+            os.setsid()
+            os.close(tell)
+            try:
+                watch(told, runner, send, seconds, idle_seconds)
+            finally:
+                os._exit(0)
+        os._exit(0)
+    os.close(told)
+    os.waitpid(child, 0)
+
+    def begins(name):
+        data = name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")[:2048]
+        with contextlib.suppress(OSError):
+            os.write(tell, data + b"\n")
+
+    return begins
+
+
+def watch(told, runner, send, seconds, idle_seconds):
+    """Look until the run is over or has to be ended."""
+
+    def new_patience():
+        return Patience(lambda: [runner, *orphans(runner, set())], seconds, idle_seconds)
+
+    name, patience = b"", new_patience()
+    while True:
+        if select.select([told], [], [], LOOK_SECONDS)[0]:
+            data = os.read(told, 1 << 16)
+            if not data:
+                return
+            name, patience = data[:-1].rpartition(b"\n")[2], new_patience()
+            continue
+        why = patience.why_over()
+        if why:
+            send("stuck", id=name.decode("utf-8", "replace"), text=why)
+            os.kill(runner, signal.SIGKILL)
+            return
 
 
 def end_all(group):
@@ -429,8 +474,6 @@ def become_run(folder, descriptors, others, run_tests):
         if "PWD" in os.environ:
             os.environ["PWD"] = folder
         sys.argv[1:] = []
-        if run_tests is None:
-            os.execv(sys.orig_argv[0], sys.orig_argv[:-1])
         run_tests()
     except SystemExit as error:  # what the interpreter does with it at the end of a program
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -448,7 +491,7 @@ def become_run(folder, descriptors, others, run_tests):
 
 
 def serve(run_tests, make_channel):
-    """Run the batch that standard input asks for; one JSON line for each run that was seen to its end."""
+    """Run the batch that standard input asks for; one JSON line for each run that was seen to its end, none where a fork would not do."""
     import gc
 
     descriptor = os.dup(1)
@@ -457,18 +500,18 @@ def serve(run_tests, make_channel):
     orders = json.loads(sys.stdin.buffer.read())
     channel = make_channel(descriptor, orders["nonce"])
     wanted = orders["preload"]
-    signal.alarm(
-        int(wanted["seconds"])
-    )  # an import that never ends ends the batch: each run is done alone then
-    is_forked = wanted["fork"] and preload(wanted, Lookout(wanted["tree_names"]))
-    if is_forked and wanted["shared"]:
-        hand_out(*compile_shared(wanted["shared"], os.path.join(os.getcwd(), STAGE, "tree")))
+    # an import that never ends ends the batch: each run is done alone then
+    signal.alarm(int(wanted["seconds"]))
+    if not preload(wanted, Lookout(wanted["tree_names"])):
+        os._exit(0)
     signal.alarm(0)
+    if len(orders["runs"]) > 1:
+        share_compiled(os.path.join(os.getcwd(), COMPILED), os.path.join(os.getcwd(), STAGE, "tree", ""))
     gc.collect()
     gc.freeze()
     adopt_orphans()
-    channel.send("started", way="fork" if is_forked else "spawn")
-    server = Server(orders, run_tests if is_forked else None, descriptor)
+    channel.send("started")
+    server = Server(orders, run_tests, descriptor)
     for number, order in enumerate(orders["runs"]):
         result = server.run(order)
         if result is None:

@@ -70,7 +70,7 @@ def make_watch(channel, request):
 
     if request["watch"] is None:
         return []
-    tell_watcher = start_watcher(channel.send, **request["watch"])  # type: ignore[name-defined]  # noqa: F821  of suite_watcher
+    tell_watcher = start_watcher(channel.send, **request["watch"])  # type: ignore[name-defined]  # noqa: F821  of batch_server
 
     class Watch:
         def pytest_collectstart(self, collector):

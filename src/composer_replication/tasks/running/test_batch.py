@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,10 +48,6 @@ _UNSAFE_AFTER_FORK = frozenset(
     "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
 )
 """They keep threads, sockets or displays that a fork tears, often without a thread to be seen by."""
-MAX_SHARED_BYTES = 2 * 1024**2
-"""Some seconds of compiling, which the first run waits for."""
-_PASS_HOOK = b"enable_assertion_pass_hook"
-_IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b([^(\n]*(?:\([^)]*\))?)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +83,14 @@ def run_batch(
     *,
     backend: str | None = None,
     limits: Limits | None = None,
-    fork: bool = True,
 ) -> list[TestReport]:
     """Do runs one after the other, each in a tree of its own, and report on each as ``run_tests`` would.
 
     One interpreter imports the test runner, its plugins and the foreign modules that the trees
-    import at their top, and compiles files that several trees hold with the same bytes; each run is
-    forked off it, so no module of a tree is ever shared, only its code. Where
+    import at their top; each run is forked off it, so no module of a tree is ever shared, only the
+    compiled code of files with the same path and bytes. Where
     that import started threads, met a module that the trees have too, or the environment holds a
-    package that is known to break when forked, each run gets a fresh interpreter instead.
+    package that is known to break when forked, each run is done by ``run_tests`` instead.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
@@ -110,19 +104,19 @@ def run_batch(
         backend: sandbox backend by name or dotted path; None for the best of this machine.
         limits: of one run; one process more is allowed for the batch itself. A batch whose
             trees would fill more than ``TREE_SHARE`` of ``disk_bytes`` is split over sandboxes.
-        fork: False for a fresh interpreter in each run.
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
         OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
-    fork = fork and not environment.names & _UNSAFE_AFTER_FORK
+    if environment.names & _UNSAFE_AFTER_FORK:
+        return [_run_alone(run, environment, backend, chosen) for run in runs]
     reports: list[TestReport] = []
     for part in _parts(runs, chosen.disk_bytes * TREE_SHARE):
         waiting = list(part)
         while waiting:
-            found, was_started = _run_part(waiting, environment, backend, chosen, fork=fork)
+            found, was_started = _run_part(waiting, environment, backend, chosen)
             reports += found
             waiting = waiting[len(found) :]
             while waiting:  # the next one took the batch down, or nothing ever started: alone, then
@@ -165,7 +159,7 @@ def _run_alone(run: BatchRun, environment: Environment, backend: str | None, lim
 
 
 def _run_part(
-    runs: Sequence[BatchRun], environment: Environment, backend: str | None, limits: Limits, *, fork: bool
+    runs: Sequence[BatchRun], environment: Environment, backend: str | None, limits: Limits
 ) -> tuple[list[TestReport], bool]:
     """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any."""
     own_nonce = secrets.token_hex(16)
@@ -193,7 +187,7 @@ def _run_part(
         order = {
             "nonce": own_nonce,
             "keep_bytes": record_bytes(limits),
-            "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs, fork=fork)},
+            "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
             "runs": orders,
         }
         spec = SandboxSpec(
@@ -256,7 +250,7 @@ def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
     return results, was_started
 
 
-def _preload_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
+def _preload_order(runs: Sequence[BatchRun]) -> dict[str, Any]:
     """What to import beforehand: what the trees import at their top and do not have themselves."""
     # Python files alone: a py.typed is no module py, which the test runner has.
     paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
@@ -270,11 +264,9 @@ def _preload_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
                 if module.partition(".")[0] not in own:
                     wanted.setdefault(module, set()).update(names)
     return {
-        "fork": fork,
         "blocked": [f"no:{name}" for name in BLOCKED],
         "tree_names": sorted(_top_names([run.files for run in runs])),
         "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],
-        "shared": shared_sources([(run.files, run.node_ids) for run in runs]) if fork else [],
     }
 
 
@@ -304,60 +296,3 @@ def _imports_of(body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]
             yield node.module, tuple(alias.name for alias in node.names if alias.name != "*")
         elif isinstance(node, ast.Try):
             yield from _imports_of(node.body)
-
-
-def shared_sources(
-    runs: Sequence[tuple[Mapping[str, bytes], Sequence[str] | None]],
-) -> list[tuple[str, int, bool]]:
-    """Python files that at least two trees hold with the same bytes and that the runs seem to import.
-
-    Args:
-        runs: the files of each tree, and the tests that are asked for (None: all).
-
-    Returns:
-        Of each file its path, the number of a run that has it, and whether pytest rewrites its asserts.
-        At most ``MAX_SHARED_BYTES`` together; no rewritten ones where a tree may ask for a hook on
-        each assert that passes, which needs other code.
-    """
-    holders: dict[tuple[str, bytes], list[int]] = {}
-    for number, (files, _) in enumerate(runs):
-        for path, data in files.items():
-            holders.setdefault((path, data), []).append(number)
-    has_hook = any(_PASS_HOOK in data for _, data in holders)
-    asked = {node_id.partition("::")[0] for _, node_ids in runs for node_id in node_ids or ()}
-    if any(node_ids is None for _, node_ids in runs):
-        asked |= {path for path, _ in holders if _is_test_file(path)}
-    waiting = {
-        key: min(numbers) for key, numbers in holders.items() if key[0].endswith(".py") and numbers[1:]
-    }
-    found: list[tuple[str, int, bool]] = []
-    words, num_bytes = {b"conftest"}, 0
-    while taken := [key for key in waiting if key[0] in asked or _module(key[0]) in words]:
-        for path, data in taken:
-            words |= _imported_words(data)
-            number = waiting.pop((path, data))
-            is_rewritten = path in asked or _is_test_file(path)
-            num_bytes += len(data)
-            if num_bytes <= MAX_SHARED_BYTES and not (is_rewritten and has_hook):
-                found.append((path, number, is_rewritten))
-    return found
-
-
-def _is_test_file(path: str) -> bool:
-    """Whether pytest rewrites it even where it was not asked for; by its own defaults."""
-    name = PurePosixPath(path).name
-    return name == "conftest.py" or (
-        name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
-    )
-
-
-def _module(path: str) -> bytes:
-    """The last part of a module's name."""
-    pure = PurePosixPath(path)
-    return (pure.parent.name if pure.name == "__init__.py" else pure.stem).encode()
-
-
-@lru_cache(maxsize=4096)
-def _imported_words(source: bytes) -> frozenset[bytes]:
-    """Each word of each import statement: modules are among them."""
-    return frozenset(word for line in _IMPORT.findall(source) for word in re.findall(rb"\w+", line))

@@ -1,6 +1,6 @@
 """Runs inside the sandbox, given as ``python -c``: hands a request to one of the programs that came with it.
 
-Not imported by the package and never placed in a tree. ``twin_player`` and ``twin_recorder`` are such programs.
+Not imported by the package and never placed in a tree. ``twin_player``, ``twin_recorder`` and ``inside_search`` are such programs.
 """
 
 import json

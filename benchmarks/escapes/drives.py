@@ -24,7 +24,7 @@ from composer_replication.errors import ComposerError, SandboxFailure, SandboxFi
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_python
-from composer_replication.sandbox.tree_archive import UnsafeTreeError, unpack_tree
+from composer_replication.sandbox.harbor_inside import UnsafeTreeError, unpack_tree
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
 
 _BESIDE_SECONDS = 1.5

@@ -14,7 +14,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import choose_backend
-from composer_replication.sandbox.host_disk import ENOUGH_BYTES, LEAST_BYTES, require_room
+from composer_replication.sandbox.private_folders import ENOUGH_BYTES, LEAST_BYTES, require_room
 
 BACKENDS = ["bubblewrap", "bubblewrap-warm", "sandlock"]
 Free = Callable[[int, int], None]

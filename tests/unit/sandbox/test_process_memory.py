@@ -14,10 +14,14 @@ import pytest
 
 from composer_replication.records import Limits
 from composer_replication.sandbox import process_memory
-from composer_replication.sandbox.process_memory import Mappings, MapsTooLongError, lines_of_maps
+from composer_replication.sandbox.process_memory import (
+    Mappings,
+    MapsTooLongError,
+    lines_of_maps,
+    unlinked_files,
+)
 from composer_replication.sandbox.process_tree import kill_descendants
 from composer_replication.sandbox.supervised_run import Verdict, Watched
-from composer_replication.sandbox.unlinked_files import unlinked_files
 
 MIB = 1 << 20
 NAMED = """

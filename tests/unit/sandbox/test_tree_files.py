@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.sandbox import folder_walk
-from composer_replication.sandbox.folder_walk import walk
+from composer_replication.sandbox import folders
+from composer_replication.sandbox.folders import walk
 from composer_replication.sandbox.tree_files import TreeFiles
 
 NUM_LEVELS = 100
@@ -117,7 +117,7 @@ def test_there_is_a_most_to_look_through(
         (tmp_path / path).mkdir()
     assert len(TreeFiles(tmp_path, None).list(".")) == 3
     (tmp_path / "a" / "inner").mkdir()
-    monkeypatch.setattr(folder_walk, name, most)
+    monkeypatch.setattr(folders, name, most)
     with pytest.raises(SandboxFileError, match=f"more than {most} ") as caught:
         TreeFiles(tmp_path, None).list(".")
     assert caught.value.code == "CR0309"

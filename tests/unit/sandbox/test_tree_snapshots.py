@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxFileError
-from composer_replication.sandbox import folder_walk
-from composer_replication.sandbox.tree_snapshots import TreeSnapshots
+from composer_replication.sandbox import folders
+from composer_replication.sandbox.tree_files import TreeSnapshots
 
 
 @pytest.fixture
@@ -69,6 +69,6 @@ def test_too_many_paths_are_data_and_no_failure(
 ) -> None:
     for number in range(4):
         (tree / str(number)).touch()
-    monkeypatch.setattr(folder_walk, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(folders, "MOST_ENTRIES", 3)
     with pytest.raises(SandboxFileError, match="more than 3 entries"):
         TreeSnapshots(tree, tmp_path / "copies").take()

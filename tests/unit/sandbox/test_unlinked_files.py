@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox import base_python, unlinked_files
+from composer_replication.sandbox import base_python, process_memory
 
 MIB = 1 << 20
 AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
 LOOK = """
 import ctypes, json, os, socket, sys
 sys.path.insert(0, ".")
-from unlinked_files import unlinked_files
+from process_memory import unlinked_files
 library = ctypes.CDLL(None)
 library.mmap.restype = ctypes.c_void_p
 folder, case = sys.argv[1:]
@@ -66,8 +66,8 @@ def who(request: pytest.FixtureRequest) -> str:
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "unlinked_files.py").write_bytes(Path(unlinked_files.__file__).read_bytes())
-        (folder / "unlinked_files.py").chmod(0o644)
+        (folder / "process_memory.py").write_bytes(Path(process_memory.__file__).read_bytes())
+        (folder / "process_memory.py").chmod(0o644)
         folder.chmod(0o777)
         yield folder
 

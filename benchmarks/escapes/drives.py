@@ -119,7 +119,7 @@ def then_every_call(stage: Stage) -> None:
     seconds = stage.attempt.timeout_seconds
     again = lambda: stage.sandbox.exec(stage.command(), timeout_seconds=seconds)  # noqa: E731
     if isinstance(stage.sandbox, WarmBubblewrapSandbox):
-        calls += [again, stage.sandbox.reset, lambda: stage.run("true")]
+        calls += [again, lambda: stage.run("true")]
     for call in calls:
         try:
             call()

@@ -13,7 +13,7 @@ session) run in an interpreter of their own, made for this run from
 no jail and runs in our process.
 
 Then, for warm jails and each number of ``--live`` (``--no-peers``: this alone): seconds from the opening of
-a sandbox to its readiness, with one and with so many of them alive; a command and a reset, turn by turn, in
+a sandbox to its readiness, with one and with so many of them alive; a command, turn by turn, in
 each of these; and the memory of one that waits (its two processes; a page that N processes share counts
 as one Nth for each). A number that this machine's free memory does not allow is left out, and said.
 """
@@ -217,7 +217,7 @@ def alone(folder: Path, starts: int) -> dict[str, float]:
 
 
 def crowd(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Starts, commands, resets and memory, with ``live`` warm sandboxes alive."""
+    """Starts, commands and memory, with ``live`` warm sandboxes alive."""
     crowded: list[float] = []
     before = set(descendants(os.getpid()))
     with warm(folder, live, crowded) as sandboxes:
@@ -228,14 +228,12 @@ def crowd(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[s
             for sandbox in sandboxes:
                 took = seconds_of(lambda: run_in(sandbox))  # noqa: B023  called at once
                 actions += [took] if number else []
-        resets = [seconds_of(sandbox.reset) for sandbox in sandboxes]
         for _ in range(starts):  # one more, with all the others alive
             with warm(folder / "more", 1, crowded):
                 pass
     return {
         f"start, {live} live": describe(crowded[live:]),
         f"action, {live} live": describe(actions),
-        f"reset, {live} live": describe(resets),
         f"memory, {live} live": {"mib_per_idle_sandbox": round(kib / 1024, 2)},
     }
 

@@ -24,7 +24,7 @@ from composer_replication.errors import ComposerError, SandboxFailure, SandboxFi
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_python
-from composer_replication.sandbox.tree_archive import UnsafeTreeError, unpack_tree
+from composer_replication.sandbox.harbor_inside import UnsafeTreeError, unpack_tree
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
 
 _BESIDE_SECONDS = 1.5
@@ -119,7 +119,7 @@ def then_every_call(stage: Stage) -> None:
     seconds = stage.attempt.timeout_seconds
     again = lambda: stage.sandbox.exec(stage.command(), timeout_seconds=seconds)  # noqa: E731
     if isinstance(stage.sandbox, WarmBubblewrapSandbox):
-        calls += [again, stage.sandbox.reset, lambda: stage.run("true")]
+        calls += [again, lambda: stage.run("true")]
     for call in calls:
         try:
             call()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_python, open_sandbox
-from composer_replication.sandbox.folder_removal import remove_folder
+from composer_replication.sandbox.folders import remove_folder
 from composer_replication.sandbox.process_folder import process_folder
 
 TIMEOUT_SECONDS = 120.0

@@ -11,8 +11,12 @@ from composer_replication.interfaces import SandboxBackend
 from composer_replication.sandbox import acceptance, choose_backend
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.choice import BACKENDS
-from composer_replication.sandbox.conformance.plugin import expect_failure, jail, tree
-from composer_replication.sandbox.conformance.which_tests import HARMLESS_WITHOUT_ISOLATION
+from composer_replication.sandbox.conformance.plugin import (
+    HARMLESS_WITHOUT_ISOLATION,
+    expect_failure,
+    jail,
+    tree,
+)
 
 __all__ = ["jail", "tree"]  # fixtures
 TESTS = ("bad_input", "commands", "ends", "files", "limits", "walls")

@@ -92,7 +92,7 @@ def test_a_jail_that_fails_has_not_held() -> None:
         """Its jail fails for what the command did."""
 
         def open(self, spec):
-            from composer_replication.sandbox.jailed_tree import failure
+            from composer_replication.sandbox.calls import failure
 
             sandbox = super().open(spec)
 

@@ -18,11 +18,11 @@ from ordinary_user import as_ordinary_user
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.bubblewrap import file_with
 from composer_replication.sandbox.bwrap_program import START_SECONDS
 from composer_replication.sandbox.conformance.programs import MIB, python
-from composer_replication.sandbox.held_jail import file_with
 from composer_replication.sandbox.process_tree import descendants
-from composer_replication.sandbox.warm_jail import WarmJail
+from composer_replication.sandbox.warm_bubblewrap import WarmJail
 
 IS_ROOT = os.geteuid() == 0
 KINDS = ["bubblewrap", "bubblewrap-warm"]

@@ -15,7 +15,7 @@ DIES = """
 import os, signal
 from pathlib import Path
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import bubblewrap, choose_backend, held_jail
+from composer_replication.sandbox import bubblewrap, choose_backend
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 {patch}
@@ -23,7 +23,7 @@ with choose_backend({name!r}).open(SandboxSpec(Path({tree!r}))) as sandbox:
     sandbox.exec("touch ran; : {token}; sleep 600", timeout_seconds=600)
 """
 MOMENTS = {
-    "bwrap is started and not yet bound to us": "held_jail.HeldJail.release = die",
+    "bwrap is started and not yet bound to us": "bubblewrap.HeldJail.release = die",
     "the jail is released and its first process perhaps not bound": "bubblewrap.read_until = die",
     "never": "",
 }

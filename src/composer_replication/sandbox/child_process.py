@@ -1,14 +1,19 @@
-"""What a process around one command does for itself: it dies with us, collects orphans, gives up privileges.
+"""What a process of ours around one command does: it dies with us, collects orphans, gives up privileges, leaves nothing.
 
-It is started anew for each command, so this imports little.
+It is started anew for each command, so this imports little. Its orders are JSON in the file descriptor that its argument
+names. ``main`` is that of a command that has no jail, which can kill it first if it means harm.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import resource
 import select
+import signal
 import struct
+import sys
 import threading
 from contextlib import suppress
 
@@ -16,8 +21,9 @@ from composer_replication.sandbox.process_tree import kill_descendants
 
 EXIT_KILLED, EXIT_LEFTOVERS = 137, 70
 _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 24, 36
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _STEP_BYTES = 8
+_EXIT_NOT_STARTED = 71
 
 
 def begin(parent: int) -> None:
@@ -60,7 +66,7 @@ def refuse_calls(program: bytes) -> None:
         OSError: the kernel does not take it.
     """
     library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    if library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
     if not program:
         return
@@ -83,3 +89,48 @@ def become_user(uid: int) -> None:
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     refuse_calls(filter_program())
+
+
+def main() -> None:
+    """Run the command that the orders name and exit as it did (128 + N for signal N)."""
+    with os.fdopen(int(sys.argv[1])) as handle:
+        orders = json.load(handle)
+    begin(int(orders["parent"]))
+    child = os.fork()
+    if child == 0:
+        _become(orders)
+    for descriptor in (0, 1, 2):
+        os.close(descriptor)
+    code = _exit_code(child)
+    is_clean = kill_descendants(os.getpid())
+    collect_ended()
+    os._exit(code if is_clean else EXIT_LEFTOVERS)
+
+
+def _become(orders: dict[str, object]) -> None:
+    try:
+        os.setpgid(0, 0)
+        argv, limits, env = orders["argv"], orders["limits"], orders["env"]
+        assert isinstance(argv, list) and isinstance(limits, list) and isinstance(env, dict)
+        os.chdir(str(orders["cwd"]))
+        user = orders.get("user")
+        for kind, value in limits:
+            _, hard = resource.getrlimit(kind)
+            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (most, most))
+        if isinstance(user, int):
+            become_user(user)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execve(argv[0], argv, env)  # noqa: S606  it becomes the command
+    except BaseException as error:  # noqa: BLE001  whatever it is, it must not go on as a copy of its parent
+        os.write(2, f"{error}\n".encode())
+        os._exit(_EXIT_NOT_STARTED)
+
+
+def _exit_code(child: int) -> int:
+    """Of the command, collecting the orphans that come to us meanwhile."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return 128 - code if code < 0 else code

@@ -23,11 +23,6 @@ ONLY_BY_NAME = ("bubblewrap-warm", WITHOUT_ISOLATION)
 """Those that are never chosen without being named, as no service is either."""
 
 _HARBOR = "composer_replication.sandbox.harbor_backend:Harbor"
-_NOW_OF_HARBOR = {
-    "docker": "harbor:docker",
-    "podman": "harbor:podman",
-    "kubernetes": "harbor:gke or harbor:openshift",
-}
 
 _WARM = "-warm"  # the name of a backend, and this, is the name of its warm kind
 
@@ -53,14 +48,9 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
     path = BACKENDS.get(name, name)
     if ":" not in path:
         jails = [known for known in BACKENDS if known != WITHOUT_ISOLATION]  # nobody is led to that one
-        near = difflib.get_close_matches(name, jails, n=1, cutoff=0.4)
-        guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(BACKENDS)}, harbor:NAME."
-        if name in _NOW_OF_HARBOR:
-            guess = f"type {_NOW_OF_HARBOR[name]}: containers are started by Harbor."
-        elif name == "harbor":
-            guess = (
-                "name an environment of Harbor's too, as in harbor:docker, or harbor:package.module:Class."
-            )
+        near = difflib.get_close_matches(name, jails, n=1, cutoff=0.6)
+        known = f"choose one of {', '.join(BACKENDS)}, or harbor:NAME, as harbor:docker and harbor:podman."
+        guess = f"did you mean {near[0]}?" if near else known
         raise UsageError(
             "CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess
         )

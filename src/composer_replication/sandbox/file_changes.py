@@ -1,7 +1,8 @@
 """Changes of modes, times and owners, made for a command whose jail would let it make them anywhere.
 
 Landlock guards contents: it has no hook for ``chmod``, ``utime``, ``chown`` and ``readlink``. The process
-around the command makes these calls in its place. The path is read once from the command's memory and
+around the command makes these calls in its place (of those that set times the one that C libraries use; the filter
+of system calls refuses the others). The path is read once from the command's memory and
 opened once (``O_PATH``: no device is opened and nothing is waited for); what was opened is judged by where
 it really lies, and that very thing is changed. So nothing can be swapped between the look and the change.
 
@@ -25,9 +26,7 @@ _OPENAT2, _FCHMODAT2 = 437, 452  # one number everywhere
 _RESOLVE_NO_MAGICLINKS = 2
 _PATH_BYTES = _PAGE_BYTES = 4096
 _WORD = 0xFFFFFFFF
-_MICROSECONDS = 10**6
-_TWO_TIMES = struct.Struct("=qqqq")
-_TWO_SECONDS = struct.Struct("=qq")
+_TWO_TIMES_BYTES = 32  # seconds and nanoseconds of each
 # What a process calls its own; the C library changes what it has opened by /proc/self/fd/N.
 _OWN_NAMES = re.compile(rb"^/(?:proc/(?:self|thread-self)(?=/)|dev(?=/fd/))")
 _OF_DESCRIPTOR = re.compile(rb"/proc/(\d{1,9})/fd/(\d{1,9})")
@@ -35,7 +34,7 @@ _OF_DESCRIPTOR = re.compile(rb"/proc/(\d{1,9})/fd/(\d{1,9})")
 _NUMBERS = {
     "x86_64": {
         "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": _FCHMODAT2,
-        "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280,
+        "utimensat": 280,
         "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
         "readlink": 89, "readlinkat": 267,
     },
@@ -68,8 +67,7 @@ class Call(Protocol):
 _SHAPES: dict[str, tuple[int | None, int | None, int | None, int]] = {
     "chmod": (None, 0, None, 1), "fchmod": (0, None, None, 1),
     "fchmodat": (0, 1, None, 2), "fchmodat2": (0, 1, 3, 2),
-    "utime": (None, 0, None, 1), "utimes": (None, 0, None, 1),
-    "futimesat": (0, 1, None, 2), "utimensat": (0, 1, 3, 2),
+    "utimensat": (0, 1, 3, 2),
     "chown": (None, 0, None, 1), "lchown": (None, 0, None, 1),
     "fchown": (0, None, None, 1), "fchownat": (0, 1, 4, 2),
     "readlink": (None, 0, None, 1), "readlinkat": (0, 1, None, 2),
@@ -111,7 +109,7 @@ class FileChanges:
         first, second = call.args[of_rest : of_rest + 2]
         if name.startswith("readlink"):
             return self._tell_link(call, (folder, address, _NO_FOLLOW | _EMPTY_PATH), first, second)
-        if name in ("utimensat", "futimesat") and not address:  # no path: the descriptor is meant
+        if name == "utimensat" and not address:  # no path: the descriptor is meant
             if folder == _HERE or flags:
                 raise _error(errno.EFAULT if folder == _HERE else errno.EINVAL)
             address = None
@@ -132,7 +130,7 @@ class FileChanges:
         if "own" in name:
             ids = (first & _WORD, second & _WORD)
             return lambda opened: self._call(numbers["fchownat"], opened, b"", *ids, _EMPTY_PATH)
-        times = _times(name, call, first)
+        times = _read(call, first, _TWO_TIMES_BYTES) if first else None  # None is now
         return lambda opened: self._call(numbers["utimensat"], opened, b"", times, _EMPTY_PATH)
 
     def _tell_link(self, call: Call, place: tuple[int, int | None, int], buffer: int, size: int) -> int:
@@ -241,19 +239,3 @@ def _path(call: Call, address: int) -> bytes:
             return path
         found += part
     raise _error(errno.ENAMETOOLONG)
-
-
-def _times(name: str, call: Call, address: int) -> bytes | None:
-    """The times of any of these calls as ``utimensat`` takes them; None is now."""
-    if not address:
-        return None
-    if name == "utime":
-        accessed, modified = _TWO_SECONDS.unpack(_read(call, address, _TWO_SECONDS.size))
-        return _TWO_TIMES.pack(accessed, 0, modified, 0)
-    times = _read(call, address, _TWO_TIMES.size)
-    if name == "utimensat":
-        return times
-    accessed, of_it, modified, of_that = _TWO_TIMES.unpack(times)
-    if not (0 <= of_it < _MICROSECONDS and 0 <= of_that < _MICROSECONDS):
-        raise _error(errno.EINVAL)
-    return _TWO_TIMES.pack(accessed, of_it * 1000, modified, of_that * 1000)

@@ -12,17 +12,15 @@ How far an environment isolates is not known here. It is asked for one without a
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import random
 import secrets
 import sys
 import tarfile
-import tempfile
 import threading
 from base64 import b64decode
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
@@ -33,7 +31,9 @@ from typing import Any
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError, needs_extra
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
-from composer_replication.sandbox.call_checks import check_limits
+from composer_replication.sandbox.calls import check_limits, failure, to_result
+from composer_replication.sandbox.folders import remove_folder
+from composer_replication.sandbox.harbor_inside import UnsafeTreeError, pack_tree, unpack_tree
 from composer_replication.sandbox.host_paths import (
     base_interpreter,
     base_python,
@@ -41,13 +41,13 @@ from composer_replication.sandbox.host_paths import (
     resolve_links,
     system_folders,
 )
-from composer_replication.sandbox.jailed_tree import failure, to_result
 from composer_replication.sandbox.keeper_process import launch_program
 from composer_replication.sandbox.local_sandbox import LocalSandbox
+from composer_replication.sandbox.process_folder import HARBOR_PREFIX, abandoned_folders, make_held_folder
 from composer_replication.sandbox.supervised_run import Ended, Verdict, is_interrupted
-from composer_replication.sandbox.tree_archive import UnsafeTreeError, pack_tree, unpack_tree
 
 IMAGE, OPTIONS = "COMPOSER_RL_HARBOR_IMAGE", "COMPOSER_RL_HARBOR_OPTIONS"
+_RECORD = "environment.json"
 _OURS = "/composer-rl"  # only its root may look into it
 _START_SECONDS, _SEND_SECONDS, _MORE_SECONDS = 900, 600, 120
 _LOOK_SECONDS = 0.05
@@ -155,15 +155,19 @@ class HarborSandbox(LocalSandbox):
         self._turn = threading.Lock()
         self._is_dirty = True
         self._environment: Any = None
-        self._record: _Record | None = None
-        self._folders = [str(path) for path in (self._jailed.real_tree, *self._jailed.scratch.writable)]
-        self._outbox = self._jailed.scratch.root / "outbox"
+        self._record: tuple[Path, int] | None = None
+        self._folders = [str(path) for path in (self._real_tree, *self._scratch.writable)]
+        self._outbox = self._scratch.root / "outbox"
         try:
             self._outbox.mkdir()
-            self._record = _Record(backend.name)
-            folder = self._jailed.scratch.root / "harbor"
+            session = f"composer-rl-{secrets.token_hex(8)}"
+            # Held as long as we live: who finds it without a holder stops that environment.
+            self._record = make_held_folder(HARBOR_PREFIX)
+            record = self._record[0] / _RECORD
+            record.write_text(json.dumps({"name": backend.name, "session": session}))
+            folder = self._scratch.root / "harbor"
             environment = self._ask(
-                lambda: backend.environment(self._record.session, folder, spec.limits.memory_bytes), "be made"
+                lambda: backend.environment(session, folder, spec.limits.memory_bytes), "be made"
             )
             self._environment = environment
             self._wait(environment.start(force_build=False), "start", _START_SECONDS)
@@ -235,9 +239,9 @@ class HarborSandbox(LocalSandbox):
         self._shell(f"tar -xf {_OURS}/code.tar -C {_OURS}", _SEND_SECONDS)
         groups = (system_folders(), base_interpreter())
         masked = {path for group in groups for path in group.masked} | {*spec.masked}
-        masked = {path.resolve() for path in masked if not is_below(self._jailed.real_tree, [path.resolve()])}
+        masked = {path.resolve() for path in masked if not is_below(self._real_tree, [path.resolve()])}
         with tarfile.open(shown, "w", format=tarfile.PAX_FORMAT) as archive:
-            _add_shown(archive, spec, masked, self._jailed.real_tree)
+            _add_shown(archive, spec, masked, self._real_tree)
         self._send(shown, "shown.tar")
         orders = {"folders": self._folders, "masked": sorted(map(str, masked))}
         self._inside("prepare", _SEND_SECONDS, orders)
@@ -252,7 +256,7 @@ class HarborSandbox(LocalSandbox):
                 "env": dict(environment),
                 "marker": marker,
                 "folders": self._folders,
-                "limits": asdict(self._jailed.limits),
+                "limits": asdict(self._limits),
                 "timeout_seconds": timeout_seconds,
                 "has_tree": self._is_dirty,
             }
@@ -261,7 +265,7 @@ class HarborSandbox(LocalSandbox):
                 self._send(self._outbox / "stdin", "stdin")
                 if self._is_dirty:
                     with (self._outbox / "tree.tar").open("wb") as target:
-                        pack_tree(self._jailed.real_tree, target)
+                        pack_tree(self._real_tree, target)
                     self._send(self._outbox / "tree.tar", "tree.tar")
                 self._inside("run", timeout_seconds + _MORE_SECONDS, orders)
                 ended = self._fetch()
@@ -270,7 +274,7 @@ class HarborSandbox(LocalSandbox):
                 with suppress(SandboxFailure):
                     self._inside("kill", _MORE_SECONDS)
                 raise
-        return to_result(ended, marker.encode(), self._jailed.limits, backend=self._name)
+        return to_result(ended, marker.encode(), self._limits, backend=self._name)
 
     def _fetch(self) -> Ended:
         """What a command left: its result, and its tree in the place of ours."""
@@ -280,7 +284,7 @@ class HarborSandbox(LocalSandbox):
         if found["has_tree"]:
             try:
                 with self._receive("tree.tar").open("rb") as source:
-                    unpack_tree(source, self._jailed.real_tree)
+                    unpack_tree(source, self._real_tree)
             except (UnsafeTreeError, OSError) as error:
                 self._is_dirty = True
                 if verdict is Verdict.ENDED:
@@ -336,63 +340,27 @@ class HarborSandbox(LocalSandbox):
                 if self._environment is not None:
                     self._wait(self._environment.stop(delete=True), "stop", _SEND_SECONDS)
                 if self._record is not None:
-                    self._record.forget()
+                    remove_folder(self._record[0])
+                    os.close(self._record[1])
             except SandboxFailure as error:  # the next process removes it
                 problems.append(error)
 
-        self._jailed.close(end)
+        self._end(end)
         if problems and not is_failing:
             raise problems[0]
 
 
-class _Record:
-    """Which environment a process of ours has, in a file that it holds a lock on, which dies with it."""
-
-    def __init__(self, name: str) -> None:
-        self.session = f"composer-rl-{secrets.token_hex(8)}"
-        self._path = _records() / f"{self.session}.json"
-        new = self._path.with_suffix(".new")
-        self._descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        os.write(self._descriptor, json.dumps({"name": name, "session": self.session}).encode())
-        new.rename(self._path)
-
-    def forget(self) -> None:
-        self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
-
-
-def _records() -> Path:
-    """A folder of this user's alone.
-
-    Raises:
-        SandboxFailure: somebody else has one of that name (CR0302).
-    """
-    folder = Path(tempfile.gettempdir()) / f"composer-rl-harbor-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    info = folder.lstat()
-    if info.st_uid != os.getuid() or info.st_mode & 0o077 or folder.is_symlink():
-        raise failure("CR0302", "the folder for records of containers is somebody else's.", str(folder))
-    return folder
-
-
-def _abandoned() -> Iterator[tuple[Path, str, str]]:
-    """Records whose process is gone, with backend and session; each is locked while it is looked at."""
-    for path in _records().glob("*.json"):
-        with suppress(OSError, ValueError, KeyError), path.open("r+") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = json.load(handle)
-            yield path, found["name"], found["session"]
-
-
 def _remove_orphans() -> None:
     """Stop the environments of processes that were killed; a service that knows them by their session removes them."""
-    for path, name, session in _abandoned():
-        with tempfile.TemporaryDirectory() as folder, suppress(Exception):
-            environment = Harbor(name.partition(":")[2]).environment(session, Path(folder), 0)
-            work = environment.stop(delete=True)
-            asyncio.run_coroutine_threadsafe(work, _loop(os.getpid())).result(_SEND_SECONDS)
-            path.unlink(missing_ok=True)
+    for folder in abandoned_folders([HARBOR_PREFIX]):
+        with suppress(Exception):
+            record = folder / _RECORD
+            if record.exists():
+                found = json.loads(record.read_text())
+                environment = Harbor(found["name"].partition(":")[2]).environment(found["session"], folder, 0)
+                work = environment.stop(delete=True)
+                asyncio.run_coroutine_threadsafe(work, _loop(os.getpid())).result(_SEND_SECONDS)
+            remove_folder(folder)
 
 
 def _factory() -> Any:

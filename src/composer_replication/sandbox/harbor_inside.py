@@ -6,6 +6,8 @@ watchers and the filter of system calls of the jails on this machine.
 
 A container's root may usually not look at processes of others (no CAP_SYS_PTRACE). So whoever watches takes that
 user's id for access to files: it may look then, and cannot be killed or traced by him.
+
+The tree travels as a tar file; what comes back of one was made among hostile files.
 """
 
 from __future__ import annotations
@@ -16,31 +18,39 @@ import os
 import resource
 import shutil
 import signal
+import stat
+import subprocess
 import sys
 import tarfile
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO
 
 from composer_replication.records import Limits
-from composer_replication.sandbox.closed_folders import LOOK, open_to_owner
-from composer_replication.sandbox.folder_removal import remove_folder
-from composer_replication.sandbox.jailed_tree import STARTER, account_files
+from composer_replication.sandbox.calls import STARTER
+from composer_replication.sandbox.folders import LOOK, empty, open_to_owner, remove_folder
+from composer_replication.sandbox.fresh_folders import SHARED_MEMORY, MemoryFolder
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
-from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
-from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes, hand_over
+from composer_replication.sandbox.private_folders import (
+    UnmeasurableError,
+    account_files,
+    folder_bytes,
+    hand_over,
+)
+from composer_replication.sandbox.privileges import private_uid
 from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched, supervise
-from composer_replication.sandbox.tree_archive import pack_tree, unpack_tree
-from composer_replication.sandbox.user_ids import private_uid
 
 _OURS = Path("/composer-rl")
-_SHARED = (Path("/tmp"), Path("/var/tmp"), PLACE)
+_SHARED = (Path("/tmp"), Path("/var/tmp"), SHARED_MEMORY)
 _CLOSED = (Path("/run/lock"), Path("/dev/mqueue"))  # everybody may write there, and nobody counts it
 _SECONDS_TO_DIE = 10.0
 _SLACK_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
+# GNU tar: holes of files stay holes.
+_PACK = ["tar", "--sparse", "--format=pax", "--owner=0", "--group=0", "--numeric-owner", "-cf", "-", "-C"]
 
 
 def main() -> None:
@@ -110,9 +120,9 @@ def _run(orders: dict[str, Any]) -> None:
 def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
     """The limits, and everywhere that the user may write; what lay there at the first command is not charged."""
     # What lies in a memory of its own the kernel tells to the byte, deleted or mapped.
-    is_memory = os.path.ismount(PLACE)
-    memory = MemoryFolder(os.open(PLACE, os.O_RDONLY | os.O_DIRECTORY)) if is_memory else None
-    shared = [folder for folder in _SHARED if folder.is_dir() and not (is_memory and folder == PLACE)]
+    is_memory = os.path.ismount(SHARED_MEMORY)
+    memory = MemoryFolder(os.open(SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY)) if is_memory else None
+    shared = [folder for folder in _SHARED if folder.is_dir() and not (is_memory and folder == SHARED_MEMORY)]
     found = {child: child.lstat() for folder in shared for child in folder.iterdir()}
     closed = {str(path) for path, info in found.items() if info.st_uid != uid and not info.st_mode & 0o002}
     folders = (*own, *shared)
@@ -133,7 +143,7 @@ def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
     ]
     command = ["/bin/sh", "-c", STARTER, "sandbox", orders["marker"], *orders["argv"]]
     child = {"parent": os.getpid(), "argv": command, "env": orders["env"], "cwd": orders["folders"][0]}
-    process = start_keeper("none_child", {**child, "limits": kinds, "user": uid}, {"PATH": os.defpath})
+    process = start_keeper("child_process", {**child, "limits": kinds, "user": uid}, {"PATH": os.defpath})
     for pipe in (process.stdin, process.stdout, process.stderr):
         assert pipe is not None
         os.fchown(pipe.fileno(), uid, uid)  # so that /dev/stdout can be opened by name
@@ -235,5 +245,96 @@ def _has_processes(uid: int) -> bool:
     return False
 
 
-if __name__ == "__main__":
-    main()
+class UnsafeTreeError(Exception):
+    """The archive would write outside the tree, or holds what no tree holds."""
+
+
+def pack_tree(tree: Path, target: IO[bytes]) -> None:
+    """Write everything below ``tree`` into a file.
+
+    Raises:
+        OSError: with what ``tar`` said.
+    """
+    done = subprocess.run([*_PACK, str(tree), "."], stdout=target, stderr=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise OSError(said[0][:300])
+
+
+def unpack_tree(source: BinaryIO, tree: Path) -> None:
+    """Make ``tree`` what the archive says; what was closed to its owner is open to him then.
+
+    Each entry is made anew in a folder that was made here, so an entry that lies below a link, climbs,
+    or is a device is refused; a hard link becomes one only to a file that came before. Holes stay holes.
+
+    Raises:
+        UnsafeTreeError: see above, or no tar file.
+        OSError: it cannot be written (no space, a name too long).
+    """
+    empty(tree)
+    modes: dict[Path, int] = {tree: 0}  # the folders that were made, and no others
+    try:
+        with tarfile.open(fileobj=source, mode="r:") as archive:
+            for entry in archive:
+                place = _place(tree, entry.name, modes)
+                if place != tree:
+                    _make(archive, entry, tree, place, modes)
+                    if entry.isdir():
+                        modes[place] = entry.mode
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise UnsafeTreeError(f"no tar file: {error}") from error
+    del modes[tree]
+    for place, mode in reversed(modes.items()):
+        place.chmod(stat.S_IMODE(mode) & 0o777 | 0o700)
+
+
+def _place(tree: Path, name: str, folders: Container[Path]) -> Path:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in name:
+        raise UnsafeTreeError(f"an entry leads out of the tree: {name[:200]!r}")
+    place = tree / pure
+    if place != tree and place.parent not in folders:
+        raise UnsafeTreeError(f"an entry lies below what is no folder: {name[:200]!r}")
+    return place
+
+
+def _make(
+    archive: tarfile.TarFile, entry: tarfile.TarInfo, tree: Path, place: Path, folders: Container[Path]
+) -> None:
+    if entry.isdir():
+        place.mkdir(mode=0o700, exist_ok=False)
+    elif entry.issym():
+        os.symlink(entry.linkname, place)
+    elif entry.islnk():
+        first = _place(tree, entry.linkname, folders)
+        if not stat.S_ISREG(os.lstat(first).st_mode):
+            raise UnsafeTreeError(f"a hard link to what is no file: {entry.name[:200]!r}")
+        os.link(first, place, follow_symlinks=False)
+    elif entry.isfifo():
+        os.mkfifo(place, stat.S_IMODE(entry.mode))
+    elif entry.isreg():
+        _make_file(archive, entry, place)
+    else:
+        raise UnsafeTreeError(f"an entry of a kind that no tree holds: {entry.name[:200]!r}")
+
+
+def _make_file(archive: tarfile.TarFile, entry: tarfile.TarInfo, place: Path) -> None:
+    data = archive.extractfile(entry)
+    assert data is not None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(place, flags, 0o600), "wb") as handle:
+        parts: list[tuple[int, int]] = getattr(entry, "sparse", None) or [(0, entry.size)]
+        for start, size in parts:
+            data.seek(start)
+            handle.seek(start)
+            _copy(data, handle, size)
+        handle.truncate(entry.size)
+        # It is ours now: a set-user-id bit would make whoever runs it us.
+        os.fchmod(handle.fileno(), entry.mode & 0o777 | 0o400)
+        os.utime(handle.fileno(), (entry.mtime, entry.mtime))
+
+
+def _copy(source: IO[bytes], target: Any, num_bytes: int) -> None:
+    while num_bytes > 0 and (chunk := source.read(min(num_bytes, _CHUNK_BYTES))):
+        target.write(chunk)
+        num_bytes -= len(chunk)

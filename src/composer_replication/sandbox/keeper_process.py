@@ -1,17 +1,27 @@
-"""A process of ours around one command: started with its orders, ended with all that the command left."""
+"""A process of ours around one command: started with its orders, ended with all that the command left.
+
+And the jails that are made so: each command has such a process.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from composer_replication.records import ExecResult
+from composer_replication.sandbox.calls import STARTER, failure, to_result
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
+from composer_replication.sandbox.supervised_run import supervise
 
 # The packages are named to the child without running their __init__: half of its start-up time.
 _LAUNCH = """
@@ -76,3 +86,41 @@ def end_keeper(process: subprocess.Popen[bytes]) -> bool:
 def _package_folders() -> dict[str, str]:
     here = Path(__file__).resolve().parent
     return {"composer_replication": str(here.parent), "composer_replication.sandbox": str(here)}
+
+
+class KeptSandbox(LocalSandbox):
+    """A jail with a process of ours around each command; ``exec`` may be called from several threads at once."""
+
+    backend_name: str
+    child_module: str
+    num_own_processes = 0
+    """Of ours, among those that are watched."""
+
+    def _run(
+        self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
+    ) -> ExecResult:
+        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
+        started = time.monotonic()
+        orders = self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment)
+        own = {"HOME": str(self._scratch.home), "PATH": os.defpath}
+        try:
+            process = start_keeper(self.child_module, {"parent": os.getpid(), **orders}, own)
+        except OSError as error:
+            raise failure("CR0302", f"{self.backend_name} does not start: {error}.") from error
+        ended = supervise(
+            process,
+            lambda: self._kill(process),
+            stdin=stdin,
+            timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
+            watched=self._watched(num_own_processes=self.num_own_processes),
+            extra_bytes=len(marker),
+        )
+        return to_result(ended, marker.encode(), self._limits, backend=self.backend_name)
+
+    @abstractmethod
+    def _orders(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+        """What the process is told: how to run this program in the tree."""
+
+    @abstractmethod
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End the process and all that its command left; may be called once it is dead."""

@@ -1,22 +1,44 @@
-"""What every jail on this machine's own file system shares: its files, snapshots and end."""
+"""What every jail on this machine's own file system shares: its folders, environment, files, snapshots and end."""
 
 from __future__ import annotations
 
+import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Self
 
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, FileEntry, SandboxSpec
-from composer_replication.sandbox.call_checks import (
+from composer_replication.sandbox.calls import (
     are_too_long,
+    check_limits,
     check_timeout,
     checked_command,
     checked_input,
     checked_variables,
+    failure,
 )
-from composer_replication.sandbox.jailed_tree import JailedTree, failure
-from composer_replication.sandbox.tree_files import TreeFiles
-from composer_replication.sandbox.tree_snapshots import TreeSnapshots
+from composer_replication.sandbox.folders import LOOK, open_to_owner
+from composer_replication.sandbox.fresh_folders import MemoryFolder
+from composer_replication.sandbox.host_paths import base_interpreter, is_below
+from composer_replication.sandbox.private_folders import (
+    ENOUGH_BYTES,
+    LEAST_BYTES,
+    Scratch,
+    UnmeasurableError,
+    folder_bytes,
+    give_back,
+    hand_over,
+    require_room,
+    way_out,
+)
+from composer_replication.sandbox.privileges import check_own_limits, release_uid
+from composer_replication.sandbox.supervised_run import Watched
+from composer_replication.sandbox.tree_files import TreeFiles, TreeSnapshots
 
 _NOT_STARTED = 126
 
@@ -25,15 +47,77 @@ class LocalSandbox(ABC):
     """A jail whose tree is a folder of this machine; a backend adds ``_run``.
 
     Args:
-        spec: its ``tree`` is taken over.
+        spec: its ``tree`` is handed over to ``uid`` and given back on ``close``.
         uid: the user id inside, or None when it is our own.
+
+    Raises:
+        SandboxFailure: a path of the spec is missing or cannot be shown, or the tree holds a device or
+            a socket (CR0304); there is no space for our own folder, or this process may not give the tree so much
+            itself (CR0302).
+        UsageError: a limit that cannot be held (CR0886).
     """
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
+        check_limits(spec.limits)
+        check_own_limits(spec.limits)
         self.tree = spec.tree
-        self._jailed = JailedTree(spec, uid)
-        self._tree_files = TreeFiles(self._jailed.real_tree, uid)
-        self._snapshots = TreeSnapshots(self._jailed.real_tree, self._jailed.scratch.root / "snapshots")
+        self._limits = spec.limits
+        self._real_tree = spec.tree.resolve()
+        self._uid = uid
+        self._check_paths(spec)
+        self._lock = threading.Condition()
+        self._num_running = 0
+        self._is_held = False
+        self._is_closed = False
+        info = self._real_tree.stat()
+        self._owner = None if uid is None else (info.st_uid, info.st_gid)
+        try:
+            self._scratch = Scratch()
+        except OSError as error:
+            why = f"no folder for a jail can be made: {error.strerror or error}."
+            raise failure("CR0302", why, str(error.filename or "")) from error
+        self._writable = (self._real_tree, *self._scratch.writable)
+        try:
+            for folder in self._writable:
+                hand_over(folder, uid)
+            self._baseline_bytes = folder_bytes(self._writable)
+        except (OSError, UnmeasurableError) as error:
+            self._end()
+            raise failure("CR0304", f"the tree cannot be handed over: {error}.", str(spec.tree)) from error
+        except BaseException:
+            self._end()
+            raise
+        self._tree_files = TreeFiles(self._real_tree, uid)
+        self._snapshots = TreeSnapshots(self._real_tree, self._scratch.root / "snapshots")
+
+    def _check_paths(self, spec: SandboxSpec) -> None:
+        if not self._real_tree.is_dir():
+            raise failure("CR0304", "the tree of a sandbox is not a folder.", str(spec.tree))
+        for path in (*spec.read_only, *spec.masked):
+            if is_below(path.resolve(), [self._real_tree]):
+                raise failure(
+                    "CR0304",
+                    "a read-only or masked path lies in the tree, where everything can be changed.",
+                    str(path),
+                )
+        for path in spec.read_only:
+            if not path.exists():
+                raise failure("CR0304", "a read-only path of a sandbox is missing.", str(path))
+            info = path.stat()
+            if self._uid not in (None, info.st_uid) and not info.st_mode & 0o004:
+                raise failure(
+                    "CR0304",
+                    "a read-only path is closed to other users, and the jail of root runs as one; "
+                    "chmod -R go+rX opens it.",
+                    str(path),
+                )
+            if found := way_out(path):
+                raise failure(
+                    "CR0304",
+                    "a read-only path holds a socket or named pipe, through which the jail could reach a process "
+                    "outside.",
+                    found,
+                )
 
     def exec(
         self,
@@ -53,16 +137,18 @@ class LocalSandbox(ABC):
         argv = checked_command(command)
         check_timeout(timeout_seconds)
         data = checked_input(stdin)
-        environment = self._jailed.environment(checked_variables(env))
-        with self._jailed.running():
+        environment = self._variables(checked_variables(env))
+        with self._running():
             if are_too_long(argv, environment):
                 stderr = f"{argv[0]}: Argument list too long\n"
                 return ExecResult(_NOT_STARTED, "", stderr, False, False, False, 0.0)
-            if not self._jailed.real_tree.is_dir():
+            if not self._real_tree.is_dir():
                 raise failure("CR0302", "the tree of the sandbox is gone.", str(self.tree))
-            self._jailed.open_folders()
+            for folder in self._writable:  # closed by a command they would keep the next one out
+                with suppress(OSError):  # without a jail a command may take them away
+                    open_to_owner(folder, LOOK)
             try:
-                self._jailed.require_room()
+                self._require_room()
                 return self._run(argv, environment, data, float(timeout_seconds))
             except OSError as error:  # no space, no descriptor, no process: never the command's doing
                 why = f"the command cannot be run: {error.strerror or error}."
@@ -83,7 +169,7 @@ class LocalSandbox(ABC):
             SandboxFileError: missing, no regular file, or out of the tree (CR0309).
             SandboxFailure: closed (CR0303).
         """
-        with self._jailed.running():
+        with self._running():
             return self._tree_files.read(path, max_bytes)
 
     def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
@@ -93,7 +179,7 @@ class LocalSandbox(ABC):
             SandboxFileError: it cannot be written, or lies out of the tree (CR0309).
             SandboxFailure: closed (CR0303).
         """
-        with self._jailed.running():
+        with self._running():
             self._tree_files.write(path, data, is_executable=is_executable)
 
     def list_files(self, path: str = ".") -> list[FileEntry]:
@@ -103,7 +189,7 @@ class LocalSandbox(ABC):
             SandboxFileError: missing, no folder, or out of the tree; more than is looked through (CR0309).
             SandboxFailure: closed (CR0303), or we have no descriptor left (CR0302).
         """
-        with self._jailed.running():
+        with self._running():
             return self._tree_files.list(path)
 
     def snapshot(self) -> str:
@@ -113,7 +199,7 @@ class LocalSandbox(ABC):
             SandboxFileError: a path in it is too long for a copy, or there are too many of them (CR0309).
             SandboxFailure: closed (CR0303), or it cannot be copied (CR0309).
         """
-        with self._jailed.alone():
+        with self._alone():
             try:
                 return self._snapshots.take()
             except OSError as error:
@@ -125,7 +211,7 @@ class LocalSandbox(ABC):
         Raises:
             SandboxFailure: closed (CR0303), an unknown name, or it cannot be copied back (CR0309).
         """
-        with self._jailed.alone():
+        with self._alone():
             if snapshot not in self._snapshots:
                 raise failure("CR0309", f"there is no snapshot {snapshot!r} of this tree.", str(self.tree))
             try:
@@ -135,10 +221,115 @@ class LocalSandbox(ABC):
 
     def close(self) -> None:
         """Give the tree back, remove the scratch folder and the snapshots; idempotent."""
-        self._jailed.close()
+        self._end()
+
+    def _end(self, end_jail: Callable[[], None] | None = None) -> None:
+        """Wait for running commands, give the tree back, remove the scratch folder; idempotent.
+
+        Args:
+            end_jail: called when no command runs any more, before anything is taken away.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._lock.wait_for(lambda: self._num_running == 0 and not self._is_held)
+        if end_jail is not None:
+            end_jail()
+        if self._real_tree.is_dir():
+            with suppress(OSError):  # a tree that its owner removed meanwhile
+                give_back(self._real_tree, self._owner)
+        self._scratch.remove()
+        release_uid(self._uid)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _watched(
+        self,
+        *more: Path,
+        num_own_processes: int = 0,
+        closed: AbstractSet[str] = frozenset(),
+        memory: MemoryFolder | None = None,
+    ) -> Watched:
+        """What one command may use; ``more`` and ``memory`` are folders of this command alone, empty at its start."""
+        folders = (*self._writable, *more)
+        return Watched(self._limits, folders, self._baseline_bytes, num_own_processes, closed, memory)
+
+    def _require_room(self) -> None:
+        """Can everything be written that a command still may write?
+
+        Raises:
+            SandboxFailure: the machine's disk has no room for that (CR0104).
+        """
+        try:
+            require_room(self._writable, min(self._limits.disk_bytes, ENOUGH_BYTES))
+        except SandboxFailure:
+            with suppress(UnmeasurableError):  # measured only where it matters
+                used = folder_bytes(self._writable) - self._baseline_bytes
+                require_room(
+                    self._writable, min(max(self._limits.disk_bytes - used, LEAST_BYTES), ENOUGH_BYTES)
+                )
+                return
+            raise
+
+    def _variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of a command that is given ``variables``."""
+        return {
+            "PATH": os.pathsep.join((*_interpreter_bin(), "/usr/local/bin", "/usr/bin", "/bin")),
+            "HOME": str(self._scratch.home),
+            "TMPDIR": str(self._scratch.tmp),
+            "LANG": "C.UTF-8",
+            "USER": "sandbox",
+            "LOGNAME": "sandbox",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONNOUSERSITE": "1",
+            **variables,
+        }
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Count a running command, so that ``close`` waits for it.
+
+        Raises:
+            SandboxFailure: the sandbox is closed (CR0303).
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: not self._is_held)
+            self._check_open()
+            self._num_running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                self._lock.notify_all()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until nothing runs, and let nothing begin meanwhile.
+
+        Raises:
+            SandboxFailure: the sandbox is closed (CR0303).
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: self._num_running == 0 and not self._is_held)
+            self._check_open()
+            self._is_held = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_held = False
+                self._lock.notify_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise failure("CR0303", "the sandbox is closed.", str(self._real_tree))
+
+
+def _interpreter_bin() -> list[str]:
+    return [str(path) for path in base_interpreter().read_only if path.name == "bin"]

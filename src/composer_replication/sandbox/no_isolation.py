@@ -7,21 +7,14 @@ and the end of daemons are best effort: they hold against accidents, not against
 
 from __future__ import annotations
 
-import os
-import random
 import resource
 import subprocess
-import time
 from collections.abc import Mapping
+from typing import Any
 
 from composer_replication.interfaces import Sandbox
-from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
-from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
-from composer_replication.sandbox.local_sandbox import LocalSandbox
-from composer_replication.sandbox.supervised_run import supervise
-
-_NUM_OWN_PROCESSES = 1
+from composer_replication.records import Check, SandboxSpec
+from composer_replication.sandbox.keeper_process import KeptSandbox, end_keeper
 
 
 class NoIsolation:
@@ -39,38 +32,22 @@ class NoIsolation:
         Raises:
             SandboxFailure: a path of the spec is missing (CR0304).
         """
-        return NoIsolationSandbox(spec)
+        return NoIsolationSandbox(spec, None)
 
 
-class NoIsolationSandbox(LocalSandbox):
-    """Processes in a folder; ``exec`` may be called from several threads at once."""
+class NoIsolationSandbox(KeptSandbox):
+    """Processes in a folder; what escapes us cannot be helped without a jail."""
 
-    def __init__(self, spec: SandboxSpec) -> None:
-        super().__init__(spec, None)
+    backend_name = NoIsolation.name
+    child_module = "child_process"
+    num_own_processes = 1
 
-    def _run(
-        self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
-    ) -> ExecResult:
-        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
-        started = time.monotonic()
-        process = self._start(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment)
-        ended = supervise(
-            process,
-            lambda: _end(process),
-            stdin=stdin,
-            timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-            watched=self._jailed.watched(num_own_processes=_NUM_OWN_PROCESSES),
-            extra_bytes=len(marker),
-        )
-        return to_result(ended, marker.encode(), self._jailed.limits, backend=NoIsolation.name)
-
-    def _start(self, argv: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        limits = self._jailed.limits
-        orders = {
-            "parent": os.getpid(),
+    def _orders(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+        limits = self._limits
+        return {
             "argv": argv,
-            "env": dict(environment),
-            "cwd": str(self._jailed.real_tree),
+            "env": dict(env),
+            "cwd": str(self._real_tree),
             "limits": [
                 (resource.RLIMIT_CORE, 0),
                 (resource.RLIMIT_DATA, limits.memory_bytes),
@@ -78,11 +55,6 @@ class NoIsolationSandbox(LocalSandbox):
                 (resource.RLIMIT_NOFILE, limits.num_open_files),
             ],
         }
-        try:
-            return start_keeper("none_child", orders, {"PATH": os.defpath})
-        except OSError as error:
-            raise failure("CR0302", f"no process can be started: {error}.") from error
 
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    end_keeper(process)  # without a jail what escapes us cannot be helped
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        end_keeper(process)

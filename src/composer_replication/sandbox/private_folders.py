@@ -1,4 +1,4 @@
-"""The folders a jail may write: hand them over, measure them, take them back.
+"""The folders a jail may write: hand them over, measure them and the room on their disk, take them back.
 
 The tree is the caller's; the scratch folder (HOME and temporary files) is ours.
 Everything that changes a folder runs only while no process of the jail is alive,
@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -22,22 +22,52 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from composer_replication.sandbox.closed_folders import open_to_owner
-from composer_replication.sandbox.folder_removal import remove_folder
+from composer_replication.errors import SandboxFailure
+from composer_replication.sandbox.folders import open_to_owner, remove_folder
 from composer_replication.sandbox.process_folder import process_folder
 
+ENOUGH_BYTES = 256 * 1024**2
+"""So much must be there at the start of a command that may write more."""
+LEAST_BYTES = 1 << 20
+"""Below it, while a command runs, somebody else has used the room up."""
 _BLOCK_BYTES = 4096
 _ENTRIES_BETWEEN_CLOCKS = 500
 _STAT_BLOCK_BYTES = 512
 _MOST_LEVELS = 200  # whoever removes the tree may recurse, and Python's limit is 1,000
 _LONGEST_PATH = 3000  # of 4,096 bytes, with room for a name
-_SUBFOLDERS = ("home", "tmp")
-_FRESH = ("tmp", "shm")
 _MOST_OPEN_FOLDERS = 64
-
 
 if TYPE_CHECKING:
     _Entries = os._ScandirIterator[str]  # noqa: SLF001  its class has no public name
+
+
+def require_room(folders: Iterable[Path], num_bytes: int) -> None:
+    """Is there room for ``num_bytes``, and for one file more, on the disk of each folder?
+
+    Raises:
+        SandboxFailure: there is not (CR0104).
+    """
+    for folder in folders:
+        with suppress(PermissionError, FileNotFoundError):  # a command has closed or removed it
+            disk = os.statvfs(folder)
+            free = disk.f_bavail * disk.f_frsize
+            if disk.f_blocks and free < num_bytes:
+                raise _full(f"has {_said(free)} left, and a command may write {_said(num_bytes)}", folder)
+            if disk.f_files and not disk.f_favail:
+                raise _full("takes no further file", folder)
+
+
+def _said(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _full(what: str, folder: Path) -> SandboxFailure:
+    return SandboxFailure(
+        "CR0104",
+        f"the disk of a sandbox {what}.",
+        where=str(folder),
+        fix="free some space, or point TMPDIR or COMPOSER_RL_CACHE to a larger disk.",
+    )
 
 
 class UnmeasurableError(Exception):
@@ -49,7 +79,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="sandbox-", dir=process_folder()))
-        self.home, self.tmp = (self.root / name for name in _SUBFOLDERS)
+        self.home, self.tmp = self.root / "home", self.root / "tmp"
         try:
             for folder in self.writable:
                 folder.mkdir(mode=0o700)
@@ -73,7 +103,7 @@ class Scratch:
         """
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=self.root))
         try:
-            for name in _FRESH:
+            for name in ("tmp", "shm"):
                 (folder / name).mkdir(mode=0o700)
             hand_over(folder, uid)
             yield folder
@@ -89,6 +119,17 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder whatever the jail left in it."""
         remove_folder(self.root)
+
+
+def account_files(uid: int, gid: int, home: Path) -> dict[str, str]:
+    """By name, the files of ``/etc`` that tell of users and hosts."""
+    nobody = "" if uid == 65534 else "nobody:x:65534:65534::/nonexistent:/bin/false\n"
+    return {
+        "passwd": f"sandbox:x:{uid}:{gid}::{home}:/bin/sh\n{nobody}",
+        "group": f"sandbox:x:{gid}:\n" + ("" if gid == 65534 else "nogroup:x:65534:\n"),
+        "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
 
 
 def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -11,18 +11,20 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
-import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from composer_replication.sandbox.folders import remove_folder
 from composer_replication.sandbox.process_tree import end_processes_naming, end_processes_without_folder
 
 PREFIX = "composer-rl-scratch-"
 BAIT_PREFIX = "composer-rl-bait-"  # must be reachable by other users, so it stands on its own
+HARBOR_PREFIX = (
+    "composer-rl-harbor-"  # says which environment a service of Harbor's has for us, and is not swept
+)
 NEW_PREFIX = "composer-rl-new-"
 _NEW_SECONDS = 60.0  # a folder is made a moment before it is locked
 _NUM_TRIES = 3
@@ -50,7 +52,7 @@ def make_held_folder(prefix: str, parent: str | None = None) -> tuple[Path, int]
     """A new folder that ``sweep`` leaves alone as long as this process lives, and the descriptor that holds it.
 
     Args:
-        prefix: ``PREFIX`` or ``BAIT_PREFIX``.
+        prefix: one of the above.
         parent: where; by default the system's temporary folder.
 
     Raises:
@@ -85,10 +87,10 @@ def sweep() -> list[Path]:
     return removed
 
 
-def abandoned_folders() -> Iterator[Path]:
+def abandoned_folders(prefixes: Sequence[str] = (PREFIX, BAIT_PREFIX, NEW_PREFIX)) -> Iterator[Path]:
     """Our folders in the temporary folder whose process is gone; each is locked while it is looked at."""
     root = Path(tempfile.gettempdir())
-    for folder in (*root.glob(f"{PREFIX}*"), *root.glob(f"{BAIT_PREFIX}*"), *root.glob(f"{NEW_PREFIX}*")):
+    for folder in [folder for prefix in prefixes for folder in root.glob(f"{prefix}*")]:
         with suppress(OSError):  # somebody else's, held, or gone by now
             info = folder.lstat()
             if info.st_uid != os.getuid():
@@ -110,23 +112,10 @@ def remove_abandoned(folder: Path) -> bool:
     see is missed by the kernel's signal and sits there; it is known by its command line.
     """
     end_processes_naming(str(folder.resolve()), program=_JAIL)
-    return _remove(folder)
-
-
-def _remove(folder: Path) -> bool:
-    with suppress(RecursionError):
-        shutil.rmtree(folder, ignore_errors=True)
-    for command in (
-        ["rm", "-rf"],
-        ["chmod", "-R", "u+rwX"],
-        ["rm", "-rf"],
-    ):  # too deep for us; closed folders
-        if not folder.exists():
-            return True
-        subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
+    remove_folder(folder)
     return not folder.exists()
 
 
 def _remove_at_exit(pid: int, folder: Path) -> None:
     if os.getpid() == pid:
-        _remove(folder)
+        remove_folder(folder)

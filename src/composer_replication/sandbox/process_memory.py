@@ -1,11 +1,28 @@
-"""How much memory processes have, read from ``/proc``, of which a program can make the texts long and strange."""
+"""What processes hold beside files that have a name: memory, buffers of sockets, deleted files. A program can make its texts in ``/proc`` long and strange.
+
+Each socket of a process is asked itself, through a copy of its descriptor, which needs the right that a watch over
+processes of our own has anyway. Its owner may go meanwhile, and then the copy is the last: to close it may take as
+long as the owner wished (``SO_LINGER``), for the side that does not read is a process of the run too.
+
+Of a deleted file that is open or runs the kernel tells everyone who may look how large it is. Of one that is only
+mapped it tells that to root alone (``/proc/PID/map_files``): others see its number, its last name and
+which part is mapped. Who maps one page of a large file, closes and deletes it, keeps the rest uncounted;
+so it matters whether there is such a file at all.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import os
+import socket
+import stat
+import struct
+import subprocess
+import termios
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -19,6 +36,15 @@ _MAPPING_BYTES = 250  # of the kernel for each mapping, which no field counts
 _PIECE_BYTES = 1 << 16
 _MOST_MAPS_BYTES = 64 << 20
 _LONGEST_LINE_BYTES = 1 << 20  # a path of that length has thousands of folders
+_PIDFD_GETFD = 438  # one number everywhere; Linux 5.6
+_PIDFD_THREAD = os.O_EXCL  # Linux 6.9
+_SO_MEMINFO = 55
+# Received, its limit, sent, its limit, -, queued, -, backlog: in bytes of memory.
+_MEMINFO = struct.Struct("8I")
+_MOST_BYTES_EACH = 16 << 20  # what one can hold both ways where TCP tunes itself
+_NUM_COPIES = 100  # at a time: we may not have many descriptors
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_BLOCK_BYTES = 512
 
 
 class MapsTooLongError(Exception):
@@ -207,3 +233,218 @@ def _mapped_of_shared_folder(pids: Iterable[int], deadline: float) -> int:
                     elif is_of_it and line.startswith(b"Pss:"):
                         total += int(words[1]) * 1024
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Bytes that processes hold; ``is_whole`` is False where one cannot be asked, or nobody tells the size of all it holds."""
+
+    num_bytes: int
+    is_whole: bool
+
+
+def socket_memory(pids: Iterable[int], *, room_bytes: int, deadline: float = inf) -> Counted:
+    """Memory in the buffers of all sockets of these processes; 0 while they are too few to fill ``room_bytes``.
+
+    A sender is charged for what a unix socket has not received yet; where the sender is closed, the receiver tells.
+    Of datagrams it tells the next one alone.
+
+    Args:
+        pids: living threads, one of each process.
+        room_bytes: how much would matter.
+        deadline: of ``time.monotonic``: after it, it asks no further and tells what it has.
+
+    """
+    found = _sockets(pids)
+    if len(found) * _MOST_BYTES_EACH <= room_bytes:
+        return Counted(0, is_whole=True)
+    charged, waiting, is_whole = 0, 0, True
+    for first in range(0, len(found), _NUM_COPIES):
+        if time.monotonic() > deadline:
+            break
+        lingering: list[int] = []
+        try:
+            for pid, number in found[first : first + _NUM_COPIES]:
+                held = _held_bytes(pid, number, lingering)
+                is_whole = is_whole and held is not None
+                if held is not None:
+                    charged, waiting = charged + held[0], waiting + held[1]
+        finally:
+            _let_go(lingering)
+    return Counted(max(charged, waiting), is_whole)
+
+
+def _sockets(pids: Iterable[int]) -> list[tuple[int, int]]:
+    """A process and its descriptor for each of their sockets."""
+    found: dict[str, tuple[int, int]] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    link = os.readlink(f"/proc/{pid}/fd/{name}")
+                    if link.startswith("socket:"):
+                        found[link] = pid, int(name)
+    return list(found.values())
+
+
+def _held_bytes(pid: int, number: int, lingering: list[int]) -> tuple[int, int] | None:
+    """What the socket is charged for, and what it has not read yet; None when its process cannot be asked.
+
+    A copy that must not be closed here goes to ``lingering``.
+    """
+    try:
+        process = _handle(pid)
+    except OSError as error:
+        return None if error.errno == errno.EINVAL else (0, 0)
+    try:
+        copy = int(_syscall(_PIDFD_GETFD, process, number, 0))
+    finally:
+        os.close(process)
+    if copy < 0:  # closed, or gone with its process
+        return 0, 0
+    try:
+        asked = socket.socket(fileno=copy)
+    except OSError:  # something else has its number by now
+        lingering.append(copy)
+        return 0, 0
+    is_unix = asked.family == socket.AF_UNIX
+    try:
+        return _asked(asked, is_unix=is_unix)
+    finally:
+        if asked.type == socket.SOCK_STREAM and not is_unix:
+            lingering.append(asked.detach())
+        else:
+            asked.close()
+
+
+def _handle(thread: int) -> int:
+    """Of its process; the kernel wants to be told when it is not the first thread, which has ended then.
+
+    Raises:
+        OSError: it is gone, or the kernel gives no handle on such a thread (EINVAL).
+    """
+    try:
+        return os.pidfd_open(thread)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT):
+            raise
+    return os.pidfd_open(thread, _PIDFD_THREAD)
+
+
+def _asked(asked: socket.socket, *, is_unix: bool) -> tuple[int, int]:
+    with suppress(OSError):
+        found = asked.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
+        received, _, sent, _, _, queued, _, backlog = _MEMINFO.unpack(found)
+        # What TCP keeps to send counts as queued, and only what is under way as sent.
+        charged = received + max(sent, queued) + backlog
+        if not is_unix:  # each side is charged for what it has
+            return charged, charged
+        waiting = fcntl.ioctl(asked, termios.FIONREAD, bytes(4))
+        return charged, int.from_bytes(waiting, "little")
+    return 0, 0
+
+
+def _let_go(copies: Sequence[int]) -> None:
+    """Close them without waiting for anybody: the last to have them is a process that ends, and such a one never waits.
+
+    Where no process can be had, which may be the doing of the run, we wait.
+    """
+    if not copies:
+        return
+    nothing = subprocess.DEVNULL
+    try:
+        holder = subprocess.Popen(
+            ["cat"], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, pass_fds=copies
+        )
+    except OSError:
+        return
+    finally:
+        for copy in copies:
+            os.close(copy)
+    holder.communicate()
+
+
+def unlinked_files(
+    pids: Iterable[int],
+    folders: Iterable[Path] = (),
+    *,
+    counted_device: int | None = None,
+    deadline: float = inf,
+    mapping: Container[int] | None = None,
+) -> Counted:
+    """What these processes hold of deleted files, memory files (memfd) that are open included: bytes on disk, each file once.
+
+    Of a file whose size nobody tells its mapped part counts, and the sum is not whole; so it is where a process has too
+    many mappings to look at them all.
+
+    Args:
+        pids: living threads, one of each process.
+        folders: where they can write to disk, by the names that they have for it. A mapped file of which only the
+            name is known is not theirs if it lay elsewhere: a library of the system that was replaced, or memory.
+        counted_device: files of this one are counted by somebody else.
+        deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
+        mapping: those that have mapped deleted files, where it is known already; by default it finds out.
+    """
+    named = {os.fsencode(folder) for folder in folders}
+    held = _Held(tuple(place + b"/" for place in named | {os.path.realpath(place) for place in named}))
+    is_read = True
+    for pid in pids:
+        if time.monotonic() > deadline:
+            break
+        with suppress(OSError):
+            held.add_open(pid)
+        if mapping is not None and pid not in mapping:
+            continue
+        try:
+            held.add_mapped(pid, deadline)
+        except MapsTooLongError:
+            is_read = False
+        except OSError:  # gone
+            continue
+    unknown = [size for (_, inode, name), size in held.guessed.items() if (inode, name) not in held.names]
+    known = sum(size for (device, _), size in held.sizes.items() if device != counted_device)
+    return Counted(known + sum(unknown), is_read and not unknown)
+
+
+@dataclass(slots=True)
+class _Held:
+    writable: tuple[bytes, ...]
+    sizes: dict[tuple[int, int], int] = field(default_factory=dict)
+    # A mapping and a descriptor may name another device for the same file (btrfs, overlay): what tells whether
+    # they are the same is number and name, in which no two mounts agree.
+    names: set[tuple[int, bytes]] = field(default_factory=set)
+    guessed: dict[tuple[bytes, int, bytes], int] = field(default_factory=dict)
+
+    def add_open(self, pid: int) -> None:
+        for place in (*(f"fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")), "exe"):
+            with suppress(OSError):
+                path = f"/proc/{pid}/{place}"
+                info = os.stat(path)
+                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                    self.sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
+                    name = os.readlink(os.fsencode(path)).replace(b"\n", b"\\012")  # as in maps
+                    self.names.add((info.st_ino, name))
+
+    def add_mapped(self, pid: int, deadline: float) -> None:
+        guessed: dict[tuple[bytes, int, bytes], int] = {}
+        for lines in lines_of_maps(f"/proc/{pid}/maps", deadline):
+            if DELETED + b"\n" not in lines:
+                continue
+            for line in lines.split(b"\n"):
+                if line.endswith(DELETED):
+                    self._add_mapping(pid, line, guessed)
+        for key, size in guessed.items():
+            self.guessed[key] = max(size, self.guessed.get(key, 0))
+
+    def _add_mapping(self, pid: int, line: bytes, guessed: dict[tuple[bytes, int, bytes], int]) -> None:
+        place, _, _, device, inode, name = line.split(maxsplit=5)
+        if name.startswith(MEMORY_FILES):
+            return  # counted as memory
+        try:
+            info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
+            self.sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
+        except OSError:
+            if name.startswith(self.writable):
+                first, last = (int(part, 16) for part in place.split(b"-"))
+                key = (device, int(inode), name)
+                guessed[key] = guessed.get(key, 0) + last - first

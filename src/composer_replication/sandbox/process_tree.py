@@ -61,9 +61,8 @@ def speakers(pids: Iterable[int]) -> list[int]:
 
 def _children_of_all() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            children.setdefault(_stat(name)[0], []).append(int(name))
+    for pid in _pids():
+        children.setdefault(_stat(str(pid))[0], []).append(pid)
     return children
 
 
@@ -112,23 +111,23 @@ def end_processes_naming(path: str, *, program: str, patience_seconds: float = 5
     """
     deadline = time.monotonic() + patience_seconds
     num_ended = 0
-    while ended := _end_those_naming(path, program, deadline):
+    while ended := _end_those_naming(f"{path}/", program, deadline):
         num_ended += ended
         if time.monotonic() > deadline:
             break
     return num_ended
 
 
-def _end_those_naming(path: str, program: str, deadline: float) -> int:
+def _end_those_naming(start: str, program: str, deadline: float) -> int:
     """One look. A process is looked at and signalled through one handle: its number may be another's by then."""
     handles: list[int] = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or not _names(int(name), path, program):
+    for pid in _pids():
+        if _named_by(pid, start, program) is None:
             continue
         with suppress(OSError):  # gone, or somebody else's
-            handle = os.pidfd_open(int(name))
+            handle = os.pidfd_open(pid)
             handles.append(handle)
-            if _names(int(name), path, program):
+            if _named_by(pid, start, program) is not None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
     for handle in handles:
         poller = select.poll()
@@ -145,18 +144,16 @@ def end_processes_without_folder(prefix: str, *, program: str) -> int:
     eyes (``/proc/PID/root``): a jail of another container has its folder there. Returns how many there were.
     """
     num_ended = 0
-    for name in os.listdir("/proc"):
+    for pid in _pids():
+        if (named := _named_by(pid, prefix, program)) is None:
+            continue
+        folder = prefix + named.removeprefix(prefix).partition("/")[0]
         with suppress(OSError):
-            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0") if name.isdigit() else [b""]
-            named = [os.fsdecode(word) for word in words[1:] if word.startswith(os.fsencode(prefix))]
-            if os.path.basename(words[0]) != program.encode() or not named:
-                continue
-            handle = os.pidfd_open(int(name))
-            folder = prefix + named[0].removeprefix(prefix).partition("/")[0]
+            handle = os.pidfd_open(pid)
             try:
                 if os.path.lexists(folder):  # in the middle of its start a jail itself does not see it
                     continue
-                if os.listdir(f"/proc/{name}/root") and not os.path.lexists(f"/proc/{name}/root{folder}"):
+                if os.listdir(f"/proc/{pid}/root") and not os.path.lexists(f"/proc/{pid}/root{folder}"):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     num_ended += 1
             finally:
@@ -164,14 +161,17 @@ def end_processes_without_folder(prefix: str, *, program: str) -> int:
     return num_ended
 
 
-def _names(pid: int, path: str, program: str) -> bool:
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _named_by(pid: int, start: str, program: str) -> str | None:
+    """The first argument of a process that begins so, if it was started as ``program``."""
     with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        start = os.fsencode(path) + b"/"
-        return os.path.basename(words[0]) == program.encode() and any(
-            word.startswith(start) for word in words[1:]
-        )
-    return False
+        words = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+        if os.path.basename(words[0]) == program:
+            return next((word for word in words[1:] if word.startswith(start)), None)
+    return None
 
 
 def num_threads(pids: Iterable[int]) -> int:

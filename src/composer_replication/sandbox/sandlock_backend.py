@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,10 @@ from typing import Any
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
+from composer_replication.sandbox.bwrap_program import remembered
+from composer_replication.sandbox.calls import failure
 from composer_replication.sandbox.host_paths import base_interpreter, is_below, system_folders
-from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
-from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
-from composer_replication.sandbox.local_sandbox import LocalSandbox
-from composer_replication.sandbox.remembered_check import RememberedCheck
-from composer_replication.sandbox.supervised_run import supervise
+from composer_replication.sandbox.keeper_process import KeptSandbox, end_keeper
 
 _DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 _INSTALL = "pip install sandlock (Linux 6.12 or newer; the kernel needs Landlock)"
@@ -50,7 +46,7 @@ class Sandlock:
         """Is the package there, and does the kernel have the Landlock that it needs?"""
         if importlib.util.find_spec("sandlock") is None:
             return Check(self.name, False, "the package sandlock is not installed.", _INSTALL)
-        problem = _kernel_problem()
+        problem = remembered("sandlock", _kernel_problem)
         if problem:
             return Check(self.name, False, problem, "use a newer kernel, or --backend bubblewrap")
         return Check(self.name, True, "Landlock and sandlock are there.")
@@ -68,8 +64,11 @@ class Sandlock:
         return SandlockSandbox(spec)
 
 
-class SandlockSandbox(LocalSandbox):
-    """One jail; ``exec`` may be called from several threads at once."""
+class SandlockSandbox(KeptSandbox):
+    """One jail."""
+
+    backend_name = Sandlock.name
+    child_module = "sandlock_child"
 
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec, 0 if os.geteuid() == 0 else None)
@@ -79,25 +78,16 @@ class SandlockSandbox(LocalSandbox):
         shown |= {path.resolve() for path in spec.read_only}
         masked = {path.resolve() for group in known for path in group.masked}
         masked |= {path.resolve() for path in spec.masked}
-        self._masked = sorted(path for path in masked if is_below(path, shown | {self._jailed.real_tree}))
+        self._masked = sorted(path for path in masked if is_below(path, shown | {self._real_tree}))
         self._readable = [*sorted(shown), *(Path(name) for name in _DEVICES if os.path.exists(name))]
 
     def _run(
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
-        started = time.monotonic()
-        process = self._start(self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment))
-        ended = supervise(
-            process,
-            lambda: _kill(process),
-            stdin=stdin,
-            timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-            watched=self._jailed.watched(),
-            extra_bytes=len(marker),
-        )
-        self._tree_files.respell()
-        return to_result(ended, marker.encode(), self._jailed.limits, backend=Sandlock.name)
+        try:
+            return super()._run(argv, environment, stdin, timeout_seconds)
+        finally:
+            self._tree_files.respell()
 
     def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
         """As ``Sandbox.write_file``; a name that is no UTF-8 is respelled at once."""
@@ -105,9 +95,8 @@ class SandlockSandbox(LocalSandbox):
         self._tree_files.respell()
 
     def _orders(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
-        limits, above = self._jailed.limits, str(self._jailed.real_tree.parent)
+        limits, above = self._limits, str(self._real_tree.parent)
         return {
-            "parent": os.getpid(),
             "sandlock_path": _sandlock_path(),
             "argv": argv,
             "masked": [str(path) for path in self._masked],
@@ -119,27 +108,19 @@ class SandlockSandbox(LocalSandbox):
             "policy": {
                 "fs_readable": [str(path) for path in self._readable],
                 "fs_denied": [str(path) for path in self._masked],
-                "fs_writable": [*(str(path) for path in self._jailed.writable), "/dev/null"],
+                "fs_writable": [*(str(path) for path in self._writable), "/dev/null"],
                 "max_processes": limits.num_processes,
                 "max_open_files": limits.num_open_files,
                 "extra_deny_syscalls": ["landlock_create_ruleset"],  # rules keep deleted files and show none
                 "clean_env": True,
                 "env": {**_GIT_READS_NO_FILE_OF_THE_SYSTEM, "GIT_CEILING_DIRECTORIES": above, **env},
-                "cwd": str(self._jailed.real_tree),
+                "cwd": str(self._real_tree),
             },
         }
 
-    def _start(self, orders: dict[str, Any]) -> subprocess.Popen[bytes]:
-        try:
-            environment = {"HOME": str(self._jailed.scratch.home), "PATH": os.defpath}
-            return start_keeper("sandlock_child", orders, environment)
-        except OSError as error:
-            raise failure("CR0302", f"sandlock does not start: {error}.") from error
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if not end_keeper(process):
-        raise failure("CR0302", "sandlock left processes that cannot be killed.")
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        if not end_keeper(process):
+            raise failure("CR0302", "sandlock left processes that cannot be killed.")
 
 
 def _sandlock_path() -> str:
@@ -149,7 +130,6 @@ def _sandlock_path() -> str:
     return str(Path(spec.origin).parents[1])
 
 
-@RememberedCheck
 def _kernel_problem() -> str:
     """Empty, or why Landlock does not do; asked in a process of its own, for it loads a library."""
     code = (

@@ -4,6 +4,8 @@ It runs alone, from the command line, with its orders as JSON in the file descri
 that its argument names. It is a subreaper, so that a daemon of the command becomes its
 child and can be found and killed; it kills all of them before it ends, and at once
 when the process that started it dies.
+
+Reference: Linux ``Documentation/userspace-api/landlock.rst``.
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ import ctypes
 import json
 import os
 import resource
+import shutil
+import stat
+import struct
 import sys
 import threading
 import time
 import types
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
@@ -24,19 +30,23 @@ from typing import Any
 from composer_replication.sandbox.child_process import (
     EXIT_KILLED,
     EXIT_LEFTOVERS,
+    PR_SET_NO_NEW_PRIVS,
     begin,
     collect_ended,
     drop_bounding_set,
     refuse_calls,
 )
 from composer_replication.sandbox.file_changes import FileChanges, call_numbers
-from composer_replication.sandbox.landlock_mask import hide
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.syscall_filter import filter_among_equals
 
 _SECONDS_BETWEEN_WAITS, _SECONDS_BETWEEN_LOOKS = 0.05, 0.002
 _PRIORITY = 10
 _CAPABILITY_VERSION = 0x20080522
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_ACCESS_EXECUTE, _ACCESS_READ_FILE = 1 << 0, 1 << 2
+_ACCESS = _ACCESS_EXECUTE | _ACCESS_READ_FILE
+_RULE_PATH_BENEATH = 1
 
 
 def main() -> None:
@@ -95,11 +105,14 @@ def _ahead_of_the_command() -> list[str]:
 
     A fork fails (EINTR) if a signal comes before sandlock has seen the call: in dash, of a pipeline's second program.
     """
+    program = shutil.which("nice", path=os.defpath)  # not by the command's own PATH
+    if program is None:
+        return []
     try:
         os.setpriority(os.PRIO_PROCESS, 0, -_PRIORITY)
     except PermissionError:
         return []
-    return ["nice", "-n", str(_PRIORITY)]
+    return [program, "-n", str(_PRIORITY)]
 
 
 def _run_supervised(orders: dict[str, Any]) -> Any:
@@ -147,5 +160,57 @@ def _drop_capabilities(library: ctypes.CDLL) -> None:
         raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
 
 
-if __name__ == "__main__":
-    main()
+def hide(masked: Iterable[Path]) -> None:
+    """Make ``masked`` (resolved paths) unreadable for this thread and its children, for good.
+
+    Landlock can only allow. "Everything but X" is therefore a rule for every neighbour of X and of each folder above it;
+    layers intersect, so this one takes X out of whatever a further layer allows. Names below X stay listable.
+
+    Raises:
+        OSError: the kernel has no Landlock.
+    """
+    hidden = {path for path in masked if path.exists()}
+    if not hidden:
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    attributes = ctypes.create_string_buffer(struct.pack("=Q", _ACCESS))
+    ruleset = _checked(library.syscall(_CREATE_RULESET, attributes, 8, 0))
+    try:
+        for path in _neighbours(hidden):
+            _allow(library, ruleset, path)
+        _checked(library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _checked(library.syscall(_RESTRICT_SELF, ruleset, 0))
+    finally:
+        os.close(ruleset)
+
+
+def _neighbours(hidden: set[Path]) -> Iterator[Path]:
+    """All that lies beside a hidden path or beside a folder above one."""
+    above = {parent for path in hidden for parent in path.parents}
+    for folder in above - hidden:
+        if hidden.isdisjoint(folder.parents):
+            for name in os.listdir(folder):
+                path = folder / name
+                if path not in above and path not in hidden:
+                    yield path
+
+
+def _allow(library: ctypes.CDLL, ruleset: int, path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return  # not there any more, or not ours to see: not readable either
+    try:
+        if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            return  # its target has its own rule
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", _ACCESS, descriptor))
+        _checked(library.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
+    finally:
+        os.close(descriptor)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

@@ -1,6 +1,6 @@
 """Run one jailed process to its end: feed it, drain it, watch it, kill its whole tree.
 
-Both backends start a process and say how its tree is killed; everything else that
+Each backend starts a process and says how its tree is killed; everything else that
 ``Sandbox.exec`` promises happens here, in the caller's thread. Output is drained for
 as long as the process lives and only the first ``output_bytes`` of each stream are
 kept, so that neither a full pipe nor a gigabyte of output can hurt.
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,18 +25,23 @@ from typing import Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
-from composer_replication.sandbox.host_disk import LEAST_BYTES, require_room
-from composer_replication.sandbox.memory_folder import MemoryFolder
-from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes
+from composer_replication.sandbox.fresh_folders import MemoryFolder
+from composer_replication.sandbox.private_folders import (
+    LEAST_BYTES,
+    UnmeasurableError,
+    folder_bytes,
+    require_room,
+)
 from composer_replication.sandbox.process_memory import (
+    Counted,
     Mappings,
     MapsTooLongError,
     memory_bytes,
     proportional_memory_bytes,
+    socket_memory,
+    unlinked_files,
 )
 from composer_replication.sandbox.process_tree import descendants, hides_descriptors, num_threads, speakers
-from composer_replication.sandbox.socket_memory import SocketMemory, socket_memory
-from composer_replication.sandbox.unlinked_files import unlinked_files
 
 _CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
@@ -122,25 +128,6 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
-class Looks:
-    """What one look remembers for the next: in how many in a row files were hidden, and since when."""
-
-    num_hiding: int = 0
-    hiding_since: float = 0.0
-
-    def are_hiding(self, *, are_hidden: bool) -> bool:
-        """Whether files have been where no limit counts them in the last looks, given what this one saw."""
-        if not are_hidden:
-            self.num_hiding = 0
-            return False
-        if self.num_hiding == 0:
-            self.hiding_since = time.monotonic()
-        self.num_hiding += 1
-        is_long = time.monotonic() - self.hiding_since >= _SECONDS_UNTIL_HIDING
-        return is_long and self.num_hiding >= _LOOKS_UNTIL_HIDING
-
-
-@dataclass(frozen=True, slots=True)
 class Watched:
     """What a run may use and where it may write; ``baseline_bytes`` were there before.
 
@@ -154,7 +141,9 @@ class Watched:
     num_own_processes: int = 0
     closed: AbstractSet[str] = frozenset()
     memory: MemoryFolder | None = None
-    looks: Looks = field(default_factory=Looks)
+    _num_hiding: int = 0
+    """In how many looks in a row files were hidden; and since when."""
+    _hiding_since: float = 0.0
 
     def disk_is_exceeded(self, unlinked_bytes: int = 0, deadline: float = inf) -> bool:
         """Whether more than the limit was written; not yet known to be so when ``deadline`` came first."""
@@ -193,9 +182,20 @@ class Watched:
             [*own, *theirs], places, counted_device=device, deadline=deadline, mapping=mapping
         )
         are_shown = are_sockets_shown and found.is_whole
-        if self.looks.are_hiding(are_hidden=not are_shown or hides_descriptors(theirs)):
+        if self._are_hiding(are_hidden=not are_shown or hides_descriptors(theirs)):
             return Verdict.HIDES_FILES
         return Verdict.OVER_DISK if self.disk_is_exceeded(found.num_bytes, deadline) else Verdict.ENDED
+
+    def _are_hiding(self, *, are_hidden: bool) -> bool:
+        """Whether files have been where no limit counts them in the last looks, given what this one saw."""
+        if not are_hidden:
+            self._num_hiding = 0
+            return False
+        if self._num_hiding == 0:
+            self._hiding_since = time.monotonic()
+        self._num_hiding += 1
+        is_long = time.monotonic() - self._hiding_since >= _SECONDS_UNTIL_HIDING
+        return is_long and self._num_hiding >= _LOOKS_UNTIL_HIDING
 
     def _in_memory_bytes(self) -> int:
         return 0 if self.memory is None else self.memory.used_bytes()
@@ -225,7 +225,7 @@ class Watched:
 
     def _buffers_within_memory(
         self, threads: list[int], theirs: list[int], mappings: Mappings, deadline: float
-    ) -> SocketMemory | None:
+    ) -> Counted | None:
         """What waits in sockets of ``theirs``; None when that and the memory of all ``threads`` is over the limit."""
         in_folder, room = self._in_memory_bytes(), self.limits.memory_bytes
         if mappings.kernel_bytes > room:
@@ -441,3 +441,18 @@ def supervise(
         truncated=any(stream.truncated for stream in run.streams),
         seconds=time.monotonic() - started,
     )
+
+
+@contextmanager
+def interruptible_pool(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """At least one thread; after an error nothing new begins, and a Ctrl-C kills what runs in jails too."""
+    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix=name) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            with runs_interrupted():
+                pool.shutdown(cancel_futures=True)
+            raise
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -14,25 +14,19 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Iterable, Sequence
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW = 0x7FFF0000
+_STEP_BYTES = 8
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT, _ARGUMENT_BYTES = 0, 4, 16, 8
 _FAIL = 0x00050000
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
-_OFFSET_SECOND_ARGUMENT, _OFFSET_THIRD_ARGUMENT, _OFFSET_FOURTH_ARGUMENT = 24, 32, 40
 _CLONE_NEW_USER = 0x10000000
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _CLOSE_RANGE, _CLOSE_RANGE_UNSHARE = 436, 2  # one number everywhere
 _X32_BIT = 0x40000000
 _ALLOWED_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
-_INET, _INET6 = 2, 10
-_PROTOCOLS = (
-    0,
-    6,
-    17,
-    1,
-    58,
-)  # the usual one, TCP, UDP, ICMP; a network that is closed by hand knows no others
+_INTERNET = (2, 10)  # inet, inet6
+_PROTOCOLS = (0, 6, 17, 1, 58)  # the usual one, TCP, UDP, ICMP; a network closed by hand knows no others
 _MSG_FASTOPEN = 0x20000000
 
 # io_uring_*, open_tree … fspick, pidfd_getfd, mount_setattr, memfd_secret: one number everywhere
@@ -100,6 +94,8 @@ _REFUSED_AMONG_EQUALS = (428, 440, 442, 447)
 # open_tree, process_madvise, mount_setattr, memfd_secret: one number everywhere
 # setxattr, lsetxattr, fsetxattr, removexattr, lremovexattr, fremovexattr: attributes of files outside, too
 _SET_ATTRIBUTE = {"x86_64": (188, 189, 190, 197, 198, 199), "aarch64": (5, 6, 7, 14, 15, 16)}
+# utime, utimes, futimesat: C libraries use utimensat, which is answered for the command (``file_changes``)
+_SET_TIMES = {"x86_64": (132, 235, 261), "aarch64": ()}
 _SET_ATTRIBUTE_EVERYWHERE = (463, 466, 469)  # setxattrat, removexattrat, file_setattr
 # Those whose second argument is a mode (chmod, fchmod), and whose third is (fchmodat, fchmodat2).
 _SET_MODE = {"x86_64": ((90, 91), (268, 452)), "aarch64": ((52,), (53, 452))}
@@ -108,52 +104,97 @@ _IOCTL = {"x86_64": 16, "aarch64": 29}
 # FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION, FS_IOC32_SETVERSION
 _SET_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602)
 _SET_VERSION = (0x40087602, 0x40047602)
-_FIRST_PROCESS = 1
+_FIRST_PROCESS, _PRIO_PROCESS = 1, 0
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _refuse(number: int, why: int = errno.EPERM) -> bytes:
-    return _step(_JUMP_EQUAL, number, 0, 1) + _step(_RETURN, _FAIL | why)
+def _fail(why: int = errno.EPERM) -> bytes:
+    return _step(_RETURN, _FAIL | why)
+
+
+_ALLOW = _step(_RETURN, 0x7FFF0000)
+
+
+def _when(
+    argument: int, values: Sequence[int], if_one: bytes, if_none: bytes, test: int = _JUMP_EQUAL
+) -> bytes:
+    """Steps of which one part runs where an argument (its lower half) is one of ``values``, else the other.
+
+    Args:
+        argument: from 0 on.
+        values: that it is compared with.
+        if_one: steps that end in a return.
+        if_none: too.
+        test: ``_JUMP_ANY_BIT`` for one that has a bit of a value.
+    """
+    over = len(values) - 1 + len(if_none) // _STEP_BYTES
+    tests = [_step(test, value, over - place) for place, value in enumerate(values)]
+    return (
+        _step(_LOAD, _OFFSET_FIRST_ARGUMENT + _ARGUMENT_BYTES * argument) + b"".join(tests) + if_none + if_one
+    )
+
+
+def _bits(argument: int, bits: int, if_any: bytes, if_none: bytes) -> bytes:
+    return _when(argument, [bits], if_any, if_none, _JUMP_ANY_BIT)
+
+
+def _of(numbers: Iterable[int], steps: bytes) -> bytes:
+    """Steps for these calls alone, which end in a return; any other call goes on behind them."""
+    return b"".join(_step(_JUMP_EQUAL, number, 0, len(steps) // _STEP_BYTES) + steps for number in numbers)
+
+
+def _start(name: str) -> bytes:
+    """32-bit programs have other numbers (ENOSYS); then the number of the call is loaded."""
+    return (
+        _step(_LOAD, _OFFSET_ARCH)
+        + _step(_JUMP_EQUAL, _MACHINES[name][0], 1, 0)
+        + _fail(errno.ENOSYS)
+        + _step(_LOAD, _OFFSET_NUMBER)
+        + _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1)
+        + _fail(errno.ENOSYS)
+    )
+
+
+def _of_every_jail(name: str) -> bytes:
+    """User namespaces, and what hides files or memory from the watch: copies, locks, lent memory, threads with own files."""
+    own_files = _bits(0, _CLONE_FILES, _ALLOW, _fail())
+    lent = _when(2, [_WITHOUT_COPY], _fail(errno.ENOPROTOOPT), _ALLOW)  # what a kernel without it says
+    return (
+        _of([_ASYNCHRONOUS_IO[name], _CLONE3], _fail(errno.ENOSYS))
+        + _of(_COPIES[name], _fail(errno.EINVAL))
+        + _of([_FCNTL[name]], _when(1, [_WAIT_FOR_LOCK_OF_DESCRIPTION], _fail(errno.EINVAL), _ALLOW))
+        + _of([_SET_SOCKET_OPTION[name]], _when(1, [_OF_ANY_SOCKET], lent, _ALLOW))
+        + _of(
+            [_MACHINES[name][1]],
+            _bits(0, _CLONE_NEW_USER, _fail(), _bits(0, _CLONE_THREAD, own_files, _ALLOW)),
+        )
+        + _of([_CLOSE_RANGE], _bits(2, _CLOSE_RANGE_UNSHARE, _fail(), _ALLOW))
+    )
 
 
 def filter_program(machine: str | None = None) -> bytes:
     """The filter for ``machine`` (default: this one); empty for a machine we do not know."""
-    known = _MACHINES.get(machine or os.uname().machine)
-    if known is None:
+    name = machine or os.uname().machine
+    if name not in _MACHINES:
         return b""
-    architecture, clone, socket, refused = known
-    set_priority, _, _, of_one_process, _ = _AMONG_EQUALS[machine or os.uname().machine]
-    program = [
-        _step(_LOAD, _OFFSET_ARCH),
-        _step(_JUMP_EQUAL, architecture, 1, 0),
-        _step(_RETURN, _FAIL | errno.ENOSYS),  # 32-bit programs have other numbers
-        _step(_LOAD, _OFFSET_NUMBER),
-        _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
-        _step(_RETURN, _FAIL | errno.ENOSYS),
-        *(_refuse(number) for number in (*refused, *_REFUSED_EVERYWHERE)),
-        *(_refuse(number, errno.ENOSYS) for number in _LANDLOCK),
-        _refuse(_ASYNCHRONOUS_IO[machine or os.uname().machine], errno.ENOSYS),
-        _without_requests(_IOCTL[machine or os.uname().machine], _SET_VERSION),
-        _without_waits_that_keep_files(machine),
-        _without_memory_that_is_lent(machine),
-        _without_own_tables(clone),
-        # What keeps the jail must get a processor when it is to end it. All of a group or of a user may be it, too.
-        *(_only_others(number) for number in of_one_process),
-        _of_one_process(set_priority, _step(_JUMP_EQUAL, _FIRST_PROCESS, 0, 1)),
-        _step(_JUMP_EQUAL, socket, 0, 3 + len(_ALLOWED_FAMILIES)),
-        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
-        *(
-            _step(_JUMP_EQUAL, family, len(_ALLOWED_FAMILIES) - place)
-            for place, family in enumerate(_ALLOWED_FAMILIES)
-        ),
-        _step(_RETURN, _FAIL | errno.EAFNOSUPPORT),
-        _step(_RETURN, _ALLOW),
-        _step(_RETURN, _ALLOW),
-    ]
-    return b"".join(program)
+    _, _, socket, refused = _MACHINES[name]
+    set_priority, _, _, of_one_process, _ = _AMONG_EQUALS[name]
+    # What keeps the jail must get a processor when it is to end it. All of a group or of a user may be it, too.
+    others = _when(1, [_FIRST_PROCESS], _fail(), _ALLOW)
+    return (
+        _start(name)
+        + _of((*refused, *_REFUSED_EVERYWHERE), _fail())
+        + _of(_LANDLOCK, _fail(errno.ENOSYS))
+        + _of([_IOCTL[name]], _when(1, _SET_VERSION, _fail(errno.ENOTSUP), _ALLOW))
+        + _of_every_jail(name)
+        + _of(of_one_process, _when(0, [_FIRST_PROCESS], _fail(), _ALLOW))
+        + _of([set_priority], _when(0, [_PRIO_PROCESS], others, _fail()))
+        + _of([socket], _when(0, _ALLOWED_FAMILIES, _ALLOW, _fail(errno.EAFNOSUPPORT)))
+        + _ALLOW
+    )
 
 
 def filter_among_equals(machine: str | None = None) -> bytes:
@@ -162,138 +203,31 @@ def filter_among_equals(machine: str | None = None) -> bytes:
     It refuses to set the limits, priority, scheduler or processors of any process but the caller;
     message queues, which such a jail would share with the host and with the next command; and ways to connect
     that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening;
-    threads whose open files their process does not show; memory lent to pipes and sockets. Extended attributes are not supported, as on many file
-    systems, and neither are inode flags: Landlock would not keep them to the tree. No file gets the set-user-id bit: it might be anybody's who we are.
+    threads whose open files their process does not show; memory lent to pipes and sockets. Extended attributes are not
+    supported, as on many file systems, and neither are inode flags: Landlock would not keep them to the tree. No file
+    gets the set-user-id bit: it might be anybody's who we are.
     """
-    known = _AMONG_EQUALS.get(machine or os.uname().machine)
-    if known is None:
-        return b""
-    set_priority, (send_to, send_many), send_message, of_oneself, refused = known
-    architecture, clone, socket, _ = _MACHINES[machine or os.uname().machine]
-    by_second, by_third = _SET_MODE[machine or os.uname().machine]
-    program = [
-        _step(_LOAD, _OFFSET_ARCH),
-        _step(_JUMP_EQUAL, architecture, 1, 0),
-        _step(_RETURN, _FAIL | errno.ENOSYS),
-        _step(_LOAD, _OFFSET_NUMBER),
-        _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
-        _step(_RETURN, _FAIL | errno.ENOSYS),
-        *(_refuse(number) for number in (*refused, *_REFUSED_AMONG_EQUALS)),
-        *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE[machine or os.uname().machine]),
-        *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE_EVERYWHERE),
-        *(_without_bits(number, _OFFSET_SECOND_ARGUMENT, _SET_USER_ID) for number in by_second),
-        *(_without_bits(number, _OFFSET_THIRD_ARGUMENT, _SET_USER_ID) for number in by_third),
-        _refuse(_ASYNCHRONOUS_IO[machine or os.uname().machine], errno.ENOSYS),
-        _without_requests(_IOCTL[machine or os.uname().machine], _SET_FLAGS),
-        *(_only_oneself(number) for number in of_oneself),
-        _without_bits(send_to, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
-        _without_bits(send_many, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
-        _without_bits(send_message, _OFFSET_THIRD_ARGUMENT, _MSG_FASTOPEN),
-        _without_waits_that_keep_files(machine),
-        _without_memory_that_is_lent(machine),
-        _without_own_tables(clone),
-        _of_one_process(set_priority, _step(_JUMP_EQUAL, 0, 1, 0)),
-        # socket(AF_INET or AF_INET6, …, a usual protocol); of other families the jail itself decides
-        _step(_JUMP_EQUAL, socket, 0, 5 + len(_PROTOCOLS)),
-        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
-        _step(_JUMP_EQUAL, _INET, 1, 0),
-        _step(_JUMP_EQUAL, _INET6, 0, 2 + len(_PROTOCOLS)),
-        _step(_LOAD, _OFFSET_THIRD_ARGUMENT),
-        *(_step(_JUMP_EQUAL, protocol, len(_PROTOCOLS) - place) for place, protocol in enumerate(_PROTOCOLS)),
-        _step(_RETURN, _FAIL | errno.EPROTONOSUPPORT),
-        _step(_RETURN, _ALLOW),
-    ]
-    return b"".join(program)
-
-
-def _without_own_tables(clone: int) -> bytes:
-    """No user namespace by ``clone``, and no thread with open files of its own: those of its process are counted."""
-    return (
-        _refuse(_CLONE3, errno.ENOSYS)
-        + _step(_JUMP_EQUAL, clone, 0, 6)
-        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
-        + _step(_JUMP_ANY_BIT, _CLONE_NEW_USER, 2, 0)
-        + _step(_JUMP_ANY_BIT, _CLONE_THREAD, 0, 2)
-        + _step(_JUMP_ANY_BIT, _CLONE_FILES, 1, 0)
-        + _step(_RETURN, _FAIL | errno.EPERM)
-        + _step(_RETURN, _ALLOW)
-        + _step(_JUMP_EQUAL, _CLOSE_RANGE, 0, 4)
-        + _step(_LOAD, _OFFSET_THIRD_ARGUMENT)
-        + _step(_JUMP_ANY_BIT, _CLOSE_RANGE_UNSHARE, 0, 1)
-        + _step(_RETURN, _FAIL | errno.EPERM)
-        + _step(_RETURN, _ALLOW)
-    )
-
-
-def _without_waits_that_keep_files(machine: str | None) -> bytes:
     name = machine or os.uname().machine
-    return b"".join(_refuse(number, errno.EINVAL) for number in _COPIES[name]) + _without_requests(
-        _FCNTL[name], (_WAIT_FOR_LOCK_OF_DESCRIPTION,), errno.EINVAL
-    )
-
-
-def _without_memory_that_is_lent(machine: str | None) -> bytes:
+    if name not in _MACHINES:
+        return b""
+    set_priority, send, send_message, of_oneself, refused = _AMONG_EQUALS[name]
+    by_second, by_third = _SET_MODE[name]
+    oneself = _when(1, [0], _ALLOW, _fail())
+    usual = _when(2, _PROTOCOLS, _ALLOW, _fail(errno.EPROTONOSUPPORT))
     return (
-        _step(_JUMP_EQUAL, _SET_SOCKET_OPTION[machine or os.uname().machine], 0, 6)
-        + _step(_LOAD, _OFFSET_SECOND_ARGUMENT)
-        + _step(_JUMP_EQUAL, _OF_ANY_SOCKET, 0, 3)
-        + _step(_LOAD, _OFFSET_THIRD_ARGUMENT)
-        + _step(_JUMP_EQUAL, _WITHOUT_COPY, 0, 1)
-        + _step(_RETURN, _FAIL | errno.ENOPROTOOPT)  # what a kernel without it says
-        + _step(_RETURN, _ALLOW)
-    )
-
-
-def _of_one_process(set_priority: int, decide: bytes) -> bytes:
-    """``setpriority(PRIO_PROCESS, who, …)`` alone; ``decide`` jumps over the next step where ``who`` is allowed."""
-    return (
-        _step(_JUMP_EQUAL, set_priority, 0, 6)
-        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
-        + _step(_JUMP_EQUAL, 0, 0, 2)
-        + _step(_LOAD, _OFFSET_SECOND_ARGUMENT)
-        + decide
-        + _step(_RETURN, _FAIL | errno.EPERM)
-        + _step(_RETURN, _ALLOW)
-    )
-
-
-def _only_others(number: int) -> bytes:
-    """Of a call whose first argument is a process: any but the first."""
-    return (
-        _step(_JUMP_EQUAL, number, 0, 4)
-        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
-        + _step(_JUMP_EQUAL, _FIRST_PROCESS, 0, 1)
-        + _step(_RETURN, _FAIL | errno.EPERM)
-        + _step(_RETURN, _ALLOW)
-    )
-
-
-def _only_oneself(number: int) -> bytes:
-    return (
-        _step(_JUMP_EQUAL, number, 0, 4)
-        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
-        + _step(_JUMP_EQUAL, 0, 1, 0)
-        + _step(_RETURN, _FAIL | errno.EPERM)
-        + _step(_RETURN, _ALLOW)
-    )
-
-
-def _without_bits(number: int, offset_of_argument: int, bits: int) -> bytes:
-    return (
-        _step(_JUMP_EQUAL, number, 0, 4)
-        + _step(_LOAD, offset_of_argument)
-        + _step(_JUMP_ANY_BIT, bits, 0, 1)
-        + _step(_RETURN, _FAIL | errno.EPERM)
-        + _step(_RETURN, _ALLOW)
-    )
-
-
-def _without_requests(number: int, refused: tuple[int, ...], why: int = errno.ENOTSUP) -> bytes:
-    """Of a call whose second argument says what is asked."""
-    return (
-        _step(_JUMP_EQUAL, number, 0, 3 + len(refused))
-        + _step(_LOAD, _OFFSET_SECOND_ARGUMENT)
-        + b"".join(_step(_JUMP_EQUAL, request, len(refused) - place) for place, request in enumerate(refused))
-        + _step(_RETURN, _ALLOW)
-        + _step(_RETURN, _FAIL | why)
+        _start(name)
+        + _of((*refused, *_REFUSED_AMONG_EQUALS), _fail())
+        + _of((*_SET_ATTRIBUTE[name], *_SET_ATTRIBUTE_EVERYWHERE), _fail(errno.ENOTSUP))
+        + _of(_SET_TIMES[name], _fail(errno.ENOSYS))
+        + _of(by_second, _bits(1, _SET_USER_ID, _fail(), _ALLOW))
+        + _of(by_third, _bits(2, _SET_USER_ID, _fail(), _ALLOW))
+        + _of([_IOCTL[name]], _when(1, _SET_FLAGS, _fail(errno.ENOTSUP), _ALLOW))
+        + _of_every_jail(name)
+        + _of(of_oneself, _when(0, [0], _ALLOW, _fail()))
+        + _of([set_priority], _when(0, [_PRIO_PROCESS], oneself, _fail()))
+        + _of(send, _bits(3, _MSG_FASTOPEN, _fail(), _ALLOW))
+        + _of([send_message], _bits(2, _MSG_FASTOPEN, _fail(), _ALLOW))
+        # Of other families the jail itself decides.
+        + _of([_MACHINES[name][2]], _when(0, _INTERNET, usual, _ALLOW))
+        + _ALLOW
     )

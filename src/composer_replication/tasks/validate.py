@@ -11,7 +11,7 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox import choose_backend, require_selftest
-from composer_replication.sandbox.interruptible_pool import interruptible_pool
+from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gates import (
     check_fair,

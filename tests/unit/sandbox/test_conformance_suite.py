@@ -20,7 +20,7 @@ from composer_replication.sandbox.conformance import (
     test_limits,
     test_walls,
 )
-from composer_replication.sandbox.conformance.which_tests import HARMLESS_WITHOUT_ISOLATION
+from composer_replication.sandbox.conformance.plugin import HARMLESS_WITHOUT_ISOLATION
 from composer_replication.sandbox.harbor_backend import Harbor
 
 HERE = Path(__file__).parent

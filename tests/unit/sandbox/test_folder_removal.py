@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox import folder_removal, fresh_folders
-from composer_replication.sandbox.folder_removal import remove_folder
-from composer_replication.sandbox.fresh_folders import FolderMark, FreshFolders, empty
+from composer_replication.sandbox import folders
+from composer_replication.sandbox.folders import empty, remove_folder
+from composer_replication.sandbox.fresh_folders import FreshFolders
 from composer_replication.sandbox.private_folders import give_back
 
 
@@ -49,7 +51,7 @@ def test_what_cannot_be_moved_goes_where_it_is(tmp_path: Path, monkeypatch: pyte
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EXDEV, "another device")
 
-    monkeypatch.setattr(folder_removal.os, "rename", refuse)
+    monkeypatch.setattr(folders.os, "rename", refuse)
     os.close(chain(tmp_path / "deep", "a", 300))
     remove_folder(tmp_path / "deep")
     assert list(tmp_path.iterdir()) == []
@@ -79,21 +81,33 @@ def test_what_stays_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "fresh").mkdir()
     fresh = FreshFolders((tmp_path / "fresh",))
     (tmp_path / "fresh" / "left").mkdir()
-    monkeypatch.setattr(fresh_folders, "remove_folder", lambda _: None)
+    monkeypatch.setattr(folders, "remove_folder", lambda _: None)
     for ask in (fresh.clear, lambda: empty(tmp_path / "fresh")):
         with pytest.raises(OSError, match="cannot be removed"):
             ask()
 
 
-def test_a_folder_that_grew_is_brought_back(tmp_path: Path) -> None:
+def test_a_folder_that_grew_is_what_it_was(tmp_path: Path) -> None:
     """On ext4 a second block brings a flag that nobody can take off."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
-    before = FolderMark.of(folder)
+    fresh = FreshFolders((folder,))
     for number in range(40):
         (folder / ("n" * 240 + str(number))).touch()
-    folder.chmod(0)
-    before.put_back(folder)
-    empty(folder)
-    before.put_back(folder)
-    assert FolderMark.of(folder) == before
+    assert fresh.clear()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["chmod 711 .", "chmod 0 .", "mv inner other", "ln -sfn /usr link"])
+def test_a_folder_that_was_changed_is_not_brought_back(tmp_path: Path, change: str) -> None:
+    """A new jail has new ones."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "link").symlink_to("/")
+    fresh = FreshFolders((tmp_path,))
+    assert fresh.clear()
+    subprocess.run(["sh", "-c", change], cwd=tmp_path, check=True)
+    found = []
+    with suppress(OSError):  # gone, or closed to us
+        found.append(fresh.clear())
+    tmp_path.chmod(0o700)
+    assert found in ([], [False])

@@ -16,9 +16,8 @@ import pytest
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import choose_backend, open_sandbox, run_selftest, user_ids
-from composer_replication.sandbox.bubblewrap import BubblewrapSandbox
-from composer_replication.sandbox.held_jail import HeldJail
+from composer_replication.sandbox import choose_backend, open_sandbox, privileges, run_selftest
+from composer_replication.sandbox.bubblewrap import BubblewrapSandbox, HeldJail
 from composer_replication.sandbox.privileges import drops_uid
 
 BACKENDS = ["bubblewrap", "bubblewrap-warm", "sandlock"]
@@ -134,27 +133,27 @@ def test_root_of_a_namespace_with_no_other_user(name: str, tmp_path: Path) -> No
 
 
 def test_two_jails_never_share_a_user_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_ids, "_are_mapped", lambda ids: ids is user_ids._SMALL)
-    monkeypatch.setattr(user_ids, "_SMALL", range(31234, 31237))
-    monkeypatch.setattr(user_ids, "_NUM_TRIES", 200)
-    drawn = [user_ids.reserve_uid() for _ in range(3)]
+    monkeypatch.setattr(privileges, "_are_mapped", lambda ids: ids is privileges._SMALL)
+    monkeypatch.setattr(privileges, "_SMALL", range(31234, 31237))
+    monkeypatch.setattr(privileges, "_NUM_TRIES", 200)
+    drawn = [privileges.reserve_uid() for _ in range(3)]
     assert sorted(drawn) == [31234, 31235, 31236]
     with pytest.raises(OSError, match="no user id is free"):
-        user_ids.reserve_uid()
+        privileges.reserve_uid()
     code = (
-        "from composer_replication.sandbox import user_ids\n"
-        "user_ids._are_mapped = lambda ids: ids is user_ids._SMALL\n"
-        "user_ids._SMALL = range(31234, 31237)\nprint(user_ids.reserve_uid())\n"
+        "from composer_replication.sandbox import privileges\n"
+        "privileges._are_mapped = lambda ids: ids is privileges._SMALL\n"
+        "privileges._SMALL = range(31234, 31237)\nprint(privileges.reserve_uid())\n"
     )
     other = [sys.executable, "-c", code]
     assert "no user id is free" in subprocess.run(other, capture_output=True, text=True, check=False).stderr
-    user_ids.release_uid(31235)
+    privileges.release_uid(31235)
     assert subprocess.run(other, capture_output=True, text=True, check=False).stdout == "31235\n"
-    assert user_ids.reserve_uid() == 31235
+    assert privileges.reserve_uid() == 31235
     for uid in drawn:
-        user_ids.release_uid(uid)
-    user_ids.release_uid(None)
-    assert not user_ids._reserved
+        privileges.release_uid(uid)
+    privileges.release_uid(None)
+    assert not privileges._reserved
 
 
 @pytest.mark.parametrize("name", BACKENDS[:2])
@@ -164,16 +163,16 @@ def test_the_user_of_a_jail_is_free_again_after_it(
     is_here(name)
     if not drops_uid():
         pytest.skip("only root changes the user id of a jail")
-    monkeypatch.setattr(user_ids, "_are_mapped", lambda ids: ids is user_ids._SMALL)
+    monkeypatch.setattr(privileges, "_are_mapped", lambda ids: ids is privileges._SMALL)
     with open_sandbox(SandboxSpec(tmp_path), name) as sandbox:
-        assert len(user_ids._reserved) == 1
+        assert len(privileges._reserved) == 1
         done = sandbox.exec("id -u", timeout_seconds=20)
-        assert int(done.stdout) in user_ids._reserved
-    assert not user_ids._reserved
+        assert int(done.stdout) in privileges._reserved
+    assert not privileges._reserved
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="CR0304"):
         open_sandbox(SandboxSpec(tmp_path / "file"), name)
-    assert not user_ids._reserved
+    assert not privileges._reserved
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -13,7 +13,7 @@ import pytest
 
 from composer_replication.sandbox import process_memory, process_tree
 from composer_replication.sandbox.keeper_process import end_keeper
-from composer_replication.sandbox.unlinked_files import unlinked_files
+from composer_replication.sandbox.process_memory import unlinked_files
 
 CHILDREN = (
     "import os, sys, time\n"

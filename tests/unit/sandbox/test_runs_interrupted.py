@@ -14,7 +14,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import interruptible_by, open_sandbox, runs_interrupted
 from composer_replication.sandbox.process_tree import descendants
-from composer_replication.sandbox.supervised_run import is_interrupted
+from composer_replication.sandbox.supervised_run import interruptible_pool, is_interrupted
 
 
 def test_a_run_in_another_thread_is_killed(tmp_path: Path) -> None:
@@ -69,4 +69,28 @@ def test_an_interruption_within_another_one_does_not_end_it() -> None:
         with runs_interrupted():
             assert is_interrupted()
         assert is_interrupted()
+    assert not is_interrupted()
+
+
+@pytest.mark.parametrize(("error", "tells"), [(KeyboardInterrupt, True), (ValueError, False)])
+def test_an_error_ends_the_pool(error: type[BaseException], tells: bool) -> None:
+    begun, told, later = Event(), [], []
+
+    def first() -> None:
+        begun.set()
+        deadline = time.monotonic() + 1
+        while not is_interrupted() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        told.append(is_interrupted())
+
+    def run() -> None:
+        with interruptible_pool(0, "test") as pool:
+            pool.submit(first)
+            pool.submit(later.append, 1)
+            begun.wait()
+            raise error
+
+    with pytest.raises(error):
+        run()
+    assert (told, later) == ([tells], [])
     assert not is_interrupted()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.records import Limits
-from composer_replication.sandbox import process_tree, socket_memory, supervised_run
+from composer_replication.sandbox import process_memory, process_tree, supervised_run
 from composer_replication.sandbox.supervised_run import Verdict, Watched
 
 MIB = 1 << 20
@@ -81,7 +81,7 @@ def test_what_tcp_has_queued_counts(listener: socket.socket) -> None:
         taken, _ = listener.accept()
         with taken:
             received = int.from_bytes(fcntl.ioctl(taken, termios.FIONREAD, bytes(4)), "little")
-            found = socket_memory.socket_memory([pid], room_bytes=0)
+            found = process_memory.socket_memory([pid], room_bytes=0)
     assert found.is_whole
     assert found.num_bytes >= sent - received > 0
     assert num_descriptors() == before
@@ -93,8 +93,8 @@ def test_nobody_waits_where_the_owner_of_a_lingering_socket_ends_as_it_is_asked(
     linger = SENDER.replace(
         "sent = 0", "held.setsockopt(1, socket.SO_LINGER, bytes.fromhex(sys.argv[2]))\nsent = 0"
     )
-    asked = socket_memory._asked
-    answers: list[socket_memory.SocketMemory] = []
+    asked = process_memory._asked
+    answers: list[process_memory.Counted] = []
 
     def end_owner(copy: socket.socket, *, is_unix: bool) -> tuple[int, int]:
         os.kill(pid, signal.SIGKILL)
@@ -102,9 +102,9 @@ def test_nobody_waits_where_the_owner_of_a_lingering_socket_ends_as_it_is_asked(
         return asked(copy, is_unix=is_unix)
 
     def look() -> None:
-        answers.append(socket_memory.socket_memory([pid], room_bytes=0))
+        answers.append(process_memory.socket_memory([pid], room_bytes=0))
 
-    monkeypatch.setattr(socket_memory, "_asked", end_owner)
+    monkeypatch.setattr(process_memory, "_asked", end_owner)
     words = (str(listener.getsockname()[1]), struct.pack("ii", 1, 600).hex())
     with running(linger, *words) as (pid, _):
         taken, _ = listener.accept()
@@ -117,10 +117,10 @@ def test_nobody_waits_where_the_owner_of_a_lingering_socket_ends_as_it_is_asked(
 
 def test_a_descriptor_that_became_another_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "file").open("w") as file:
-        monkeypatch.setattr(socket_memory, "_sockets", lambda _: [(os.getpid(), file.fileno())])
+        monkeypatch.setattr(process_memory, "_sockets", lambda _: [(os.getpid(), file.fileno())])
         before = num_descriptors()
-        found = socket_memory.socket_memory([os.getpid()], room_bytes=0)
-        assert found == socket_memory.SocketMemory(0, is_whole=True)
+        found = process_memory.socket_memory([os.getpid()], room_bytes=0)
+        assert found == process_memory.Counted(0, is_whole=True)
         assert num_descriptors() == before
 
 
@@ -131,16 +131,18 @@ def test_sockets_of_a_process_whose_first_thread_has_ended_count(monkeypatch: py
         try:
             os.close(os.pidfd_open(threads[0], os.O_EXCL))
         except OSError:  # before Linux 6.9
-            assert not socket_memory.socket_memory(threads, room_bytes=0).is_whole
+            assert not process_memory.socket_memory(threads, room_bytes=0).is_whole
         else:
-            assert socket_memory.socket_memory(threads, room_bytes=0).num_bytes >= sent >= MIB // 8
+            assert process_memory.socket_memory(threads, room_bytes=0).num_bytes >= sent >= MIB // 8
 
         def refuse(thread: int, flags: int = 0) -> int:
             raise OSError(errno.EINVAL, "an older kernel")
 
         monkeypatch.setattr(os, "pidfd_open", refuse)
-        assert not socket_memory.socket_memory(threads, room_bytes=0).is_whole
-        assert socket_memory.socket_memory(threads, room_bytes=1 << 40).is_whole  # they are too few to matter
+        assert not process_memory.socket_memory(threads, room_bytes=0).is_whole
+        assert process_memory.socket_memory(
+            threads, room_bytes=1 << 40
+        ).is_whole  # they are too few to matter
 
 
 def test_sockets_that_cannot_be_asked_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,5 +159,5 @@ def test_without_a_process_to_close_them_sockets_are_closed_here(monkeypatch: py
 
     before = num_descriptors()
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    socket_memory._let_go([os.dup(0)])
+    process_memory._let_go([os.dup(0)])
     assert num_descriptors() == before

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox.tree_archive import UnsafeTreeError, pack_tree, unpack_tree
+from composer_replication.sandbox.harbor_inside import UnsafeTreeError, pack_tree, unpack_tree
 
 
 def test_a_tree_travels_whole(tmp_path: Path) -> None:

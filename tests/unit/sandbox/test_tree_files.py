@@ -1,4 +1,4 @@
-"""Listing and reading among files that hostile code made: few descriptors, all closed, one kind of error."""
+"""Listing, reading and copying among files that hostile code made: few descriptors, all closed, one kind of error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.sandbox import folder_walk
-from composer_replication.sandbox.folder_walk import walk
-from composer_replication.sandbox.tree_files import TreeFiles
+from composer_replication.sandbox import folders
+from composer_replication.sandbox.folders import walk
+from composer_replication.sandbox.tree_files import TreeFiles, TreeSnapshots
 
 NUM_LEVELS = 100
 
@@ -117,7 +117,7 @@ def test_there_is_a_most_to_look_through(
         (tmp_path / path).mkdir()
     assert len(TreeFiles(tmp_path, None).list(".")) == 3
     (tmp_path / "a" / "inner").mkdir()
-    monkeypatch.setattr(folder_walk, name, most)
+    monkeypatch.setattr(folders, name, most)
     with pytest.raises(SandboxFileError, match=f"more than {most} ") as caught:
         TreeFiles(tmp_path, None).list(".")
     assert caught.value.code == "CR0309"
@@ -129,3 +129,65 @@ def test_closed_folders_are_opened_to_their_owner(tmp_path: Path) -> None:
     found = TreeFiles(tmp_path, None).list(".")
     assert (found[0].path, found[0].mode) == ("d", 0o400)  # as it was
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    return folder
+
+
+def modes(root: Path) -> dict[str, int]:
+    """Looked at as root, or after they were opened: closed folders are told by the one above."""
+    paths = [
+        root,
+        *(Path(where) / name for where, folders, files in os.walk(root) for name in folders + files),
+    ]
+    return {str(path.relative_to(root)): path.lstat().st_mode & 0o7777 for path in paths}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the modes of closed folders are looked at from outside")
+def test_modes_come_back_whatever_they_close(tree: Path, tmp_path: Path) -> None:
+    (tree / "d" / "inner").mkdir(parents=True)
+    (tree / "d" / "f").write_text("kept")
+    os.link(tree / "d" / "f", tree / "again")
+    (tree / "link").symlink_to("/etc/passwd")
+    for path, mode in {"d/f": 0, "d/inner": 0o300, "d": 0o100, ".": 0o555}.items():
+        (tree / path).chmod(mode)
+    before = modes(tree)
+    snapshots = TreeSnapshots(tree, tmp_path / "copies")
+    name = snapshots.take()
+    assert modes(tree) == modes(tmp_path / "copies" / name) == before
+    (tree / "d" / "f").write_text("changed")
+    for _ in range(2):
+        snapshots.restore(name)
+        assert modes(tree) == before
+    assert (tree / "again").read_text() == "kept"
+    assert (tree / "again").samefile(tree / "d" / "f")
+
+
+def test_a_tree_too_deep_for_a_copy_is_data_and_no_failure(tree: Path, tmp_path: Path) -> None:
+    here = os.open(tree, os.O_RDONLY)
+    for _ in range(25):
+        os.mkdir("a" * 200, dir_fd=here)
+        below = os.open("a" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    snapshots = TreeSnapshots(tree, tmp_path / "copies")
+    with pytest.raises(SandboxFileError, match="too long") as caught:
+        snapshots.take()
+    assert caught.value.code == "CR0309"
+    assert list((tmp_path / "copies").iterdir()) == []
+    assert "snapshot-0" not in snapshots
+
+
+def test_too_many_paths_are_data_and_no_failure(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        (tree / str(number)).touch()
+    monkeypatch.setattr(folders, "MOST_ENTRIES", 3)
+    with pytest.raises(SandboxFileError, match="more than 3 entries"):
+        TreeSnapshots(tree, tmp_path / "copies").take()

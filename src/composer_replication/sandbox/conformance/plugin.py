@@ -1,20 +1,70 @@
-"""The pytest plugin of the contract's tests: which backend, its known failures, a tree and a sandbox around it."""
+"""Run the tests of the contract on one backend and say how they ended; and their pytest plugin.
+
+The plugin says which backend, its known failures, a tree and a sandbox around it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from composer_replication.errors import UsageError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox.choice import choose_backend
-from composer_replication.sandbox.conformance.which_tests import HARMLESS_WITHOUT_ISOLATION, known_failures
 from composer_replication.sandbox.selftest import run_selftest
 
 OPTION = "--sandbox-backend"
+_MOST_WORDS = 300
+# A test that tries to get out does get out where nothing holds it, and changes this very machine (one of
+# them renames all of /tmp). So this is a list of what may run without a jail: a test is not on it
+# until somebody has read that it touches nothing but its tree.
+HARMLESS_WITHOUT_ISOLATION = frozenset({
+    "test_exit_code",
+    "test_a_command_that_does_not_exist_is_an_ordinary_result",
+    "test_arguments_arrive_as_given",
+    "test_a_command_must_not_be_empty",
+    "test_one_text_is_for_the_shell",
+    "test_the_time_out_must_be_above_zero",
+    "test_large_stdin_and_stdout_do_not_block_each_other",
+    "test_stdin_that_nobody_reads",
+    "test_without_stdin_there_is_an_end_of_file",
+    "test_environment_holds_what_env_names_and_nothing_of_ours",
+    "test_binary_output_is_decoded_with_replacement",
+    "test_each_stream_is_cut",
+    "test_time_out_kills_daemons",
+    "test_a_child_that_keeps_the_output_open_does_not_hold_us",
+    "test_several_commands_in_one_sandbox_at_once",
+    "test_memory_of_one_process",
+    "test_the_tree_must_be_a_folder",
+    "test_a_missing_read_only_path",
+    "test_the_tree_holds_nothing_read_only_or_masked",
+    "test_what_is_written_is_read_inside_and_outside",
+    "test_a_written_file_belongs_to_the_user_inside",
+    "test_writing_replaces_and_leaves_nothing_beside",
+    "test_links_inside_are_followed",
+    "test_an_unknown_snapshot_is_refused",
+    "test_a_tree_that_a_command_closed_is_open_to_the_next_call",
+    "test_what_a_command_closed_is_kept_and_comes_back",
+    "test_a_closed_folder_is_listed",
+    "test_after_close_nothing_is_answered",
+    "test_a_nul_byte_is_refused",
+    "test_a_path_that_has_no_bytes_is_refused",
+    "test_what_is_no_call_is_refused_before_anything_starts",
+    "test_input_may_be_any_bytes",
+    "test_limits_that_nothing_can_hold_are_refused",
+    "test_a_tree_that_is_gone_is_a_failure_of_the_sandbox",
+    "test_a_command_that_is_too_long_is_an_ordinary_result",
+    "test_a_command_that_is_nearly_too_long_runs",
+    "test_a_socket_in_the_tree_is_refused",
+    "test_input_of_every_byte_arrives",
+})  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +110,8 @@ def backend(request: pytest.FixtureRequest, backend_name: str) -> SandboxBackend
 
 def expect_failure(request: pytest.FixtureRequest, chosen: SandboxBackend, test: str) -> None:
     """Let a test that is known to fail, fail, with its reason; it counts against the backend when it does not."""
-    reason = known_failures(chosen).get(test)
+    named: Mapping[str, str] = getattr(chosen, "known_failures", {})
+    reason = named.get(test)
     if reason is not None:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
@@ -79,3 +130,84 @@ def jail(backend: SandboxBackend, tree: Path) -> Iterator[Sandbox]:
     """An open sandbox around ``tree``."""
     with backend.open(SandboxSpec(tree)) as sandbox:
         yield sandbox
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the tests ended, by name; what did not pass, with its reason.
+
+    Attributes:
+        passed: names.
+        failed: assertion or error by test.
+        known_failures: reason by test: the backend says so, and it did fail.
+        not_run: why, by test: nothing is known about it.
+        unheld: guards of the self-test that do not hold; the tests that need them were not run.
+    """
+
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    known_failures: dict[str, str] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
+    unheld: tuple[str, ...] = ()
+
+    @property
+    def is_conformant(self) -> bool:
+        """Every guard holds, and every test that ran passed or failed as named, and some did."""
+        return bool(self.passed) and not self.failed and not self.unheld
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called by pytest for set-up, call and tear-down of each test."""
+        name = report.nodeid.rpartition("::")[2]
+        if report.skipped and hasattr(report, "wasxfail"):
+            self.known_failures[name] = report.wasxfail
+        elif report.skipped:
+            self.not_run[name] = _why(report)
+        elif report.failed:
+            self.failed[name] = _why(report)
+        elif report.when == "call":
+            self.passed.append(name)
+
+
+def run_suite(backend: str, *, only: str = "", options: Sequence[str] = ()) -> Outcome:
+    """Hold a backend to the contract.
+
+    Args:
+        backend: as for ``choose_backend``.
+        only: an expression of ``pytest -k``; by default all tests.
+        options: further ones of pytest.
+
+    Raises:
+        ImportError: pytest is not installed (on import of this module).
+        SandboxFailure: the self-test cannot be run (CR0302).
+        UsageError: ``only`` chooses no test, or is no expression (CR0206).
+    """
+    outcome = Outcome()
+    words = [
+        str(Path(__file__).parent),
+        OPTION,
+        backend,
+        "-q",
+        "--import-mode=importlib",
+    ]
+    words += ["-c", os.devnull, "--rootdir", str(Path(__file__).parent), "-p", "no:cacheprovider"]
+    end = pytest.main(
+        [*words, *(["-k", only] if only else []), *options], plugins=[outcome, sys.modules[__name__]]
+    )
+    if only and end in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
+        raise UsageError(
+            "CR0206",
+            f"--only {only!r} chooses none of the tests of the contract.",
+            where="--only",
+            fix='give words of their names, as in --only "disk or memory".',
+        )
+    outcome.unheld = unheld_guards(backend)
+    return outcome
+
+
+def _why(report: pytest.TestReport) -> str:
+    """One line: the reason of a skip, or the last line of a failure."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")[:_MOST_WORDS]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    return (text.strip().splitlines() or ["no reason"])[0][:_MOST_WORDS]

@@ -29,8 +29,8 @@ from composer_replication.sandbox import (
     system_folders,
 )
 from composer_replication.sandbox.host_paths import is_below
-from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings

@@ -1,4 +1,4 @@
-"""What is said of a jail that did not start."""
+"""What is too long for the kernel is told before it is asked, and why a jail did not start in one line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import pytest
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
-from composer_replication.sandbox.jailed_tree import to_result
+from composer_replication.sandbox.calls import are_too_long, to_result
 from composer_replication.sandbox.supervised_run import Ended, Verdict
+
+
+def test_words_are_too_long_one_by_one_or_together() -> None:
+    assert not are_too_long(["true"], {})
+    assert not are_too_long(["true", "x" * 131_000], {"A": "x" * 131_000})
+    assert are_too_long(["true", "x" * 131_072], {})
+    assert are_too_long(["true"], {"A": "x" * 131_070})
+    assert are_too_long(["true", *["é"] * 700_000], {})
 
 
 @pytest.mark.parametrize(

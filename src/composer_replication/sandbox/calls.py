@@ -1,6 +1,6 @@
-"""What every sandbox refuses before anything is started or sent: one check for all backends.
+"""What every sandbox does with a call before it is sent and with its end: one check and one record for all backends.
 
-Without it each kind of jail answers such a call in its own way, and some take the caller's slip for a failure of theirs.
+Without the check each kind of jail answers a slip of the caller in its own way, and some take it for a failure of theirs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from composer_replication.errors import CommandError, UsageError
-from composer_replication.records import Limits
+from composer_replication.errors import CommandError, SandboxFailure, UsageError
+from composer_replication.records import ExecResult, Limits
+from composer_replication.sandbox.supervised_run import Ended, Verdict
 
 _MOST_BYTES = 1 << 62
 _MOST = {"num_processes": 1 << 22, "num_open_files": 1 << 20}
@@ -23,6 +24,17 @@ _LONGEST_WORD = 32 * os.sysconf(
 )  # with its last NUL, of a program's arguments or variables (Linux: execve(2))
 _WORD_COST = 9  # each word has a NUL and a pointer
 _MOST_WORDS_BYTES = 3 * min(os.sysconf("SC_ARG_MAX"), 1 << 21) // 4  # of all; a jail adds words of its own
+
+# The marker tells the command's own exit from a failure of what leads to it.
+STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
+
+# This one waits, too, for a line on its input: without the process that would write it nothing is started.
+HELD_STARTER = 'printf %s "$1" >&2; shift; read -r _ || exit 125; exec "$@"'
+
+
+def failure(code: str, message: str, where: str = "") -> SandboxFailure:
+    """A failure of the jail, whose next step is always the self-test."""
+    return SandboxFailure(code, message, where=where, fix="composer-rl sandbox selftest")
 
 
 def check_limits(limits: Limits) -> None:
@@ -118,3 +130,38 @@ def _check_text(text: Any, what: str) -> None:
         os.fsencode(text)
     except UnicodeEncodeError as error:
         raise CommandError(f"text that has no bytes in {what}: {error}") from error
+
+
+def to_result(ended: Ended, marker: bytes, limits: Limits, *, backend: str) -> ExecResult:
+    """Turn the end of a run into the record, without our marker in front of its errors.
+
+    Raises:
+        SandboxFailure: no marker, so the command was never started (CR0302).
+    """
+    before, found, stderr = ended.stderr.partition(marker)
+    if not found and ended.verdict is Verdict.ENDED:
+        # The last line alone: before it may stand where in our code it happened.
+        said = (before.decode(errors="replace").strip() or f"exit code {ended.exit_code}").splitlines()[-1]
+        raise failure("CR0302", f"{backend} did not start the command: {said[-500:]}.")
+    return as_record(ended, stderr, limits)
+
+
+def as_record(ended: Ended, stderr: bytes, limits: Limits, *, stopped: str = "") -> ExecResult:
+    """The record of a run; ``stopped`` is said in its last line when no limit is named there."""
+    stdout = ended.stdout[: limits.output_bytes]
+    truncated = ended.truncated or len(stdout) < len(ended.stdout) or len(stderr) > limits.output_bytes
+    text = stderr[: limits.output_bytes].decode(errors="replace")
+    if ended.verdict not in (Verdict.ENDED, Verdict.TIMED_OUT):
+        stopped = ended.verdict.value
+    if stopped:
+        text = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[sandbox] stopped: {stopped}\n"
+    return ExecResult(
+        exit_code=ended.exit_code,
+        stdout=stdout.decode(errors="replace"),
+        stderr=text,
+        truncated=truncated,
+        timed_out=ended.verdict is Verdict.TIMED_OUT,
+        out_of_memory=ended.verdict is Verdict.OVER_MEMORY,
+        seconds=ended.seconds,
+        stopped=stopped,
+    )

@@ -1,0 +1,284 @@
+"""Folders that hostile code fills: opened to their owner again, looked through, and removed; no link is ever followed.
+
+A path in one may be longer than the system takes, so each folder is opened relative to the one above it. To look through
+one takes few descriptors: of the folders on the way the deepest are held; to one further up the way back is ``..``, and
+it must be the folder that we came through. To remove one, a folder in it is moved to its top before it is looked into:
+nothing is ever deep, and the work grows with the number of entries alone. Remove only while no process of the jail is alive.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+_HELD = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+LOOK, CHANGE = 0o500, 0o700  # what it takes to go through a folder, and to change what is in it
+MOST_ENTRIES = 250_000
+MOST_PATH_BYTES = 32 * 1024**2
+_MOST_OPEN = 32
+_WENT_AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+Found = tuple[str, os.stat_result]
+
+
+def hold_folder(folder: Path | str, above: int | None = None) -> int:
+    """A descriptor that names a folder without a right to it; ``above`` is the folder that ``folder`` is relative to.
+
+    Raises:
+        OSError: it is missing, or no folder.
+    """
+    return os.open(folder, _HELD, dir_fd=above)
+
+
+def open_held(descriptor: int, needed: int = CHANGE) -> None:
+    """Give a held folder's owner every right to it, where one of ``needed`` is missing."""
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if mode & needed != needed:
+        os.chmod(f"/proc/self/fd/{descriptor}", mode | CHANGE)
+
+
+def open_to_owner(folder: Path | str, needed: int = CHANGE) -> None:
+    """Give a folder's owner every right to it, where one of ``needed`` is missing.
+
+    Raises:
+        OSError: it is missing, no folder, or somebody else's.
+    """
+    descriptor = hold_folder(folder)
+    try:
+        open_held(descriptor, needed)
+    finally:
+        os.close(descriptor)
+
+
+def open_to_us(descriptor: int, needed: int = LOOK) -> None:
+    """As ``open_held``, where the folder is our own user's: what is somebody else's we use as root, or not at all."""
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        open_held(descriptor, needed)
+
+
+def open_folder(folder: Path | str, above: int | None = None, needed: int = LOOK) -> int:
+    """Open a folder to list it, links unfollowed; one that our own user closed is opened to him.
+
+    Raises:
+        OSError: it is missing, no folder, or closed to us.
+    """
+    held = hold_folder(folder, above)
+    try:
+        open_to_us(held, needed)
+        return os.open(f"/proc/self/fd/{held}", _READ)
+    finally:
+        os.close(held)
+
+
+@dataclass(slots=True)
+class _Level:
+    """A folder on the way down; ``folders`` in it are still to be looked into."""
+
+    descriptor: int | None
+    identity: tuple[int, int]
+    prefix: str
+    folders: list[str] = field(default_factory=list)
+
+
+class _Way:
+    """The folders from the start down to where we are; only the last ``_MOST_OPEN`` are held open."""
+
+    def __init__(self, start: int, prefix: str) -> None:
+        self.levels = [_Level(start, _identity(start), prefix)]
+
+    def down(self, name: str) -> bool:
+        """Go into a folder; False when it went away meanwhile, or is none any more."""
+        here = self.levels[-1]
+        try:
+            descriptor = open_folder(name, here.descriptor)
+        except OSError as error:
+            if error.errno in _WENT_AWAY:
+                return False
+            raise OSError(error.errno, error.strerror, here.prefix + name) from error
+        self.levels.append(_Level(descriptor, _identity(descriptor), f"{here.prefix}{name}/"))
+        if len(self.levels) > _MOST_OPEN:
+            _close(self.levels[-1 - _MOST_OPEN])
+        return True
+
+    def up(self) -> None:
+        """Go back to the folder above."""
+        left = self.levels.pop()
+        try:
+            if self.levels and self.levels[-1].descriptor is None:
+                _open_above(left, self.levels[-1])
+        finally:
+            _close(left)
+
+    def close(self) -> None:
+        for level in self.levels:
+            _close(level)
+
+
+def walk(start: int, prefix: str = "") -> Iterator[Found]:
+    """Every entry below an open folder, which is closed at the end; a folder comes before what is in it.
+
+    What goes away or becomes something else meanwhile is left out. Closed folders of our own user are opened.
+
+    Args:
+        start: its descriptor.
+        prefix: what each path begins with.
+
+    Raises:
+        OSError: more than ``MOST_ENTRIES``, or paths of more than ``MOST_PATH_BYTES`` together; a folder cannot be
+            read, or was moved while we were in it.
+    """
+    way = _Way(start, prefix)
+    try:
+        num_entries = num_bytes = 0
+        is_new = True
+        while way.levels:
+            here = way.levels[-1]
+            if is_new:
+                for path, info in _scan(here):
+                    num_entries += 1
+                    num_bytes += len(os.fsencode(path))
+                    _check_room(num_entries, num_bytes)
+                    yield path, info
+            if is_new := bool(here.folders):
+                is_new = way.down(here.folders.pop())
+            else:
+                way.up()
+    finally:
+        way.close()
+
+
+def _scan(level: _Level) -> Iterator[Found]:
+    assert level.descriptor is not None
+    with os.scandir(level.descriptor) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode):
+                    level.folders.append(entry.name)
+                yield level.prefix + entry.name, info
+
+
+def _check_room(num_entries: int, num_bytes: int) -> None:
+    if num_entries > MOST_ENTRIES:
+        raise OSError(errno.EFBIG, f"more than {MOST_ENTRIES:,} entries")
+    if num_bytes > MOST_PATH_BYTES:
+        raise OSError(errno.EFBIG, f"its paths have more than {MOST_PATH_BYTES:,} bytes together")
+
+
+def _open_above(left: _Level, above: _Level) -> None:
+    above.descriptor = open_folder("..", left.descriptor)
+    if _identity(above.descriptor) != above.identity:
+        raise OSError(errno.ESTALE, "it was moved while it was looked at", left.prefix)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    info = os.fstat(descriptor)
+    return info.st_dev, info.st_ino
+
+
+def _close(level: _Level) -> None:
+    if level.descriptor is not None:
+        os.close(level.descriptor)
+        level.descriptor = None
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder whatever a jail left in it; no word if something stays."""
+    with suppress(OSError):
+        _remove(folder)
+    if os.path.lexists(folder):
+        _remove_by_program(folder)
+
+
+def _remove(folder: Path) -> None:
+    """One pass over all that is in it.
+
+    Raises:
+        OSError: something cannot be removed, or not be moved (to another file system, say).
+    """
+    token = os.urandom(8).hex()
+    names = (f".{token}-{number}" for number in count())
+    top = open_folder(folder, needed=CHANGE)
+    try:
+        waiting = _clear(top)
+        while waiting:
+            name = waiting.pop()
+            here = open_folder(name, top, CHANGE)
+            try:
+                for inner in _clear(here):
+                    moved = next(names)
+                    os.close(open_folder(inner, here, CHANGE))  # only who may write it may move it
+                    os.rename(inner, moved, src_dir_fd=here, dst_dir_fd=top)
+                    waiting.append(moved)
+            finally:
+                os.close(here)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(folder)
+
+
+def _clear(folder: int) -> list[str]:
+    """Remove what is in an open folder but the folders that are not empty; their names."""
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    left = []
+    for name, is_folder in found:
+        if not is_folder:
+            os.unlink(name, dir_fd=folder)
+        elif not _is_removed(name, folder):
+            left.append(name)
+    return left
+
+
+def _is_removed(name: str, above: int) -> bool:
+    try:
+        os.rmdir(name, dir_fd=above)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _remove_by_program(folder: Path) -> None:
+    """What cannot be moved goes where it is."""
+    is_link = os.path.islink(folder)  # which chmod would follow
+    for command in (["rm", "-rf"], *([] if is_link else [["chmod", "-R", "u+rwX"], ["rm", "-rf"]])):
+        if os.path.lexists(folder):
+            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
+
+
+def remove(path: Path, *, is_folder: bool) -> None:
+    """Remove an entry whatever a jail made of it.
+
+    Raises:
+        OSError: it is still there.
+    """
+    if is_folder:
+        remove_folder(path)
+        if os.path.lexists(path):
+            raise OSError(errno.ENOTEMPTY, "it cannot be removed", str(path)[:200])
+    else:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def empty(folder: Path) -> None:
+    """Remove everything in a folder; the folder itself stays, for it may be mounted.
+
+    Raises:
+        OSError: something is still there.
+    """
+    with os.scandir(folder) as entries:
+        found = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for path, is_folder in found:
+        remove(path, is_folder=is_folder)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import whole_number
+from composer_replication.cli.terminal import progress_bar
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.report.guard_scan import ChosenColumns, Replay
@@ -85,7 +87,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the log cannot be used (CR0630, CR0633, CR0637).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
-    from composer_replication.errors import needs_extra
     from composer_replication.report.guard_scan import choose_columns, readings_of, replay
     from composer_replication.report.run_logs import read_log
 
@@ -101,7 +102,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
     """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
-    from composer_replication.errors import UsageError
     from composer_replication.safety import HeldOutGuard
 
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
@@ -117,7 +117,6 @@ def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
 def _recipe_settings(path: Path) -> dict[str, Any]:
     """The ``[guard]`` table of a recipe; its other tables are not looked at."""
     from composer_replication.config import parse_config, read_table
-    from composer_replication.errors import UsageError
 
     table = read_table(path)
     if "guard" not in table:
@@ -232,9 +231,6 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
         UsageError: no such family (CR0206).
         MissingError: numpy is not installed (CR0101).
     """
-    from composer_replication.cli.terminal import progress_bar
-    from composer_replication.errors import UsageError, needs_extra
-
     with needs_extra("bench", "the guard's benchmark"):
         from composer_replication.report.bench_families import FAMILIES
         from composer_replication.report.guard_bench import SEED, run_guard_bench

@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_isolation_flags, chosen_backend, whole_number
+from composer_replication.cli.flags import (
+    add_isolation_flags,
+    chosen_backend,
+    refuse_unwritable,
+    whole_number,
+)
 from composer_replication.cli.show_command import warn_unfinished
-from composer_replication.cli.terminal import progress_bar
+from composer_replication.cli.terminal import progress_bar, visible
+from composer_replication.errors import UsageError
 
 if TYPE_CHECKING:
     from composer_replication.tasks.store import TaskStore
@@ -124,7 +130,6 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the set cannot be read (CR0460), no repository can be used (CR0419).
         NothingToDoError: no row is a task (CR0418).
     """
-    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.cli.show_command import finish_build
     from composer_replication.tasks.journal import read_journal
     from composer_replication.tasks.swebench.swebench_import import import_swebench
@@ -159,7 +164,6 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
         MissingError: Parquet without pyarrow (CR0101).
     """
-    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
@@ -181,7 +185,6 @@ def render_export(result: dict[str, Any]) -> str:
 
 
 def _check_id(args: argparse.Namespace, *, is_set: bool) -> None:
-    from composer_replication.errors import UsageError
 
     folder = shlex.quote(str(args.folder))
     if is_set and args.task_id:
@@ -201,7 +204,6 @@ def _check_id(args: argparse.Namespace, *, is_set: bool) -> None:
 
 
 def _refuse_taken(out: Path, *, is_file: bool) -> None:
-    from composer_replication.errors import UsageError
 
     if is_file and out.exists():
         raise UsageError(
@@ -240,7 +242,6 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
 def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
     """Print what the build says of the licences of these tasks' repositories, and return it."""
     from composer_replication.cli.show_command import licence_lines
-    from composer_replication.cli.terminal import visible
     from composer_replication.tasks.build_summary import restricted_licences
 
     slugs = sorted({store.record(task_id).repository_record for task_id in task_ids})

@@ -11,8 +11,6 @@ from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
-    from composer_replication.report.guard_scan import ChosenColumns, Replay
-    from composer_replication.report.run_logs import RunLog
     from composer_replication.safety import HeldOutGuard
 
 _HERE = "composer_replication.cli.guard_verb"
@@ -95,9 +93,34 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         log = read_log(args.log, step=args.step, resumed=args.resumed)
     chosen = choose_columns(log, proxy=args.proxy, truth=args.truth, kl=args.kl)
     readings, notes = readings_of(log, chosen)
-    replayed = replay(guard, readings)
-    result, exit_code = _result(guard, log, chosen, replayed, [*log.notes, *notes])
-    return result, exit_code
+    statuses = replay(guard, readings)
+    fired = next((index for index, status in enumerate(statuses) if status.fire), None)
+    result: Result = {
+        "fired": fired is not None,
+        "fired_at": None,
+        "reason": "",
+        "updates": len(readings),
+        "verdict": "clean",
+        "log": str(log.path.resolve()),
+        "kind": log.kind,
+        "columns": {
+            "proxy": chosen.proxy.spelled,
+            "truth": chosen.truth.spelled,
+            "kl": chosen.kl.spelled if chosen.kl else None,
+            "step": log.step_column,
+        },
+        "columns_sentence": chosen.sentence(log),
+        "settings": {name: getattr(guard, name) for name in _SETTINGS},
+        "notes": [*log.notes, *notes],
+    }
+    if fired is not None:
+        halted = {"fired_at": readings[fired].step, "reason": statuses[fired].reason, "verdict": "halted"}
+        return {**result, **halted, "updates_at_fire": fired + 1}, _HALTED
+    if len(readings) < guard.min_steps:
+        sentence = f"{len(readings)} update(s), and the guard may fire only from update {guard.min_steps} on"
+        too_little = {"reason": sentence, "verdict": "INSUFFICIENT_DATA", "code": "CR0638"}
+        return {**result, **too_little}, _TOO_LITTLE
+    return result, 0
 
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
@@ -134,40 +157,6 @@ def _recipe_settings(path: Path) -> dict[str, Any]:
     }
     section = parse_config(only_guard, where=str(path)).guard
     return {} if section is None else section.model_dump()
-
-
-def _result(
-    guard: HeldOutGuard, log: RunLog, chosen: ChosenColumns, replayed: Replay, notes: list[str]
-) -> tuple[Result, int]:
-    index = replayed.fired_index
-    num_updates = len(replayed.readings)
-    result: Result = {
-        "fired": index is not None,
-        "fired_at": None,
-        "reason": "",
-        "updates": num_updates,
-        "verdict": "clean",
-        "log": str(log.path.resolve()),
-        "kind": log.kind,
-        "columns": {
-            "proxy": chosen.proxy.spelled,
-            "truth": chosen.truth.spelled,
-            "kl": chosen.kl.spelled if chosen.kl else None,
-            "step": log.step_column,
-        },
-        "columns_sentence": chosen.sentence(log),
-        "settings": {name: getattr(guard, name) for name in _SETTINGS},
-        "notes": notes,
-    }
-    if index is not None:
-        reason = replayed.statuses[index].reason
-        fired = {"fired_at": replayed.readings[index].step, "reason": reason, "verdict": "halted"}
-        return {**result, **fired, "updates_at_fire": index + 1}, _HALTED
-    if num_updates < guard.min_steps:
-        sentence = f"{num_updates} update(s), and the guard may fire only from update {guard.min_steps} on"
-        too_little = {"reason": sentence, "verdict": "INSUFFICIENT_DATA", "code": "CR0638"}
-        return {**result, **too_little}, _TOO_LITTLE
-    return result, 0
 
 
 def _verdict_sentence(result: Result) -> str:

@@ -167,8 +167,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
-    _check_id(args, is_set=is_set)
-    _refuse_taken(args.out, is_file=is_file)
+    _refuse_unfit(args, is_set=is_set, is_file=is_file)
     refuse_unwritable(args.out.absolute().parent if is_file else args.out)
     store = TaskStore.open(args.folder)
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
@@ -184,35 +183,19 @@ def render_export(result: dict[str, Any]) -> str:
     return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
 
 
-def _check_id(args: argparse.Namespace, *, is_set: bool) -> None:
-
-    folder = shlex.quote(str(args.folder))
-    if is_set and args.task_id:
+def _refuse_unfit(args: argparse.Namespace, *, is_set: bool, is_file: bool) -> None:
+    """An ID and a format that do not go together, or a place that is taken."""
+    if is_set is (args.task_id is not None):
         raise UsageError(
             "CR0206",
-            f"--format {args.format} writes all tasks, not one.",
-            where=args.task_id,
-            fix=f"composer-rl tasks export {folder} --format {args.format} --out PATH",
+            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none.",
+            where=args.task_id or "composer-rl tasks export",
+            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
         )
-    if not is_set and not args.task_id:
-        raise UsageError(
-            "CR0206",
-            "a tree is that of one task, and no ID is given.",
-            where="composer-rl tasks export",
-            fix=f"composer-rl tasks show {folder} lists the IDs; --format swebench writes all tasks.",
-        )
-
-
-def _refuse_taken(out: Path, *, is_file: bool) -> None:
-
-    if is_file and out.exists():
-        raise UsageError(
-            "CR0231", "the file exists already.", where=str(out), fix="choose another --out FILE."
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            "CR0231", "the folder is not empty.", where=str(out), fix="choose another --out FOLDER."
-        )
+    is_empty = args.out.is_dir() and not any(args.out.iterdir())
+    if args.out.exists() and (is_file or not is_empty):
+        what, kind = ("the file exists already", "FILE") if is_file else ("the folder is not empty", "FOLDER")
+        raise UsageError("CR0231", f"{what}.", where=str(args.out), fix=f"choose another --out {kind}.")
 
 
 def _write_tree(store: TaskStore, args: argparse.Namespace) -> Result:

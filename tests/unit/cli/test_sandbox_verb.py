@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli import sandbox_verb
+from composer_replication.cli.main import build_parser
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.records import Check
 from composer_replication.sandbox import acceptance, choose_backend, selftest
@@ -18,12 +19,7 @@ from composer_replication.sandbox.bubblewrap import Bubblewrap
 
 
 def parse(*words: str) -> argparse.Namespace:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true")
-    common.add_argument("--quiet", action="store_true")
-    parser = argparse.ArgumentParser()
-    sandbox_verb.add_parser(parser.add_subparsers(), common)
-    return parser.parse_args(["sandbox", *words])
+    return build_parser("sandbox").parse_args(["sandbox", *words])
 
 
 @pytest.fixture

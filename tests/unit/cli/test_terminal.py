@@ -1,4 +1,4 @@
-""""""
+"""Text of others is shown so that it cannot act on the terminal, and the progress bar shows what is done."""
 
 from __future__ import annotations
 

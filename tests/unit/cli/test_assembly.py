@@ -63,7 +63,7 @@ def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
         training_rows(config, store, whole.train)
 
 
-# -------------------------------------------------------------------------- the curriculum joined to a recipe: off without its table, and begun with what was measured beside the tasks
+# ---- the curriculum joined to a recipe: off without its table, and begun with what was measured beside the tasks
 
 
 ROWS = [{"prompt": "p", "task_id": name} for name in ("t-function-body", "t-class-body")]

@@ -87,7 +87,7 @@ def test_why_episodes_ended_is_told() -> None:
     assert "episodes 1 submitted, 3 turns" in render(result)
 
 
-# -------------------------------------------------------------------------- ``eval --update-difficulty`` to its end: what a person reads afterwards with ``tasks show``
+# ---- ``eval --update-difficulty`` to its end: what a person reads afterwards with ``tasks show``
 
 
 PINS = ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")

@@ -113,7 +113,7 @@ def test_columns_by_name(scan: Scan, tmp_path: Path) -> None:
     )
 
 
-# ------------------------------------------------------------------------------ settings
+# ---- settings
 
 
 def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
     assert scan(log, "--min-steps", "few")[0] == 2
 
 
-# ----------------------------------------------------------------------------- bad input
+# ---- bad input
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_event_files_through_the_command(scan: Scan, tmp_path: Path) -> None:
     assert (exit_code, result["fired_at"], result["kind"]) == (5, 50, "tensorboard")
 
 
-# -------------------------------------------------------------------------- ``guard scan`` over runs of a real model, recorded on disk: the verdict is the one that the run ended with
+# ---- ``guard scan`` over runs of a real model, recorded on disk: the verdict is the one that the run ended with
 
 
 ROOT = Path(__file__).resolve().parents[3]

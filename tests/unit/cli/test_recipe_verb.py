@@ -143,7 +143,7 @@ def test_where_it_does_not_fit_that_is_said(
     assert f"Next: composer-rl train {out}" in streams.err
 
 
-# -------------------------------------------------------------------------- the settings of a new recipe, by hand-computed numbers
+# ---- the settings of a new recipe, by hand-computed numbers
 
 
 def table_of(**changes: Any) -> dict[str, Any]:

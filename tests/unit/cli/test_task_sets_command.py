@@ -134,15 +134,15 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
             call(*words)
     with pytest.raises(InputError, match="CR0460"):
         call("import", str(taken), "--format", "swebench", "--out", str(tmp_path / "y"))
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match="CR0206"):
         call("export", str(folder), "--format", "other", "--out", str(tmp_path / "y"))
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match="CR0206"):
         call("import", str(taken), "--format", "other", "--out", str(tmp_path / "y"))
     assert taken.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
 
 
-# -------------------------------------------------------------------------- whoever passes tasks on is told of licences that are not permissive or unknown, whatever the format; of others nothing is said
+# ---- whoever passes tasks on is told of licences that are not permissive or unknown, whatever the format; of others nothing is said
 
 
 GPL = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "GPL-3.0-only"\n'})

@@ -67,7 +67,7 @@ def test_an_error_that_quotes_a_hostile_name_is_printed_so(
     assert "a\\x1b[2Jb" in capsys.readouterr().err
 
 
-# -------------------------------------------------------------------------- the progress bar of the command line
+# ---- the progress bar of the command line
 
 
 def test_it_shows_counts_rate_and_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def test_a_run_goes_on_at_another_cluster_and_not_with_another_seed(tmp_path: Pa
     assert raised.value.code == "CR0208"
 
 
-# -------------------------------------------------------------------------- trained tasks may be measured by fewer samples than held-out ones, which are what a run is judged by
+# ---- trained tasks may be measured by fewer samples than held-out ones, which are what a run is judged by
 
 
 class CountedSamples:

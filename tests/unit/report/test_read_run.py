@@ -156,7 +156,7 @@ def test_finite_numbers_are_floats() -> None:
     assert (number(3), number(-0.5)) == (3.0, -0.5)
 
 
-# -------------------------------------------------------------------------- what the trainer's checks said, read back and shown; a line of something else is refused
+# ---- what the trainer's checks said, read back and shown; a line of something else is refused
 
 
 ROW: dict[str, Any] = {

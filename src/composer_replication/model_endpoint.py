@@ -108,16 +108,13 @@ def _content(answer: Any) -> str:
     return choice.message.content
 
 
-def open_endpoint(
-    url: str, model: str, key_variable: str = "", *, timeout_seconds: float = TIMEOUT_SECONDS
-) -> Endpoint:
+def open_endpoint(url: str, model: str, key_variable: str = "") -> Endpoint:
     """An endpoint from what a user typed; nothing is asked yet.
 
     Args:
         url: of the server, with or without ``/v1`` or ``/v1/chat/completions``.
         model: its name there.
         key_variable: environment variable that holds the key; empty: none is sent.
-        timeout_seconds: for one answer.
 
     Raises:
         UsageError: an address that is none, no model, or an empty variable (CR0206).
@@ -141,7 +138,7 @@ def open_endpoint(
     else:
         path = parts.path.rstrip("/").removesuffix(_CHAT)
         path = path if path.endswith("/v1") else f"{path}/v1"
-        return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, key, timeout_seconds)
+        return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, key)
     raise UsageError(
         "CR0206",
         f"{problem}.",

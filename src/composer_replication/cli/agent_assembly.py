@@ -6,17 +6,15 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.channel_tables import AgentSection, HintsSection
-from composer_replication.cli.cluster import file_part, launched_size, shards_weights
+from composer_replication.channel_tables import AgentSection
+from composer_replication.cli.cluster import launched_size, shards_weights
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
-from composer_replication.interfaces import HintGenerator
 from composer_replication.records import Limits, Task
-from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
 from composer_replication.rollouts.environment.reward_options import RewardOptions
@@ -29,15 +27,11 @@ from composer_replication.rollouts.episodes.served_model import (
     require_fit,
 )
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer, EpisodeSampler, Listeners
-from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
-from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
@@ -46,20 +40,6 @@ if TYPE_CHECKING:
 
 MANY_GRADINGS = 64
 """At a time on a cluster, where single answers are graded and nobody says how many."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentParts:
-    """What a trainer takes for rollouts of several turns: its rollout function, its reward, and the player of both.
-
-    ``sampler`` plays for evaluation.
-    """
-
-    player: EpisodePlayer
-    rollouts: Any
-    reward: Any
-    hint_source: HintGenerator | None
-    sampler: EpisodeSampler
 
 
 def check_agent(config: RunConfig) -> None:
@@ -102,7 +82,7 @@ def check_agent(config: RunConfig) -> None:
         find_trl_server(config)
 
 
-def find_trl_server(config: RunConfig, note: Callable[[str], None] = lambda _: None) -> ServedModel:
+def find_trl_server(config: RunConfig) -> ServedModel:
     """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set.
 
     Raises:
@@ -111,16 +91,7 @@ def find_trl_server(config: RunConfig, note: Callable[[str], None] = lambda _: N
     of = config.trl
     url = of.get("vllm_server_base_url")
     url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
-    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)), note=note)
-
-
-def agent_rows(store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Rows for the trainer's data set; the conversation itself begins in the environment.
-
-    Raises:
-        InputError: an instruction would show the deleted code (CR0429).
-    """
-    return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
+    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
 
 
 def open_player(
@@ -209,52 +180,6 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
     return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
 
 
-def open_agent(
-    config: RunConfig,
-    grader: Grader,
-    model: Any,
-    tokenizer: Any,
-    folder: RunFolder,
-    *,
-    curriculum: Curriculum | None,
-    cluster: RolloutCluster | None = None,
-) -> AgentParts | None:
-    """The parts of a recipe with an ``[agent]`` table; None without one.
-
-    Raises:
-        ComposerError: as ``require_server``.
-    """
-    if config.agent is None:
-        return None
-    from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts, TrainedPolicy
-
-    if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
-        require_server(config, find_trl_server(config), model, tokenizer)
-    observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
-    kept = KeptEpisodes(
-        folder.rollouts,
-        part=file_part(),
-        session_id=folder.root.name,
-        model_name=config.model.name,
-    )
-    on_outcomes = None if curriculum is None else curriculum.note
-    listeners = Listeners(kept, on_outcomes, observed)
-    open_one = partial(open_player, config, grader, tokenizer, num_ids=_num_ids(model), cluster=cluster)
-    player, judge = open_one(listeners=listeners), open_one(is_evaluation=True)
-    max_batch = config.agent.max_batch
-    policy = TrainedPolicy(max_batch=max_batch)
-    hints = config.hints or HintsSection()
-    return AgentParts(
-        player,
-        EpisodeRollouts(player, max_batch=max_batch),
-        EpisodeReward(player),
-        None
-        if observed is None
-        else HintedTurnMaker(tokenizer, observe=observed, options=hints.writing, strict=hints.strict),
-        EpisodeSampler(judge, policy, keep=kept.keep_evaluation),
-    )
-
-
 def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
     """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights.
 
@@ -294,7 +219,7 @@ def open_episode_sampler(
 
     section = config.agent or AgentSection()
     judge = open_player(
-        config, grader, tokenizer, num_ids=_num_ids(model), is_evaluation=True, cluster=cluster
+        config, grader, tokenizer, num_ids=num_model_ids(model), is_evaluation=True, cluster=cluster
     )
     refuse_long_conversations(config, judge, tasks, model)
     if served is not None:
@@ -305,14 +230,9 @@ def open_episode_sampler(
     return EpisodeSampler(judge, policy)
 
 
-def _num_ids(model: Any) -> int:
+def num_model_ids(model: Any) -> int:
     """How many ids the model has a row for, often some more than its tokenizer."""
     return int(model.config.get_text_config().vocab_size)
-
-
-def counts_shares(config: RunConfig) -> bool:
-    """Whether the reward is a share of tests, so that the truth beside it has to be one too."""
-    return config.agent is not None and config.agent.reward.rule != "all_or_nothing"
 
 
 def checks_of(config: RunConfig) -> Any:

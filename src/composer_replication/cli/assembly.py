@@ -10,18 +10,20 @@ import json
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import HintsSection
 from composer_replication.cli.agent_assembly import (
-    agent_rows,
     check_agent,
     cluster_options,
-    counts_shares,
-    open_agent,
+    find_trl_server,
+    num_model_ids,
+    open_player,
     refuse_long_conversations,
+    require_server,
     sandbox_limits,
 )
 from composer_replication.cli.cluster import (
@@ -38,9 +40,12 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import HeldoutReading, PreferencePair, Task
-from composer_replication.report import read_run, write_model_card
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
 from composer_replication.rollouts.curriculum.standing import has_recorded_evidence
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.generations.episode_player import EpisodeSampler, Listeners
+from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
+from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
@@ -52,7 +57,7 @@ from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import TaskSampler
-from composer_replication.run_folder import RunFolder, read_json, write_json
+from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
 from composer_replication.sandbox import accept, accepted, choose_backend
 from composer_replication.tasks.build import build_tasks
@@ -178,9 +183,13 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
-    if config.agent is not None:
-        return agent_rows(store, tasks)
+    """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test.
+
+    Raises:
+        InputError: an instruction or a prompt would show the deleted code (CR0429).
+    """
+    if config.agent is not None:  # the conversation itself begins in the environment
+        return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
     for task in tasks:
         prompt = prompt_of(config, store, task)
@@ -199,26 +208,6 @@ def accept_recipe(config: RunConfig) -> None:
         UsageError: there is no guard of that name (CR0340).
     """
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
-
-
-def record_sandbox(config: RunConfig, folder: RunFolder, grader: Grader) -> None:
-    """Write into the run's environment which jails it used, for gradings and for attempts, and without which guards.
-
-    Raises:
-        SandboxFailure: the jail of attempts does not hold (CR0306).
-    """
-    known = read_json(folder.environment)
-    attempts = {}
-    if config.agent is not None and config.ray is None:  # nodes choose for themselves
-        is_warm = config.agent.tools.is_warm
-        attempts["attempts"] = grader.attempt_backend(config.sandbox.backend, is_warm=is_warm).name
-    known["sandbox"] = {
-        **attempts,
-        "backend": grader.backend_name,
-        "accepted_no_isolation": list(accepted()),
-        "not_effective": list(grader.missing_guards),
-    }
-    write_json(folder.environment, known)
 
 
 def open_grader(
@@ -240,34 +229,6 @@ def open_grader(
         timeout_seconds=config.rollouts.test_timeout_seconds,
         num_jobs=config.rollouts.grading_jobs,
         unseen=unseen,
-    )
-
-
-def open_reward(
-    config: RunConfig,
-    tasks: RunTasks,
-    grader: Grader,
-    folder: RunFolder,
-    curriculum: Curriculum | None,
-    *,
-    end_token_ids: Sequence[int],
-) -> FeatureDeletionReward:
-    """The recipe's reward over the training tasks; a curriculum hears of every outcome.
-
-    Raises:
-        UsageError: the reward's function cannot be used (CR0210).
-    """
-    return FeatureDeletionReward(
-        {task.task_id: task for task in tasks.train},
-        grader,
-        load_reward_rule(config.reward.function),
-        prompt_style=config.rollouts.prompt_style,
-        tests=config.reward.tests,
-        folder=folder.rollouts,
-        part=file_part(),
-        on_outcomes=None if curriculum is None else curriculum.note,
-        end_token_ids=end_token_ids,
-        shuffle_seed=config.seed if config.reward.is_shuffled else None,
     )
 
 
@@ -295,16 +256,19 @@ POOL_PER_SAMPLE = 10
 
 
 def open_evaluator(
-    config: RunConfig, sampler: TaskSampler, tasks: RunTasks
-) -> PatientEvaluation[HeldoutReading] | None:
-    """The guard's truth, or None when the recipe holds nothing out.
+    config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
+) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
+    """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told.
+
+    Both are None where the recipe holds nothing out.
 
     Raises:
         UsageError: the pool is smaller than the sample, or gives no canary (CR0452).
+        InputError: the journal belongs to another run or is damaged (CR0602).
     """
     section = config.heldout
     if section is None or tasks.split is None:
-        return None
+        return None, None
     canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if section.num_canaries else ())
     if refused:
         note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
@@ -319,7 +283,8 @@ def open_evaluator(
         canaries=canaries,
         num_canaries=section.num_canaries,
         has_sentinel=section.has_sentinel,
-        counts_shares=counts_shares(config),
+        # a reward that is a share of tests needs a truth that is one, too
+        counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )
     if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
         note(
@@ -327,24 +292,12 @@ def open_evaluator(
             "its guarantee speaks of these tasks only"
         )
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
-    return PatientEvaluation(evaluator, timeout_seconds=None if shards_weights() else section.timeout_seconds)
-
-
-def journalled(
-    config: RunConfig,
-    folder: RunFolder,
-    tasks: RunTasks,
-    evaluation: PatientEvaluation[HeldoutReading] | None,
-) -> Callable[[], Any] | None:
-    """``evaluation``, with every score on disk before the evidence is told, in the process that evaluates.
-
-    Raises:
-        InputError: the journal belongs to another run or is damaged (CR0602).
-    """
-    if evaluation is None or tasks.split is None or config.evidence is None or launched_rank():
-        return evaluation
+    patience = None if shards_weights() else section.timeout_seconds
+    evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)
+    if config.evidence is None or launched_rank():  # the process that evaluates keeps the journal
+        return evaluation, evaluation
     journal = EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
-    return lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due
+    return evaluation, lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due
 
 
 def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
@@ -366,9 +319,17 @@ def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
         ) from error
 
 
-def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, tasks: RunTasks) -> None:
-    """Versions, seeds, git revision and fingerprints; never an environment variable."""
+def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, grader: Grader) -> None:
+    """Versions, seeds, git revision and fingerprints, never an environment variable; and which jails are used, without which guards.
+
+    Raises:
+        SandboxFailure: the jail of attempts does not hold (CR0306).
+    """
     packages = ("composer-replication", "torch", "transformers", "trl", "accelerate", "peft")
+    jails = {"backend": grader.backend_name}
+    if config.agent is not None and config.ray is None:  # nodes choose for themselves
+        is_warm = config.agent.tools.is_warm
+        jails["attempts"] = grader.attempt_backend(config.sandbox.backend, is_warm=is_warm).name
     write_json(
         folder.environment,
         {
@@ -377,7 +338,7 @@ def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, ta
             "versions": {name: package_version(name) for name in packages},
             "seed": config.seed,
             "git_revision": _git_revision(),
-            "tasks_fingerprint": store.fingerprint,
+            "tasks_fingerprint": grader.store.fingerprint,
             "split_fingerprint": tasks.split.fingerprint if tasks.split else "",
             "split_checked": list(tasks.split.checked) if tasks.split else [],
             "train_tasks": [task.task_id for task in tasks.train],
@@ -385,6 +346,11 @@ def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, ta
             "heldout_without_hidden_tests": tasks.num_blind,
             "left_out_prompt_shows_golden": tasks.num_leaking,
             "left_out_other_sizes": tasks.num_other_sizes,
+            "sandbox": {
+                **jails,
+                "accepted_no_isolation": list(accepted()),
+                "not_effective": list(grader.missing_guards),
+            },
         },
     )
 
@@ -429,6 +395,16 @@ def _git_revision() -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """What a trainer takes to attempt tasks, and who samples for evaluation; ``rollouts`` is None for single answers."""
+
+    reward: Any
+    rollouts: Any
+    hint_source: HintGenerator | None
+    sampler: TaskSampler
+
+
 def open_attempts(
     config: RunConfig,
     grader: Grader,
@@ -439,39 +415,67 @@ def open_attempts(
     tasks: RunTasks,
     curriculum: Curriculum | None,
     cluster: RolloutCluster | None,
-) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
-    """Reward, rollout function (None for single answers), source of hints, and who samples for evaluation."""
-    agent = open_agent(config, grader, model, tokenizer, folder, curriculum=curriculum, cluster=cluster)
-    if agent is not None:
-        refuse_long_conversations(config, agent.player, (*tasks.train, *tasks.heldout), model)
-        return agent.reward, agent.rollouts, agent.hint_source, agent.sampler
-    from composer_replication.trainer.policy import end_token_ids
-
-    ends = end_token_ids(model, tokenizer)
-    reward = open_reward(config, tasks, grader, folder, curriculum, end_token_ids=ends)
-    hint_source = open_hint_source(config, grader.store, grader, tokenizer)
-    return reward, None, hint_source, open_sampler(config, grader, model, tokenizer)
-
-
-def open_hint_source(
-    config: RunConfig, store: TaskStore, grader: Grader, tokenizer: Tokenizer
-) -> HintGenerator | None:
-    """Hints for the rollouts of training; None where ``trainer.alpha_sdpo`` is 0.
-
-    ``grader`` is the reward's own, which keeps its scores: no answer is run twice.
+) -> Attempts:
+    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome.
 
     Raises:
-        UsageError: a layer cannot be used (CR0221).
+        UsageError: the reward's function (CR0210) or a layer of hints (CR0221) cannot be used.
+        ComposerError: as ``require_server`` and ``refuse_long_conversations``.
     """
-    if config.trainer.alpha_sdpo == 0.0:
-        return None
-    observe = TaskObserver(
-        store,
+    on_outcomes = None if curriculum is None else curriculum.note
+    if config.agent is not None:
+        from composer_replication.trainer.episode_rollouts import (
+            EpisodeReward,
+            EpisodeRollouts,
+            TrainedPolicy,
+        )
+
+        kept = KeptEpisodes(
+            folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
+        )
+        observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
+        if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
+            require_server(config, find_trl_server(config), model, tokenizer)
+        open_one = partial(
+            open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
+        )
+        player = open_one(listeners=Listeners(kept, on_outcomes, observed))
+        refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
+        max_batch = config.agent.max_batch
+        judge = EpisodeSampler(
+            open_one(is_evaluation=True), TrainedPolicy(max_batch=max_batch), keep=kept.keep_evaluation
+        )
+        hints = _hinted_turns(config, tokenizer, observed)
+        return Attempts(EpisodeReward(player), EpisodeRollouts(player, max_batch=max_batch), hints, judge)
+    from composer_replication.trainer.policy import end_token_ids
+
+    reward = FeatureDeletionReward(
+        {task.task_id: task for task in tasks.train},
+        grader,
+        load_reward_rule(config.reward.function),
+        prompt_style=config.rollouts.prompt_style,
+        tests=config.reward.tests,
+        folder=folder.rollouts,
+        part=file_part(),
+        on_outcomes=on_outcomes,
+        end_token_ids=end_token_ids(model, tokenizer),
+        shuffle_seed=config.seed if config.reward.is_shuffled else None,
+    )
+    observer = TaskObserver(  # with the reward's own grader, which keeps its scores: no answer is run twice
+        grader.store,
         grader=grader,
         tests=config.reward.tests,
         prompt_style=config.rollouts.prompt_style,
         context_lines=config.rollouts.context_lines,
     )
+    hints = _hinted_turns(config, tokenizer, observer)
+    return Attempts(reward, None, hints, open_sampler(config, grader, model, tokenizer))
+
+
+def _hinted_turns(config: RunConfig, tokenizer: Tokenizer, observe: Any) -> HintGenerator | None:
+    """Hints for the rollouts of training; None where ``trainer.alpha_sdpo`` is 0."""
+    if config.trainer.alpha_sdpo == 0.0:
+        return None
     section = config.hints or HintsSection()
     return HintedTurnMaker(tokenizer, observe=observe, options=section.writing, strict=section.strict)
 
@@ -545,41 +549,3 @@ def identity_table(config: RunConfig) -> dict[str, Any]:
 def recipe_sha256(config: RunConfig) -> str:
     """Of ``identity_table``."""
     return hashlib.sha256(json.dumps(identity_table(config), sort_keys=True).encode()).hexdigest()
-
-
-def keep_model(
-    trainer: Any, run_folder: RunFolder, summary: Mapping[str, Any], progress: Callable[[str], None]
-) -> str | None:
-    """Write ``model/`` with its card, from the first process; every process has to come here.
-
-    Returns:
-        The folder; None in the other processes, and where no process can have all weights.
-
-    Raises:
-        InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
-    """
-    from composer_replication.trainer.model_modes import weights_are_sharded
-    from composer_replication.trainer.saved_model import gathered_weights, probe_logps, save_model
-
-    folder, weights, trained = run_folder.model, None, None
-    if weights_are_sharded(trainer.model):
-        weights = gathered_weights(trainer)
-        if weights is None:
-            progress(
-                f"model: its weights are spread over processes and {folder} is not written; take the newest checkpoint"
-            )
-            return None
-        trained = probe_logps(trainer.model, trainer.processing_class)
-    if launched_rank():
-        return None
-    progress(f"model: saving it to {folder}")
-    run = replace(read_run(run_folder.root), summary=dict(summary))
-    save_model(
-        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
-        trainer.processing_class,
-        folder,
-        describe=lambda begun: write_model_card(run, begun),
-        weights=weights,
-        trained=trained,
-    )
-    return str(folder)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import number
 from composer_replication.cli.terminal import progress_bar
+from composer_replication.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +88,6 @@ def render_prune(result: dict[str, Any]) -> str:
 
 
 def _cache() -> Path:
-    from composer_replication.errors import UsageError
     from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder
 
     try:

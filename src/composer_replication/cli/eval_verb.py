@@ -8,7 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_ray_flag, number, whole_number
+from composer_replication.cli.cluster import check_cluster, placed_at
+from composer_replication.cli.flags import add_ray_flag, number, refuse_unwritable, whole_number
+from composer_replication.cli.terminal import note, progress_bar
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
@@ -78,11 +81,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """
     from composer_replication.cli import assembly
     from composer_replication.cli.agent_assembly import check_agent, open_actors, open_episode_sampler
-    from composer_replication.cli.cluster import check_cluster, placed_at
-    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
-    from composer_replication.cli.terminal import note, progress_bar
-    from composer_replication.errors import UsageError, needs_extra
     from composer_replication.rollouts.generations.episode_player import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
@@ -134,7 +133,6 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
     """The server of ``--endpoint``, as it describes itself."""
     if args.endpoint is None:
         return None
-    from composer_replication.errors import UsageError
     from composer_replication.rollouts.episodes.served_model import find_server, open_server
 
     if recipe.agent is None:

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_set_flag
+from composer_replication.cli.flags import add_set_flag, refuse_unwritable
+from composer_replication.cli.terminal import progress_bar
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.cli.task_division import RunTasks
@@ -38,11 +40,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """
     from composer_replication.cli import assembly
     from composer_replication.cli.assembly import check_recipe
-    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.cli.task_division import divide_tasks
-    from composer_replication.cli.terminal import progress_bar
     from composer_replication.config import TasksSection, dump_config, load_config, parse_override
-    from composer_replication.errors import UsageError
     from composer_replication.run_folder import write_atomic, write_json
 
     config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
@@ -105,7 +104,6 @@ def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
     from composer_replication.cli.agent_assembly import open_player
     from composer_replication.cli.assembly import open_grader
     from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
-    from composer_replication.errors import needs_extra
     from composer_replication.rollouts.environment.feature_deletion_env import first_message
     from composer_replication.rollouts.tools.toolbox import TOOLS
 

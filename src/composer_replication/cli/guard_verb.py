@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import whole_number
+from composer_replication.cli.terminal import progress_bar
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
-    from composer_replication.report.guard_scan import ChosenColumns, Replay
-    from composer_replication.report.run_logs import RunLog
     from composer_replication.safety import HeldOutGuard
 
 _HERE = "composer_replication.cli.guard_verb"
@@ -85,7 +85,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the log cannot be used (CR0630, CR0633, CR0637).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
-    from composer_replication.errors import needs_extra
     from composer_replication.report.guard_scan import choose_columns, readings_of, replay
     from composer_replication.report.run_logs import read_log
 
@@ -94,14 +93,38 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         log = read_log(args.log, step=args.step, resumed=args.resumed)
     chosen = choose_columns(log, proxy=args.proxy, truth=args.truth, kl=args.kl)
     readings, notes = readings_of(log, chosen)
-    replayed = replay(guard, readings)
-    result, exit_code = _result(guard, log, chosen, replayed, [*log.notes, *notes])
-    return result, exit_code
+    statuses = replay(guard, readings)
+    fired = next((index for index, status in enumerate(statuses) if status.fire), None)
+    result: Result = {
+        "fired": fired is not None,
+        "fired_at": None,
+        "reason": "",
+        "updates": len(readings),
+        "verdict": "clean",
+        "log": str(log.path.resolve()),
+        "kind": log.kind,
+        "columns": {
+            "proxy": chosen.proxy.spelled,
+            "truth": chosen.truth.spelled,
+            "kl": chosen.kl.spelled if chosen.kl else None,
+            "step": log.step_column,
+        },
+        "columns_sentence": chosen.sentence(log),
+        "settings": {name: getattr(guard, name) for name in _SETTINGS},
+        "notes": [*log.notes, *notes],
+    }
+    if fired is not None:
+        halted = {"fired_at": readings[fired].step, "reason": statuses[fired].reason, "verdict": "halted"}
+        return {**result, **halted, "updates_at_fire": fired + 1}, _HALTED
+    if len(readings) < guard.min_steps:
+        sentence = f"{len(readings)} update(s), and the guard may fire only from update {guard.min_steps} on"
+        too_little = {"reason": sentence, "verdict": "INSUFFICIENT_DATA", "code": "CR0638"}
+        return {**result, **too_little}, _TOO_LITTLE
+    return result, 0
 
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
     """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
-    from composer_replication.errors import UsageError
     from composer_replication.safety import HeldOutGuard
 
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
@@ -117,7 +140,6 @@ def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
 def _recipe_settings(path: Path) -> dict[str, Any]:
     """The ``[guard]`` table of a recipe; its other tables are not looked at."""
     from composer_replication.config import parse_config, read_table
-    from composer_replication.errors import UsageError
 
     table = read_table(path)
     if "guard" not in table:
@@ -135,40 +157,6 @@ def _recipe_settings(path: Path) -> dict[str, Any]:
     }
     section = parse_config(only_guard, where=str(path)).guard
     return {} if section is None else section.model_dump()
-
-
-def _result(
-    guard: HeldOutGuard, log: RunLog, chosen: ChosenColumns, replayed: Replay, notes: list[str]
-) -> tuple[Result, int]:
-    index = replayed.fired_index
-    num_updates = len(replayed.readings)
-    result: Result = {
-        "fired": index is not None,
-        "fired_at": None,
-        "reason": "",
-        "updates": num_updates,
-        "verdict": "clean",
-        "log": str(log.path.resolve()),
-        "kind": log.kind,
-        "columns": {
-            "proxy": chosen.proxy.spelled,
-            "truth": chosen.truth.spelled,
-            "kl": chosen.kl.spelled if chosen.kl else None,
-            "step": log.step_column,
-        },
-        "columns_sentence": chosen.sentence(log),
-        "settings": {name: getattr(guard, name) for name in _SETTINGS},
-        "notes": notes,
-    }
-    if index is not None:
-        reason = replayed.statuses[index].reason
-        fired = {"fired_at": replayed.readings[index].step, "reason": reason, "verdict": "halted"}
-        return {**result, **fired, "updates_at_fire": index + 1}, _HALTED
-    if num_updates < guard.min_steps:
-        sentence = f"{num_updates} update(s), and the guard may fire only from update {guard.min_steps} on"
-        too_little = {"reason": sentence, "verdict": "INSUFFICIENT_DATA", "code": "CR0638"}
-        return {**result, **too_little}, _TOO_LITTLE
-    return result, 0
 
 
 def _verdict_sentence(result: Result) -> str:
@@ -232,9 +220,6 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
         UsageError: no such family (CR0206).
         MissingError: numpy is not installed (CR0101).
     """
-    from composer_replication.cli.terminal import progress_bar
-    from composer_replication.errors import UsageError, needs_extra
-
     with needs_extra("bench", "the guard's benchmark"):
         from composer_replication.report.bench_families import FAMILIES
         from composer_replication.report.guard_bench import SEED, run_guard_bench

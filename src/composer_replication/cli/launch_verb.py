@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import add_set_flag
+from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.launch.job import Job
@@ -75,8 +76,6 @@ def run(args: argparse.Namespace) -> tuple[Result, int]:
         MissingError: the target's client is not installed (CR0101, CR0440).
         InputError: no such job (CR0933).
     """
-    from composer_replication.errors import UsageError, needs_extra
-
     if args.recipe in _QUESTIONS:
         if args.job is None:
             fix = f"composer-rl launch {args.recipe} JOB"
@@ -156,7 +155,6 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
 
 
 def _answer(question: str, folder: Path) -> tuple[Result, int]:
-    from composer_replication.errors import needs_extra
     from composer_replication.launch.job_folder import read_record
     from composer_replication.launch.job_status import joined
     from composer_replication.launch.targets import open_target

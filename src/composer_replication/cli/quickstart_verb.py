@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.cli.flags import whole_number
 from composer_replication.cli.train_verb import render as render_run
-from composer_replication.errors import MissingError
+from composer_replication.errors import MissingError, needs_extra
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -29,7 +29,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
     from composer_replication.cli.training_run import run_recipe
-    from composer_replication.errors import needs_extra
 
     with needs_extra("quickstart", "the quick start"):
         from composer_replication.trainer.model_trial import fast_dtype

@@ -12,6 +12,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.terminal import note
+from composer_replication.errors import UsageError, needs_extra
+
 if TYPE_CHECKING:
     from composer_replication.cli.task_division import RunTasks
     from composer_replication.config import RunConfig
@@ -83,11 +87,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         NothingToDoError: no task to train on or to hold out (CR0604).
     """
     from composer_replication.cli.assembly import check_recipe
-    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.cli.task_division import divide_tasks
-    from composer_replication.cli.terminal import note
     from composer_replication.config import parse_config
-    from composer_replication.errors import UsageError, needs_extra
     from composer_replication.tasks.store import TaskStore
 
     if os.path.lexists(args.out):

@@ -200,17 +200,15 @@ def _end_all(children: list[Popen[bytes]]) -> None:
 
 def _together(folders: list[RunFolder]) -> dict[str, Any]:
     """Outer steps that were taken, whether all weights were equal after each of them, and what all sent."""
+    from composer_replication.report.replicas_page import merged_outer_steps
     from composer_replication.run_folder import read_jsonl
 
-    each = [read_jsonl(folder.outer_steps) for folder in folders]
-    seen: dict[int, set[str]] = {}
-    for row in (row for rows in each for row in rows):
-        seen.setdefault(row["outer_step"], set()).add(row["outer_sha256"])
-    until_now = [rows[-1]["bytes"] for rows in each if rows]  # each row has all bytes until then
+    steps = merged_outer_steps([folder.root for folder in folders])
+    newest = [rows[-1]["bytes"] for folder in folders if (rows := read_jsonl(folder.outer_steps))]
     return {
-        "outer_steps": max(seen, default=0),
-        "fragments_equal": all(len(hashes) == 1 for hashes in seen.values()),
-        "bytes_sent": sum(n for one in until_now for name, n in one.items() if name.startswith("sent/")),
+        "outer_steps": max((step["outer_step"] for step in steps), default=0),
+        "fragments_equal": all(step["agreed"] == "equal" for step in steps),
+        "bytes_sent": sum(n for one in newest for name, n in one.items() if name.startswith("sent/")),
     }
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import add_acceptance_flag, given_up, isolation_lines, number
 from composer_replication.cli.terminal import Report, progress_bar
-from composer_replication.errors import MissingError
+from composer_replication.errors import InputError, MissingError, needs_extra
+from composer_replication.records import SandboxSpec
 
 if TYPE_CHECKING:
     from composer_replication.interfaces import SandboxBackend
@@ -112,8 +113,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from contextlib import redirect_stdout
 
-    from composer_replication.errors import needs_extra
-
     backend = _available(args.backend)
     with needs_extra("dev", "the conformance suite"):
         from composer_replication.sandbox.conformance.plugin import run_suite
@@ -158,7 +157,6 @@ def _selftest(name: str | None, report: Report | None) -> tuple[dict[str, object
 def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from tempfile import TemporaryDirectory
 
-    from composer_replication.records import SandboxSpec
     from composer_replication.sandbox import choose_backend, open_sandbox
     from composer_replication.sandbox.process_folder import process_folder
 
@@ -182,7 +180,6 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def _copy(source: Path | None, tree: Path) -> None:
     import shutil
 
-    from composer_replication.errors import InputError
     from composer_replication.sandbox.private_folders import copy_file, door_in
     from composer_replication.sandbox.process_folder import process_folder
 

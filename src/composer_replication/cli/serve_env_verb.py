@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from composer_replication.cli.flags import add_acceptance_flag, number, whole_number
+from composer_replication.errors import needs_extra
 from composer_replication.records import MonitorMode
 
 _INTERRUPTED = 130
@@ -77,7 +78,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).
         SandboxFailure: the sandbox does not hold (CR0304).
     """
-    from composer_replication.errors import needs_extra
     from composer_replication.rollouts.environment.openenv_address import listen, url_of
     from composer_replication.rollouts.grading import Grader
     from composer_replication.sandbox import choose_backend

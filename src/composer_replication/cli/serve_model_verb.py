@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from composer_replication.errors import UsageError, needs_extra
+
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
@@ -40,7 +42,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         InputError: the model cannot be loaded, as ``load_model``.
     """
     from composer_replication.config import parse_config
-    from composer_replication.errors import UsageError, needs_extra
 
     with needs_extra("train", "serving a model"):
         from composer_replication.trainer.model_loading import load_model

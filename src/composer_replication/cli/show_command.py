@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import given_up, isolation_lines
 from composer_replication.cli.terminal import visible
+from composer_replication.errors import UsageError
 
 if TYPE_CHECKING:
     from composer_replication.records import Task
@@ -55,7 +56,6 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
             instruction would show the solution (CR0429); measured pass rates cannot be read (CR0411).
     """
-    from composer_replication.errors import UsageError
     from composer_replication.tasks.store import TaskStore
     from composer_replication.tasks.subject import golden_patch
 

@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_isolation_flags, chosen_backend, whole_number
+from composer_replication.cli.flags import (
+    add_isolation_flags,
+    chosen_backend,
+    refuse_unwritable,
+    whole_number,
+)
 from composer_replication.cli.show_command import warn_unfinished
-from composer_replication.cli.terminal import progress_bar
+from composer_replication.cli.terminal import progress_bar, visible
+from composer_replication.errors import UsageError
 
 if TYPE_CHECKING:
     from composer_replication.tasks.store import TaskStore
@@ -124,7 +130,6 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the set cannot be read (CR0460), no repository can be used (CR0419).
         NothingToDoError: no row is a task (CR0418).
     """
-    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.cli.show_command import finish_build
     from composer_replication.tasks.journal import read_journal
     from composer_replication.tasks.swebench.swebench_import import import_swebench
@@ -159,12 +164,10 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
         MissingError: Parquet without pyarrow (CR0101).
     """
-    from composer_replication.cli.flags import refuse_unwritable
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
-    _check_id(args, is_set=is_set)
-    _refuse_taken(args.out, is_file=is_file)
+    _refuse_unfit(args, is_set=is_set, is_file=is_file)
     refuse_unwritable(args.out.absolute().parent if is_file else args.out)
     store = TaskStore.open(args.folder)
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
@@ -180,37 +183,19 @@ def render_export(result: dict[str, Any]) -> str:
     return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
 
 
-def _check_id(args: argparse.Namespace, *, is_set: bool) -> None:
-    from composer_replication.errors import UsageError
-
-    folder = shlex.quote(str(args.folder))
-    if is_set and args.task_id:
+def _refuse_unfit(args: argparse.Namespace, *, is_set: bool, is_file: bool) -> None:
+    """An ID and a format that do not go together, or a place that is taken."""
+    if is_set is (args.task_id is not None):
         raise UsageError(
             "CR0206",
-            f"--format {args.format} writes all tasks, not one.",
-            where=args.task_id,
-            fix=f"composer-rl tasks export {folder} --format {args.format} --out PATH",
+            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none.",
+            where=args.task_id or "composer-rl tasks export",
+            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
         )
-    if not is_set and not args.task_id:
-        raise UsageError(
-            "CR0206",
-            "a tree is that of one task, and no ID is given.",
-            where="composer-rl tasks export",
-            fix=f"composer-rl tasks show {folder} lists the IDs; --format swebench writes all tasks.",
-        )
-
-
-def _refuse_taken(out: Path, *, is_file: bool) -> None:
-    from composer_replication.errors import UsageError
-
-    if is_file and out.exists():
-        raise UsageError(
-            "CR0231", "the file exists already.", where=str(out), fix="choose another --out FILE."
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            "CR0231", "the folder is not empty.", where=str(out), fix="choose another --out FOLDER."
-        )
+    is_empty = args.out.is_dir() and not any(args.out.iterdir())
+    if args.out.exists() and (is_file or not is_empty):
+        what, kind = ("the file exists already", "FILE") if is_file else ("the folder is not empty", "FOLDER")
+        raise UsageError("CR0231", f"{what}.", where=str(args.out), fix=f"choose another --out {kind}.")
 
 
 def _write_tree(store: TaskStore, args: argparse.Namespace) -> Result:
@@ -240,7 +225,6 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
 def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
     """Print what the build says of the licences of these tasks' repositories, and return it."""
     from composer_replication.cli.show_command import licence_lines
-    from composer_replication.cli.terminal import visible
     from composer_replication.tasks.build_summary import restricted_licences
 
     slugs = sorted({store.record(task_id).repository_record for task_id in task_ids})

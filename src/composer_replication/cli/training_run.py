@@ -6,9 +6,9 @@ import resource
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +18,18 @@ from composer_replication.cli.assembly import identity_table, recipe_sha256
 from composer_replication.cli.cluster import launched_rank
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.replicas_verb import Replica, identity_of, open_replica
-from composer_replication.cli.task_division import RunTasks, divide_tasks
+from composer_replication.cli.task_division import divide_tasks
 from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, UsageError, needs_extra
 from composer_replication.records import HeldoutReading, StopReason
-from composer_replication.report import write_report
+from composer_replication.report import read_run, write_model_card, write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.pass_rates import TaskResult, summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.single_turn import is_finished
-from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
 from composer_replication.sandbox.process_folder import sweep
-from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
@@ -41,28 +39,28 @@ NUM_ENDS = 5  # steps averaged at either end of the run
 
 
 @dataclass(slots=True)
-class _Parts:
-    """Everything that a run holds open."""
+class _Run:
+    """One run: what it was told, then what was checked, then what it holds open."""
 
     config: RunConfig
-    folder: RunFolder
-    store: TaskStore
-    tasks: RunTasks
-    sampler: TaskSampler
-    evaluator: PatientEvaluation[HeldoutReading] | None
-    trainer: Any
-    quiet: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What was checked before any task was built: the recipe's parts, TRL's arguments and the method."""
-
     recipe_folder: Path
-    guard: Any
-    pairs: Mapping[str, PairRow]
-    arguments: Any
-    method: Any
+    folder: RunFolder
+    quiet: bool
+    guard: Any = None
+    pairs: Mapping[str, PairRow] = field(default_factory=dict)
+    arguments: Any = None
+    method: Any = None
+    replica: Replica | None = None
+    store: Any = None
+    tasks: Any = None
+    sampler: Any = None
+    evaluator: PatientEvaluation[HeldoutReading] | None = None
+    trainer: Any = None
+
+    def tell(self, text: str) -> None:
+        """Progress, unless nobody wants any."""
+        if not self.quiet:
+            note(text)
 
 
 def run_recipe(
@@ -88,125 +86,93 @@ def run_recipe(
         InputError: a checkpoint in the folder is of another run (CR0884).
         ComposerError: whatever the parts raise; the folder stays resumable.
     """
+    is_first = launched_rank() == 0
     config = load_config(recipe, overrides)
-    folder, is_first = RunFolder(out), launched_rank() == 0
-    quiet = quiet or not is_first
-    progress: Callable[[str], None] = (lambda _: None) if quiet else note
+    run = _Run(config, recipe.resolve().parent, RunFolder(out), quiet or not is_first)
+    folder = run.folder
     if is_first:
         _refuse_occupied(folder, resume=resume, again=again)
         refuse_unwritable(out)
     with ExitStack() as stack:
-        prepared = None
-        if not folder.summary.is_file():
-            prepared = _prepare(config, recipe.resolve().parent, folder, stack, quiet=quiet)
-        joined = stack.enter_context(open_replica(config, replica))
+        was_finished = folder.summary.is_file()
+        if not was_finished:
+            _prepare(run, stack)
+        run.replica = stack.enter_context(open_replica(config, replica))
         if is_first:
             stack.enter_context(folder.locked())
             sweep()  # scratch folders of killed runs, which otherwise the first sandbox removes
             _keep_recipe(config, folder)
-        if prepared is None or folder.summary.is_file():
-            progress("this run is finished; here is its summary.")
+        if was_finished or folder.summary.is_file():
+            run.tell("this run is finished; here is its summary.")
             return _stored_summary(folder)
         from composer_replication.trainer.checkpoints import refuse_foreign_checkpoints
 
         refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
-        return _run(config, prepared, folder, joined, quiet=quiet, progress=progress)
+        return _go(run)
 
 
-def _prepare(
-    config: RunConfig, recipe_folder: Path, folder: RunFolder, stack: ExitStack, *, quiet: bool
-) -> _Prepared:
+def _prepare(run: _Run, stack: ExitStack) -> None:
     """Refuse what can be refused at once, the cheap things first."""
-    guard, pairs = assembly.check_recipe(config, recipe_folder)
-    if not quiet:
-        note("loading torch, transformers and trl")
+    run.guard, run.pairs = assembly.check_recipe(run.config, run.recipe_folder)
+    run.tell("loading torch, transformers and trl")
     with needs_extra("train", "training"):
         from composer_replication.trainer.library_notices import calm_libraries
 
-        stack.enter_context(calm_libraries(quiet=quiet))
-    return _Prepared(recipe_folder, guard, pairs, *assembly.check_training(config, folder))
+        stack.enter_context(calm_libraries(quiet=run.quiet))
+    run.arguments, run.method = assembly.check_training(run.config, run.folder)
 
 
-def _run(
-    config: RunConfig,
-    prepared: _Prepared,
-    folder: RunFolder,
-    replica: Replica | None,
-    *,
-    quiet: bool,
-    progress: Callable[[str], None],
-) -> tuple[dict[str, object], int]:
+def _go(run: _Run) -> tuple[dict[str, object], int]:
+    """Tasks, parts, measure, train, measure, write."""
     from composer_replication.trainer.processes import wait_for_all
 
-    started = time.monotonic()
+    config, folder, started = run.config, run.folder, time.monotonic()
     wait_for_all()  # until the first process holds the folder
-    progress("tasks: building and proving them in the sandbox")
-    with progress_bar(quiet=quiet) as report:
-        store = assembly.open_tasks(config, prepared.recipe_folder, report)
-    tasks = divide_tasks(config, store, prepared.recipe_folder, progress)
-    if replica is not None:
-        tasks = replica.share_of(tasks, config.seed)
-    if launched_rank() == 0:
-        _keep_split(tasks, folder)
-        assembly.write_environment(folder, config, store, tasks)
-    progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
+    run.tell("tasks: building and proving them in the sandbox")
+    with progress_bar(quiet=run.quiet) as report:
+        run.store = assembly.open_tasks(config, run.recipe_folder, report)
+    tasks = divide_tasks(config, run.store, run.recipe_folder, run.tell)
+    run.tasks = tasks if run.replica is None else run.replica.share_of(tasks, config.seed)
+    run.tell(f"tasks: {len(run.tasks.train)} to train on, {len(run.tasks.heldout)} held out")
     with ExitStack() as stack:
-        cluster = stack.enter_context(open_actors(config, store))
+        cluster = stack.enter_context(open_actors(config, run.store))
         if cluster is not None:
-            progress(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
-        parts = _open_parts(
-            config,
-            prepared,
-            folder,
-            store,
-            tasks,
-            replica=replica,
-            cluster=cluster,
-            quiet=quiet,
-            progress=progress,
-        )
-        stack.callback(parts.sampler.grader.close)
-        before = _measure_once(parts, "before", progress)
-        halted = _train(parts, progress)
-        after = _measure_once(parts, "after", progress)
-    summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
+            run.tell(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
+        _open_parts(run, cluster)
+        stack.callback(run.sampler.grader.close)
+        before = _measure_once(run, "before")
+        halted = _train(run)
+        after = _measure_once(run, "after")
+    summary = _summary(run, before, after, halted=halted, seconds=time.monotonic() - started)
     saves = config.trainer.save_model and not halted
-    summary["model"] = assembly.keep_model(parts.trainer, folder, summary, progress) if saves else None
+    summary["model"] = _keep_model(run, summary) if saves else None
     if launched_rank() == 0:
         write_json(folder.summary, summary)
         write_report(folder.root)
     return summary, HALTED_EXIT_CODE if halted else 0
 
 
-def _keep_split(tasks: RunTasks, folder: RunFolder) -> None:
+def _keep_split(run: _Run) -> None:
     """Into the run folder; a resumed run must have the same one."""
-    if tasks.split is None:
+    split, path = run.tasks.split, run.folder.root / "split.json"
+    if split is None:
         return
-    path = folder.root / "split.json"
     if path.is_file():
         from composer_replication.trainer.guard import refuse_foreign_split
 
         found = str(read_json(path).get("fingerprint"))
-        refuse_foreign_split(found, tasks.split.fingerprint, where=str(path))
-    write_json(path, tasks.split.state_dict())
+        refuse_foreign_split(found, split.fingerprint, where=str(path))
+    write_json(path, split.state_dict())
 
 
-def _open_parts(
-    config: RunConfig,
-    prepared: _Prepared,
-    folder: RunFolder,
-    store: TaskStore,
-    tasks: RunTasks,
-    *,
-    replica: Replica | None = None,
-    cluster: RolloutCluster | None,
-    quiet: bool,
-    progress: Callable[[str], None],
-) -> _Parts:
+def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
+    """Everything that trains: grader, model, curriculum, attempts, evaluation, trainer, in this order."""
+    config, folder, store, tasks = run.config, run.folder, run.store, run.tasks
     rows = assembly.training_rows(config, store, tasks.train)
     grader = assembly.open_grader(config, store, folder.root, cluster=cluster)
     if launched_rank() == 0:
-        assembly.record_sandbox(config, folder, grader)
+        _keep_split(run)
+        assembly.write_environment(folder, config, tasks, grader)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_modes import parameter_sha256
     from composer_replication.trainer.model_trial import loading_note
@@ -220,53 +186,53 @@ def _open_parts(
     from composer_replication.trainer.setting_errors import refusals
 
     limit_cpu_threads(config)
-    arguments, method = prepared.arguments, prepared.method
+    arguments, method, replica = run.arguments, run.method, run.replica
     arguments.seed += replica.number if replica else 0  # of sampling alone
     check_num_prompts(config, arguments, len(rows))
-    progress(loading_note(config.model))
+    run.tell(loading_note(config.model))
     model, tokenizer = _load_model(config, arguments, rows)
     model_sha = parameter_sha256(model) if replica is not None else ""
     curriculum = assembly.open_curriculum(config, store, rows, model)
-    reward, rollouts, hint_source, sampler = assembly.open_attempts(
+    attempts = assembly.open_attempts(
         config, grader, model, tokenizer, folder, tasks=tasks, curriculum=curriculum, cluster=cluster
     )
-    evaluator = assembly.open_evaluator(config, sampler, tasks)
+    run.sampler = attempts.sampler
+    run.evaluator, evaluate = assembly.open_evaluator(config, folder, run.sampler, tasks)
     with refusals("[trl], [model.lora]"):
-        trainer = ComposerReplicationTrainer(
+        trainer = run.trainer = ComposerReplicationTrainer(
             model=model,
             processing_class=tokenizer,
-            reward_funcs=[reward, *overlong_punishment(method, arguments)],
-            rollout_func=rollouts,
+            reward_funcs=[attempts.reward, *overlong_punishment(method, arguments)],
+            rollout_func=attempts.rollouts,
             args=arguments,
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
-            heldout_guard=prepared.guard,
-            heldout_eval_fn=assembly.journalled(config, folder, tasks, evaluator),
+            heldout_guard=run.guard,
+            heldout_eval_fn=evaluate,
             alpha_sdpo=config.trainer.alpha_sdpo,
             hints=config.hints,
-            hint_source=hint_source,
+            hint_source=attempts.hint_source,
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
-            replay_pairs=assembly.open_pairs(prepared.pairs, tokenizer, model),
+            replay_pairs=assembly.open_pairs(run.pairs, tokenizer, model),
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,
             checks=checks_of(config),
             is_finished=None if _is_chat(config) else is_finished,
             run_folder=folder,
-            stateful={"heldout_evaluator": evaluator} if evaluator else {},
+            stateful={"heldout_evaluator": run.evaluator} if run.evaluator else {},
             split_fingerprint=tasks.split.fingerprint if tasks.split else "",
             run_identity=recipe_sha256(config),
         )
     if replica is not None:
         replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
     trainer.check_channel_model()
-    show_own_progress(trainer, quiet=quiet, rollouts=rollouts)
+    show_own_progress(trainer, quiet=run.quiet, rollouts=attempts.rollouts)
     reason = trainer.choose_kl_path()
     if reason:
-        progress(f"guard: KL path off: {reason}")
-    sampler.follow(trainer)
-    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
+        run.tell(f"guard: KL path off: {reason}")
+    run.sampler.follow(trainer)
 
 
 def _is_chat(config: RunConfig) -> bool:
@@ -291,55 +257,55 @@ def _load_model(config: RunConfig, arguments: Any, rows: Sequence[dict[str, Any]
     return model, tokenizer
 
 
-def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:
+def _train(run: _Run) -> bool:
     """Train or resume; True when the guard halted the run."""
     from composer_replication.trainer.checkpoints import newest_whole_checkpoint
     from composer_replication.trainer.processes import once
 
-    checkpoint = once(lambda: newest_whole_checkpoint(parts.folder.checkpoints))
-    progress(f"training: resuming at {checkpoint.name}" if checkpoint else "training")
+    checkpoint = once(lambda: newest_whole_checkpoint(run.folder.checkpoints))
+    run.tell(f"training: resuming at {checkpoint.name}" if checkpoint else "training")
     try:
-        parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except CollapseStopError as error:
-        progress(str(error))
+        run.tell(str(error))
         return True
-    guard = parts.trainer.heldout_guard
-    has_halted = parts.trainer.halted_at is not None  # also by missed evaluations, where no guard fires
+    guard = run.trainer.heldout_guard
+    has_halted = run.trainer.halted_at is not None  # also by missed evaluations, where no guard fires
     return has_halted or bool(guard is not None and guard.should_halt())
 
 
-def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> dict[str, Any] | None:
+def _measure_once(run: _Run, when: str) -> dict[str, Any] | None:
     """Fresh-sample pass rates; kept on disk, so that a resumed run measures once. The first process's count."""
     from composer_replication.trainer.model_modes import weights_are_sharded
     from composer_replication.trainer.processes import once
 
-    section = parts.config.heldout
+    section = run.config.heldout
     if section is None or section.before_and_after_samples == 0:
         return None
-    path = parts.folder.root / f"{when}.json"
+    path = run.folder.root / f"{when}.json"
     known = once(lambda: read_json(path) if path.is_file() else None)
     if known is not None:
         return known
-    progress(f"measuring pass rates {when} training")
-    is_shared = weights_are_sharded(parts.trainer.model)
-    rates = once(lambda: _measured(parts, when), every_process_joins=is_shared)
+    run.tell(f"measuring pass rates {when} training")
+    is_shared = weights_are_sharded(run.trainer.model)
+    rates = once(lambda: _measured(run, when), every_process_joins=is_shared)
     if launched_rank() == 0:
         write_json(path, rates)
     return rates
 
 
-def _measured(parts: _Parts, when: str) -> dict[str, Any]:
-    section, rates = parts.config.heldout, {}
+def _measured(run: _Run, when: str) -> dict[str, Any]:
+    section, rates = run.config.heldout, {}
     assert section is not None
-    for n, (side, tasks) in enumerate([("train", parts.tasks.train), ("heldout", parts.tasks.heldout)]):
-        seed = derive_seed(parts.config.seed, when, n)
+    for n, (side, tasks) in enumerate([("train", run.tasks.train), ("heldout", run.tasks.heldout)]):
+        seed = derive_seed(run.config.seed, when, n)
         of_trained = section.before_and_after_trained_samples if side == "train" else None
         num_samples = of_trained or section.before_and_after_samples
         with (
-            progress_bar(quiet=parts.quiet) as report,
-            parts.sampler.reporting(report, f"{when}, {side} tasks"),
+            progress_bar(quiet=run.quiet) as report,
+            run.sampler.reporting(report, f"{when}, {side} tasks"),
         ):
-            results, dropped = parts.sampler.sample(
+            results, dropped = run.sampler.sample(
                 tasks, num_samples=num_samples, seed=seed, name=f"{when}-{side}"
             )
         rates[side] = rates_of(results, dropped=dropped)
@@ -357,7 +323,7 @@ def rates_of(results: Sequence[TaskResult], *, dropped: int) -> dict[str, Any]:
 
 
 def _summary(
-    parts: _Parts,
+    run: _Run,
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
     *,
@@ -366,31 +332,31 @@ def _summary(
 ) -> dict[str, Any]:
     from composer_replication.trainer.model_modes import parameter_sha256
 
-    metrics = read_jsonl(parts.folder.metrics)
+    metrics = read_jsonl(run.folder.metrics)
     rewards = [row["reward"] for row in metrics if row.get("reward") is not None]
-    verdicts = read_jsonl(parts.folder.verdicts)
+    verdicts = read_jsonl(run.folder.verdicts)
     scores = [row["heldout/score"] for row in metrics if row.get("heldout/score") is not None]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
-        "run": str(parts.folder.root),
-        "global_step": int(parts.trainer.state.global_step),
-        "steps": int(parts.trainer.state.global_step),
+        "run": str(run.folder.root),
+        "global_step": int(run.trainer.state.global_step),
+        "steps": int(run.trainer.state.global_step),
         "reward_first": _mean(rewards[:NUM_ENDS]),
         "reward_last": _mean(rewards[-NUM_ENDS:]),
         "heldout_first": scores[0] if scores else None,
         "heldout_last": scores[-1] if scores else None,
-        "verdict": _verdict(parts, verdicts, halted=halted),
+        "verdict": _verdict(run, verdicts, halted=halted),
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
         "forgeries": int(sum(row.get("rollouts/forgeries") or 0 for row in metrics)),
         "hints": _hint_counts(metrics),
-        "missed_evaluations": parts.evaluator.num_missed if parts.evaluator else 0,
+        "missed_evaluations": run.evaluator.num_missed if run.evaluator else 0,
         "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
-        "parameter_sha256": parameter_sha256(parts.trainer.model),
+        "parameter_sha256": parameter_sha256(run.trainer.model),
         "before": before,
         "after": after,
         "seconds": round(seconds, 1),
         "peak_memory_bytes": peak,
-        "report": str(parts.folder.report),
+        "report": str(run.folder.report),
     }
 
 
@@ -404,16 +370,52 @@ def _hint_counts(metrics: Sequence[dict[str, Any]]) -> dict[str, int] | None:
     return dict(sorted(total.items())) or None
 
 
-def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
+def _verdict(run: _Run, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
     """``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA`` (too little was seen for a verdict)."""
-    if parts.config.guard is None:
+    if run.config.guard is None:
         return "none"
     if halted:
         return "halted"
-    if len(verdicts) < parts.config.guard.min_steps:
+    if len(verdicts) < run.config.guard.min_steps:
         return "INSUFFICIENT_DATA"
-    status = getattr(parts.trainer.heldout_guard, "last_status", None)
+    status = getattr(run.trainer.heldout_guard, "last_status", None)
     return str(getattr(status, "verdict", "clean"))
+
+
+def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
+    """Write ``model/`` with its card, from the first process; every process has to come here.
+
+    Returns:
+        The folder; None in the other processes, and where no process can have all weights.
+
+    Raises:
+        InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
+    """
+    from composer_replication.trainer.model_modes import weights_are_sharded
+    from composer_replication.trainer.saved_model import gathered_weights, probe_logps, save_model
+
+    trainer, folder, weights, trained = run.trainer, run.folder.model, None, None
+    if weights_are_sharded(trainer.model):
+        weights = gathered_weights(trainer)
+        if weights is None:
+            run.tell(
+                f"model: its weights are spread over processes and {folder} is not written; take the newest checkpoint"
+            )
+            return None
+        trained = probe_logps(trainer.model, trainer.processing_class)
+    if launched_rank():
+        return None
+    run.tell(f"model: saving it to {folder}")
+    data = replace(read_run(run.folder.root), summary=dict(summary))
+    save_model(
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
+        trainer.processing_class,
+        folder,
+        describe=lambda begun: write_model_card(data, begun),
+        weights=weights,
+        trained=trained,
+    )
+    return str(folder)
 
 
 def _refuse_occupied(folder: RunFolder, *, resume: bool, again: str) -> None:

@@ -2,7 +2,7 @@
 
 chosen = choose_columns(log)              which columns are the proxy, the truth and the KL
 readings, notes = readings_of(log, chosen)
-replayed = replay(HeldOutGuard(), readings)
+statuses = replay(HeldOutGuard(), readings)
 """
 
 from __future__ import annotations
@@ -160,19 +160,6 @@ class Reading:
     kl: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The guard's answers, one a reading."""
-
-    readings: tuple[Reading, ...]
-    statuses: tuple[GuardStatus, ...]
-
-    @property
-    def fired_index(self) -> int | None:
-        """Index of the first update that fired."""
-        return next((index for index, status in enumerate(self.statuses) if status.fire), None)
-
-
 def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...], tuple[str, ...]]:
     """Pair each truth with what training showed then; and notes on what was left out.
 
@@ -208,13 +195,12 @@ def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...]
     return tuple(readings), tuple(notes)
 
 
-def replay(guard: Guard, readings: tuple[Reading, ...]) -> Replay:
-    """Feed the readings to a fresh guard, to the end: a guard that has fired stays fired."""
-    statuses = [
+def replay(guard: Guard, readings: tuple[Reading, ...]) -> list[GuardStatus]:
+    """The answers of a fresh guard, one a reading, to the end: a guard that has fired stays fired."""
+    return [
         guard.update(one.step, in_loop_reward=one.proxy, heldout_score=one.truth, kl_to_init=one.kl)
         for one in readings
     ]
-    return Replay(readings, tuple(statuses))
 
 
 def _check(log: RunLog, name: str, notes: list[str]) -> None:

@@ -24,7 +24,7 @@ def write_replicas_report(root: Path, folders: list[Path]) -> dict[str, Any]:
     for folder in folders:
         if RunFolder(folder).metrics.is_file():
             write_report(folder)
-    steps, replicas = _outer_steps(folders), [_replica(folder) for folder in folders]
+    steps, replicas = merged_outer_steps(folders), [_replica(folder) for folder in folders]
     table = {"replicas": replicas, "outer_steps": steps, "curriculum": _curriculum(folders)}
     num_agreed = sum(step["agreed"] == "equal" for step in steps)
     path = root.resolve() / "report.html"
@@ -33,7 +33,7 @@ def write_replicas_report(root: Path, folders: list[Path]) -> dict[str, Any]:
     return {"report": str(path), **table}
 
 
-def _outer_steps(folders: list[Path]) -> list[dict[str, Any]]:
+def merged_outer_steps(folders: list[Path]) -> list[dict[str, Any]]:
     """One row an outer step; of a replica that took it twice (resumed) the newer counts."""
     by_step: dict[int, dict[str, dict[str, Any]]] = {}
     for folder in folders:

@@ -12,8 +12,11 @@ from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
+
+_FIGURES = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap", "decline_streak")
+"""What a verdict and a ``GuardUpdate`` have under the same name."""
 
 NUM_LAST_STEPS = 5
 """Steps whose rollouts are read: the same five that ``reward_last`` averages."""
@@ -40,13 +43,6 @@ class GuardUpdate:
     kl_ema: float | None
     proxy_real_gap: float | None
     decline_streak: float | None
-
-    @classmethod
-    def of(cls, get: Callable[[str], Any], step: int, round_idx: int) -> GuardUpdate:
-        """From the fields of a verdict, which ``get`` gives by name; None where one is missing."""
-        reason = str(get("reason") or "").removeprefix("latched:").strip()
-        averages = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap", "decline_streak")
-        return cls(step, round_idx, bool(get("fire")), reason, *(number(get(name)) for name in averages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +223,9 @@ def _guard_updates(verdicts: list[dict[str, Any]], steps: tuple[StepMetrics, ...
     for line, row in enumerate(verdicts, start=1):
         label = _integer(row, "round_idx", f"verdicts.jsonl:{line}")
         distance = step_of.get(label, label + distance) - label
-        updates.append(GuardUpdate.of(row.get, label + distance, label))
+        reason = str(row.get("reason") or "").removeprefix("latched:").strip()
+        figures = (number(row.get(name)) for name in _FIGURES)
+        updates.append(GuardUpdate(label + distance, label, bool(row.get("fire")), reason, *figures))
     return tuple(updates)
 
 

@@ -4,11 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from policy_server import PolicyServer
@@ -21,7 +19,6 @@ from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check
 from composer_replication.sandbox import choice
 from composer_replication.sandbox.bubblewrap import Bubblewrap
-from composer_replication.sandbox.process_folder import PREFIX, make_held_folder
 from composer_replication.sandbox.sandlock_backend import Sandlock
 
 GOOD, BAD = Check("good", True, "fine"), Check("bad", False, "broken", "mend it")
@@ -116,11 +113,6 @@ def test_elsewhere_than_linux_it_is_said_first() -> None:
     assert "guard and reports run here" in check.detail
     assert "docker or podman" in check.fix
     assert doctor_verb.check_platform("linux").ok
-
-
-def test_python_versions() -> None:
-    assert doctor_verb.check_python((3, 11, 0)).ok
-    assert not doctor_verb.check_python((3, 10, 14)).ok
 
 
 @pytest.mark.parametrize(("gigabytes", "is_enough"), [(5.9, False), (6.0, True), (64.0, True)])
@@ -288,23 +280,3 @@ def test_gpu(
 def test_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor_verb.check_program("git") == Check("git", False, "not found; optional", "apt install git")
-
-
-def test_findings_are_required_unless_said_otherwise() -> None:
-    values: dict[str, Any] = {"check": GOOD}
-    assert Finding(**values).is_required
-
-
-def test_what_killed_processes_left_is_removed_and_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    _, descriptor = make_held_folder(PREFIX)
-    (said,) = doctor_verb.check_left_behind()
-    assert (said.check.ok, said.is_required) == (True, False)
-    assert said.check.detail == "folders of killed processes removed: 0"
-    os.close(descriptor)
-    (left,) = tmp_path.iterdir()
-    (said,) = doctor_verb.check_left_behind()
-    assert said.check.detail == f"folders of killed processes removed: 1 ({left.name})"
-    assert list(tmp_path.iterdir()) == []

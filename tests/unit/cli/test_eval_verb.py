@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from composer_replication.cli.main import main
 from composer_replication.rollouts.pass_rates import TaskResult
 from composer_replication.safety import upper_confidence_gap
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
+from composer_replication.tasks.store import TaskStore
 
 
 def test_the_bound_is_that_of_task_means() -> None:
@@ -82,3 +85,36 @@ def test_why_episodes_ended_is_told() -> None:
         "ci95": {"visible": (0.1, 0.9), "hidden": None}, "stop_reasons": {"turns": 3, "submitted": 1},
     }  # fmt: skip
     assert "episodes 1 submitted, 3 turns" in render(result)
+
+
+# ---- ``eval --update-difficulty`` to its end: what a person reads afterwards with ``tasks show``
+
+
+PINS = ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")
+
+
+@pytest.mark.long
+def test_measured_pass_rates_are_kept_with_the_tasks(
+    build_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = build_tiny(tmp_path / "tasks", PINS)
+
+    def run(*words: str) -> Any:
+        assert main([*words, "--quiet", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    def measure() -> Any:
+        words = ("eval", "tiny-random", "--tasks", str(folder), "--samples", "2", "--max-new-tokens", "4")
+        return run(*words, "--update-difficulty")
+
+    before = TaskStore.open(folder).fingerprint
+    measure()
+    first = measure()  # the same seed replaces
+    assert list((folder / "difficulty").iterdir()) == [Path(first["difficulty"])]
+    for row in first["by_task"]:
+        (measured,) = run("tasks", "show", str(folder), row["task_id"])["tasks"][0]["difficulty"]
+        assert (measured["policy"]["name"], measured["num_samples"]) == ("tiny-random", 2)
+        assert row["visible"] == measured["num_passed"] == 0  # four random letters are no function
+        assert measured["num_hidden_passed"] == row["hidden"]
+        assert measured["ci95"] == pytest.approx([0.0, 0.657620], abs=1e-5)  # Wilson, 0 of 2, by hand
+    assert TaskStore.open(folder).fingerprint == before

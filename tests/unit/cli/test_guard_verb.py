@@ -113,7 +113,7 @@ def test_columns_by_name(scan: Scan, tmp_path: Path) -> None:
     )
 
 
-# ------------------------------------------------------------------------------ settings
+# ---- settings
 
 
 def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
     assert scan(log, "--min-steps", "few")[0] == 2
 
 
-# ----------------------------------------------------------------------------- bad input
+# ---- bad input
 
 
 @pytest.mark.parametrize(
@@ -217,3 +217,31 @@ def test_event_files_through_the_command(scan: Scan, tmp_path: Path) -> None:
             writer.add_scalar("eval/reward", truth, step)
     exit_code, result, _ = scan(tmp_path)
     assert (exit_code, result["fired_at"], result["kind"]) == (5, 50, "tensorboard")
+
+
+# ---- ``guard scan`` over runs of a real model, recorded on disk: the verdict is the one that the run ended with
+
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDED = ROOT / "tests" / "golden" / "recorded_runs"
+RUNS = sorted(path.parent.name for path in RECORDED.glob("*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_verdict_of_the_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    verdicts = [json.loads(line) for line in (RECORDED / name / "verdicts.jsonl").read_text().splitlines()]
+    recipe = ROOT / "recipes" / name.rpartition("-")[0] / "run.toml"
+    exit_code = main(["guard", "scan", str(RECORDED / name), "--recipe", str(recipe), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    fired = verdicts[-1]["fire"]
+    assert exit_code == (5 if fired else 0)
+    assert (result["fired"], result["reason"]) == (fired, verdicts[-1]["reason"])
+    assert result["updates"] == len(verdicts)
+    # The line of step N + 1 holds the verdict on the weights after N steps.
+    assert result["fired_at"] == (verdicts[-1]["round_idx"] + 1 if fired else None)
+    assert result["columns"]["kl"] == "killswitch/kl_to_init"
+
+
+def test_the_honest_twin_is_among_them() -> None:
+    assert len(RUNS) >= 4
+    assert "quickstart-0" in RUNS

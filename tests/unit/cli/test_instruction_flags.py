@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli import show_command, tasks_verb
+from composer_replication.cli.main import build_parser
 from composer_replication.cli.tasks_verb import have_written
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import open_endpoint
@@ -29,11 +30,9 @@ TEXT = (
 
 
 def parse(*words: str) -> argparse.Namespace:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--quiet", action="store_true")
-    parser = argparse.ArgumentParser()
-    tasks_verb.add_parser(parser.add_subparsers(), common)
-    return parser.parse_args(["tasks", "build", str(TINY), "--quiet", "--visible-only", *words])
+    return build_parser("tasks").parse_args(
+        ["tasks", "build", str(TINY), "--quiet", "--visible-only", *words]
+    )
 
 
 @pytest.fixture

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from composer_replication.cli import tasks_verb
+from composer_replication.cli.main import _load, build_parser, main
+from composer_replication.cli.show_command import render_build
 from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.tasks.intake.licences import Licence, read_licence
 from composer_replication.tasks.parquet import has_pyarrow
 from composer_replication.tasks.store import TaskStore
 
@@ -22,20 +23,10 @@ PIN = "tinymath/numbers.py::clamp"
 
 
 def call(*words: str) -> tuple[dict[str, Any], int, str]:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true")
-    common.add_argument("--quiet", action="store_true")
-    parser = argparse.ArgumentParser()
-    tasks_verb.add_parser(parser.add_subparsers(), common)
-    args = parser.parse_args(["tasks", *words])
-    result, code = load(args.run)(args)
+    args = build_parser("tasks").parse_args(["tasks", *words])
+    result, code = _load(args.run)(args)
     json.dumps(result, allow_nan=False)
-    return result, code, load(args.render)(result)
-
-
-def load(dotted: str) -> Any:
-    module, _, name = dotted.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return result, code, _load(args.render)(result)
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +134,83 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
             call(*words)
     with pytest.raises(InputError, match="CR0460"):
         call("import", str(taken), "--format", "swebench", "--out", str(tmp_path / "y"))
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match="CR0206"):
         call("export", str(folder), "--format", "other", "--out", str(tmp_path / "y"))
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match="CR0206"):
         call("import", str(taken), "--format", "other", "--out", str(tmp_path / "y"))
     assert taken.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
+
+
+# ---- whoever passes tasks on is told of licences that are not permissive or unknown, whatever the format; of others nothing is said
+
+
+GPL = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "GPL-3.0-only"\n'})
+UNKNOWN = read_licence({"LICENSE": b"Ask me first.\n"})
+UNSOLD = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "CC-BY-NC-4.0"\n'})
+MIT = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "MIT"\n'})
+LINE = "  look at the licence before you pass these tasks on: tinymath==1.0: "
+WAYS = [
+    [],
+    ["--golden"],
+    ["--format", "swebench"],
+    ["--format", "swebench", "--golden"],
+    ["--format", "parquet"],
+    ["--format", "parquet", "--golden"],
+]
+
+
+def under(store: TaskStore, licence: Licence) -> None:
+    """The licence of the tasks' repository; another one without tasks is under the GPL."""
+    record = store.repository("tinymath-1.0")
+    store.put_repository("tinymath-1.0", replace(record, licence=licence))
+    store.put_repository("other-1.0", replace(record, repository="other==1.0", licence=GPL))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("licence", "reason"),
+    [
+        (GPL, "GPL-3.0-only, not among the permissive licences"),
+        (UNSOLD, "CC-BY-NC-4.0, not among the permissive licences"),
+        (UNKNOWN, "look at LICENSE"),
+        (Licence(None, "", "", None), "licence not known"),
+        (MIT, ""),
+    ],
+    ids=["copyleft", "non-commercial", "unknown", "nothing", "permissive"],
+)
+def test_every_export_tells(
+    sized_store: TaskStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    way: list[str],
+    licence: Licence,
+    reason: str,
+) -> None:
+    under(sized_store, licence)
+    task = [] if "--format" in way else ["t-class-body"]
+    words = ["tasks", "export", str(sized_store.root), *task, *way]
+    wanted = {"tinymath==1.0": reason} if reason else {}
+    for number, flags in enumerate((["--json"], ["--quiet"])):
+        assert main([*words, "--out", str(tmp_path / f"out-{number}"), *flags]) == 0
+        out, err = capsys.readouterr()
+        said = f"{LINE}{reason}\n" if reason else ""
+        assert err == said or (
+            flags == ["--json"] and err.endswith(f"]\n{said}") and err.count(LINE) == bool(said)
+        )
+        assert LINE not in out
+        if flags == ["--json"]:
+            assert json.loads(out)["restricted_licences"] == wanted
+
+
+def test_it_is_the_line_of_the_build(
+    sized_store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    under(sized_store, GPL)
+    main(["tasks", "export", str(sized_store.root), "t-class-body", "--out", str(tmp_path / "out"), "--json"])
+    out, err = capsys.readouterr()
+    built = {
+        "tasks": 1, "candidates": 1, "seconds": 1.0, "rejected": {}, "unusable": {}, "flaky": {}, "unrecorded": {},
+        "fingerprint": "f", "restricted_licences": json.loads(out)["restricted_licences"],
+    }  # fmt: skip
+    assert err.removesuffix("\n") in render_build(built).splitlines()

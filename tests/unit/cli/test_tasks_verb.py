@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import shlex
 import shutil
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import show_command, tasks_verb
-from composer_replication.cli.main import main
+from composer_replication.cli import show_command
+from composer_replication.cli.main import _load, build_parser, main
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.cli.tasks_verb import render_validate
 from composer_replication.errors import InputError, NothingToDoError, UsageError
@@ -29,24 +28,14 @@ PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials"]
 
 
 def parse(*words: str) -> argparse.Namespace:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true")
-    common.add_argument("--quiet", action="store_true")
-    parser = argparse.ArgumentParser()
-    tasks_verb.add_parser(parser.add_subparsers(), common)
-    return parser.parse_args(["tasks", *words])
-
-
-def load(dotted: str) -> Any:
-    module, _, name = dotted.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return build_parser("tasks").parse_args(["tasks", *words])
 
 
 def call(*words: str) -> tuple[dict[str, Any], int, str]:
     args = parse(*words)
-    result, code = load(args.run)(args)
+    result, code = _load(args.run)(args)
     json.dumps(result, allow_nan=False)
-    return result, code, load(args.render)(result)
+    return result, code, _load(args.render)(result)
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from composer_replication.cli.training_run import _keep_recipe, _train
+from composer_replication.channel_tables import HeldoutSection
+from composer_replication.cli.training_run import _keep_recipe, _measure_once, _train
 from composer_replication.config import parse_config
 from composer_replication.errors import UsageError
+from composer_replication.rollouts.pass_rates import TaskResult
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 
@@ -21,8 +24,8 @@ def test_a_halt_by_missed_evaluations_counts_though_no_guard_fired(
 ) -> None:
     """With ``strict_killswitch = false`` the trainer stops without an error."""
     trainer = SimpleNamespace(heldout_guard=HeldOutGuard(), halted_at=halted_at, train=lambda **_: None)
-    parts: Any = SimpleNamespace(folder=RunFolder(tmp_path), trainer=trainer)
-    assert _train(parts, lambda _: None) is halted
+    run: Any = SimpleNamespace(folder=RunFolder(tmp_path), trainer=trainer, tell=print)
+    assert _train(run) is halted
 
 
 def test_a_run_goes_on_at_another_cluster_and_not_with_another_seed(tmp_path: Path) -> None:
@@ -39,3 +42,40 @@ def test_a_run_goes_on_at_another_cluster_and_not_with_another_seed(tmp_path: Pa
     with pytest.raises(UsageError, match="seed is 1 now and was not set") as raised:
         _keep_recipe(recipe(seed=1, ray={"address": "h:6379"}), folder)
     assert raised.value.code == "CR0208"
+
+
+# ---- trained tasks may be measured by fewer samples than held-out ones, which are what a run is judged by
+
+
+class CountedSamples:
+    """Every sample passes; only their number is asked about."""
+
+    def reporting(self, report: Any, label: str) -> nullcontext[None]:
+        del report, label
+        return nullcontext()
+
+    def sample(
+        self, tasks: tuple[str, ...], *, num_samples: int, seed: int, name: str
+    ) -> tuple[list[TaskResult], int]:
+        del seed, name
+        return [TaskResult(task, (True,) * num_samples, (True,) * num_samples) for task in tasks], 0
+
+
+@pytest.mark.parametrize(("of_trained", "counts"), [(None, (6, 3)), (1, (2, 3))])
+def test_trained_tasks_have_a_number_of_samples_of_their_own(
+    tmp_path: Path, of_trained: int | None, counts: tuple[int, int]
+) -> None:
+    section = HeldoutSection(before_and_after_samples=3, before_and_after_trained_samples=of_trained)
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(heldout=section, seed=0),
+        folder=SimpleNamespace(root=tmp_path),
+        tasks=SimpleNamespace(train=("a", "b"), heldout=("c",)),
+        sampler=CountedSamples(),
+        trainer=SimpleNamespace(model=None),
+        quiet=True,
+        tell=print,
+    )
+    rates = _measure_once(run, "before")
+    assert rates is not None
+    assert (rates["train"]["num_samples"], rates["heldout"]["num_samples"]) == counts
+    assert rates["heldout"]["by_task"] == {"c": {"visible": 3, "hidden": 3, "samples": 3}}

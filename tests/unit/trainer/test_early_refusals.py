@@ -70,22 +70,14 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
     rows = [{"prompt": f"def f{number}():", "task_id": str(number)} for number in range(12)]
     parts = training_run.assembly
     monkeypatch.setattr(parts, "training_rows", lambda *_: rows)
-    for name in ("open_grader", "record_sandbox"):
+    for name in ("open_grader", "write_environment"):
         monkeypatch.setattr(parts, name, lambda *_, **__: SimpleNamespace())
     config: RunConfig = load_config(RECIPE, overrides)
-    tasks: Any = SimpleNamespace(train=())
-    nothing: Any = None
+    run = training_run._Run(config, RECIPE.parent, RunFolder(tmp_path), quiet=True)
+    run.tasks = SimpleNamespace(train=(), split=None)
+    run.arguments, run.method = check_training(config, run.folder)
     with pytest.raises(UsageError) as caught:
-        training_run._open_parts(
-            config,
-            training_run._Prepared(RECIPE.parent, nothing, {}, *check_training(config, RunFolder(tmp_path))),
-            RunFolder(tmp_path),
-            nothing,
-            tasks,
-            cluster=None,
-            quiet=True,
-            progress=lambda _: None,
-        )
+        training_run._open_parts(run)
     assert caught.value.code == code
 
 

@@ -97,8 +97,8 @@ def test_all_whole_checkpoints_of_a_folder_are_looked_at(tmp_path: Path) -> None
 
 
 def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "_prepare", lambda *_, **__: True)
-    monkeypatch.setattr(training_run, "_run", lambda *_, **__: ({}, 0))
+    monkeypatch.setattr(training_run, "_prepare", lambda *_: None)
+    monkeypatch.setattr(training_run, "_go", lambda _: ({}, 0))
     folder, config = RunFolder(tmp_path / "run"), load_config(RECIPE)
     training_run._keep_recipe(config, folder)
 

@@ -17,11 +17,17 @@ from composer_replication.tasks.build import Settings
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.journal import read_journal
-from composer_replication.tasks.parquet import parquet_bytes, read_parquet
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench import swebench_import
-from composer_replication.tasks.swebench.swebench_files import KEYS, Instance, read_instances, write_instances
+from composer_replication.tasks.swebench.swebench_files import (
+    KEYS,
+    Instance,
+    parquet_bytes,
+    read_instances,
+    read_parquet,
+    write_instances,
+)
 from composer_replication.tasks.swebench.swebench_import import (
     Refused,
     base_source,

@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 13115,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9380,
-    "src/composer_replication/tasks": 23077,
+    "src/composer_replication/tasks": 23075,
     "src/composer_replication/traces": 3173,
     "src/composer_replication/trainer": 10031,
     "src/composer_replication/cli/explanations": 548,

@@ -110,7 +110,7 @@ def test_a_store_whose_files_are_pipes(store: Path, tmp_path: Path) -> None:
     """Nobody writes into them: they are missing, and nobody waits."""
     copy = tmp_path / "store"
     shutil.copytree(store, copy)
-    for path in [*(copy / "tasks").iterdir(), copy / "tasks.parquet", copy / "manifest.json"]:
+    for path in [*(copy / "tasks").iterdir(), copy / "manifest.json"]:
         whole = path.read_bytes()
         path.unlink()
         os.mkfifo(path)

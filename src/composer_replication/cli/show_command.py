@@ -344,7 +344,6 @@ def finish_build(
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "unusable": dict(summary.unusable),
         "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
-        "parquet": summary.has_parquet,
         "restricted_licences": summary.restricted(),
         **(more or {}),
         **given_up(),
@@ -352,8 +351,6 @@ def finish_build(
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
     if not quiet:
-        if not summary.has_parquet:
-            sys.stderr.write("No Parquet file: it needs pip install 'composer-replication[parquet]'\n")
         folder = shlex.quote(str(summary.folder))
         sys.stderr.write(f"Next: composer-rl recipe new --tasks {folder} --model MODEL\n")
     return result, 0

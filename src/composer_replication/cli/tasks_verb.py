@@ -180,23 +180,17 @@ def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
 def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
     """Have instructions written for a finished store; the keys of ``tasks build`` that change.
 
-    The Parquet file tells of every record, so it is made anew.
-
     Raises:
         UsageError: another process holds the store (CR0203).
         InputError: the store is damaged (CR0411).
     """
     from composer_replication.run_folder import RunFolder
     from composer_replication.tasks.instructions.written_instructions import write_instructions
-    from composer_replication.tasks.parquet import write_parquet
     from composer_replication.tasks.store import TaskStore
 
     with RunFolder(folder).locked():
         store = TaskStore.open(folder)
-        has_parquet = bool(store.derived)
         counts = write_instructions(store, store.task_ids(), endpoint, progress=report)
-        if has_parquet and not store.derived:
-            write_parquet(store)
         return {
             "instructions": dict(sorted(counts.items())),
             "bytes": store.num_bytes(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from composer_replication.sandbox import choose_backend, require_selftest, runs_
 from composer_replication.tasks.build_state import Build, Candidate, Progress, Settings
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.refusals import open_sources
-from composer_replication.tasks.parquet import has_pyarrow, write_parquet
 from composer_replication.tasks.planning.deletion import Granularity, Removal
 from composer_replication.tasks.record_folder import refuse_other_content
 from composer_replication.tasks.store import TaskStore
@@ -76,31 +75,32 @@ def build_tasks(
         SandboxFailure: the sandbox broke, or workers were lost (CR0491); what is built so far
             stays and is resumed.
     """
-    check_arguments(
-        sources,
-        symbols or {},
-        hidden_share=hidden_share,
-        jobs=jobs,
+    settings = Settings(
+        symbols=symbols or {},
+        granularities=granularities,
+        removals=removals,
+        with_truth=with_truth,
         max_tasks=max_tasks,
+        seed=seed,
+        hidden_share=hidden_share,
         suite_seconds=suite_seconds,
     )
+    check_arguments(sources, settings, jobs)
     opened, unusable = open_sources(sources, jobs, progress)
 
     def choose(run: Build) -> None:
         run.unusable |= unusable
-        prepared = run.prepare_all(opened, symbols or {})
-        candidates = run.candidates(prepared, symbols or {})
-        run.decide(candidates, max_tasks)
-        while with_truth and run.add_truth():
-            run.decide(candidates, max_tasks)  # for each that had none, the next one
+        run.decide(run.candidates(run.prepare_all(opened)))
 
-    command = build_command(
-        sources, out, symbols=symbols or {}, granularities=granularities, removals=removals,
-        with_truth=with_truth, max_tasks=max_tasks, seed=seed, hidden_share=hidden_share, suite_seconds=suite_seconds,
-    )  # fmt: skip
-    settings = Settings(seed, hidden_share, granularities, removals, with_truth, command, suite_seconds)
     return run_build(
-        Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress, ray_address=ray_address
+        Path(out),
+        settings,
+        choose,
+        command=build_command(sources, out, settings),
+        jobs=jobs,
+        backend=backend,
+        progress=progress,
+        ray_address=ray_address,
     )
 
 
@@ -109,12 +109,16 @@ def run_build(
     settings: Settings,
     choose: Callable[[Build], None],
     *,
+    command: str,
     jobs: int,
     backend: str | None,
     progress: Progress | None,
     ray_address: str | None = None,
 ) -> BuildSummary:
-    """Hold the folder, let ``choose`` decide about candidates, leave exactly what was asked for."""
+    """Hold the folder, let ``choose`` decide about candidates, leave exactly what was asked for.
+
+    ``command`` is what is typed to finish the build when it was cut off.
+    """
     started = time.monotonic()
     refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
     if ray_address is None:
@@ -126,7 +130,13 @@ def run_build(
             pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
             try:
                 run = Build(
-                    store, settings, pool=pool, workers=workers, jobs=jobs, progress=progress or _no_progress
+                    store,
+                    settings,
+                    command=command,
+                    pool=pool,
+                    workers=workers,
+                    jobs=jobs,
+                    progress=progress or _no_progress,
                 )
                 choose(run)
             except KeyboardInterrupt:
@@ -137,36 +147,26 @@ def run_build(
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         run.finish()
-        if has_pyarrow():
-            write_parquet(store)
         run.mark_complete()
         return run.summary(time.monotonic() - started)
 
 
-def check_arguments(
-    sources: Sequence[str],
-    symbols: Mapping[str, Sequence[str]],
-    *,
-    hidden_share: float,
-    jobs: int,
-    max_tasks: int | None,
-    suite_seconds: float,
-) -> None:
+def check_arguments(sources: Sequence[str], settings: Settings, jobs: int) -> None:
     """Refuse arguments of a build that do not fit together (CR0206), before anything is fetched."""
     problem = ""
-    unknown = sorted(set(symbols) - set(sources))
+    unknown = sorted(set(settings.symbols) - set(sources))
     if not sources:
         problem = "no source is given"
     elif len(set(sources)) != len(sources):
         problem = "a source is given twice"
     elif unknown:
         problem = f"symbols names {unknown[0]}, which is not among the sources"
-    elif not 0.0 <= hidden_share < 1.0:
-        problem = f"the hidden share {hidden_share} is not in [0, 1)"
-    elif jobs < 1 or (max_tasks is not None and max_tasks < 1):
+    elif not 0.0 <= settings.hidden_share < 1.0:
+        problem = f"the hidden share {settings.hidden_share} is not in [0, 1)"
+    elif jobs < 1 or (settings.max_tasks is not None and settings.max_tasks < 1):
         problem = "jobs and max_tasks must be at least 1"
-    elif not 0.0 < suite_seconds <= MAX_SUITE_SECONDS:
-        problem = f"suite_seconds {suite_seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}"
+    elif not 0.0 < settings.suite_seconds <= MAX_SUITE_SECONDS:
+        problem = f"suite_seconds {settings.suite_seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}"
     if problem:
         raise UsageError(
             "CR0206", f"{problem}.", fix="composer-rl tasks build --help, or tasks import --help"
@@ -177,41 +177,28 @@ def _no_progress(_done: int, _total: int, _what: str) -> None:
     """Tell nobody."""
 
 
-def build_command(
-    sources: Sequence[str],
-    out: Path,
-    *,
-    symbols: Mapping[str, Sequence[str]],
-    granularities: Collection[str],
-    removals: Collection[str],
-    with_truth: bool,
-    max_tasks: int | None,
-    seed: int,
-    hidden_share: float,
-    suite_seconds: float,
-) -> str:
+def build_command(sources: Sequence[str], out: Path, settings: Settings) -> str:
     """``composer-rl tasks build`` with these arguments; empty where the command line cannot say them.
 
     Paths are absolute, so that it works from every folder. What changes no task (``--jobs``,
     ``--backend``, ``--ray``) is left out. Pins of several sources come from recipes only.
     """
-    if symbols and len(sources) > 1:
+    asked, usual = settings, Settings()
+    if asked.symbols and len(sources) > 1:
         return ""
     words = [*map(_from_everywhere, sources), "--out", str(Path(out).resolve())]
-    if max_tasks is not None:
-        words += ["--max-tasks", str(max_tasks)]
-    for flag, values, default in (
-        ("--granularity", granularities, ["function"]),
-        ("--removal", removals, ["body"]),
-    ):
-        if list(values) != default:
-            words += [word for value in values for word in (flag, value)]
-    for pin in (pin for pins in symbols.values() for pin in pins):
-        words += ["--symbol", pin]
-    words += ["--seed", str(seed)] if seed else []
-    words += ["--hidden-share", str(hidden_share)] if hidden_share != 0.5 else []
-    words += ["--suite-seconds", f"{suite_seconds:g}"] if suite_seconds != SUITE_SECONDS else []
-    words += [] if with_truth else ["--visible-only"]
+    words += [] if asked.max_tasks is None else ["--max-tasks", str(asked.max_tasks)]
+    if list(asked.granularities) != ["function"]:
+        words += [word for size in asked.granularities for word in ("--granularity", size)]
+    if list(asked.removals) != ["body"]:
+        words += [word for way in asked.removals for word in ("--removal", way)]
+    words += [word for pins in asked.symbols.values() for pin in pins for word in ("--symbol", pin)]
+    words += ["--seed", str(asked.seed)] if asked.seed else []
+    if asked.hidden_share != usual.hidden_share:
+        words += ["--hidden-share", str(asked.hidden_share)]
+    if asked.suite_seconds != usual.suite_seconds:
+        words += ["--suite-seconds", f"{asked.suite_seconds:g}"]
+    words += [] if asked.with_truth else ["--visible-only"]
     return shlex.join(["composer-rl", "tasks", "build", *words])
 
 

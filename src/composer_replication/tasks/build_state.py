@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import count, product, takewhile
 from pathlib import PurePosixPath
 from typing import TypeVar
@@ -61,17 +61,17 @@ class Candidate:
         return self.deletion.pin if self.proposal is None else self.proposal.instance_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a build was asked for; see ``build_tasks``."""
+    """What a build was asked for; see ``build_tasks``. Whoever brings candidates along names no size."""
 
-    seed: int
-    hidden_share: float
+    symbols: Mapping[str, Sequence[str]] = field(default_factory=dict)
     granularities: Collection[Granularity] = ()
     removals: Collection[Removal] = ()
     with_truth: bool = False
-    command: str = ""
-    """What is typed to finish the build when it was cut off."""
+    max_tasks: int | None = None
+    seed: int = 0
+    hidden_share: float = 0.5
     suite_seconds: float = SUITE_SECONDS
 
 
@@ -83,6 +83,7 @@ class Build:
         store: TaskStore,
         settings: Settings,
         *,
+        command: str,
         pool: ThreadPoolExecutor,
         workers: Workers,
         jobs: int,
@@ -92,27 +93,26 @@ class Build:
         self.pool = pool
         self.workers = workers
         self.settings = settings
+        self.command = command
         self.jobs = jobs
         self.progress = progress
         self.journal = Journal(store.root / "journal.jsonl")
         self.unusable: dict[str, UnusableRepository] = {}
         self.decisions: list[Decision] = []
         self.slugs: set[str] = set()
-        self.by_key: dict[str, Candidate] = {}
         self.unrecorded: dict[str, dict[str, str]] = {}
         self._secret: set[str] = set()
         self._has_noted_proof = False
 
-    def prepare_all(
-        self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
-    ) -> dict[str, PreparedRepository]:
+    def prepare_all(self, opened: Sequence[RepositorySource]) -> dict[str, PreparedRepository]:
         """Prepare every repository; one that cannot be used is noted and left out.
 
         Raises:
             InputError: every one needs something that cannot be fetched (CR0407, CR0408).
         """
         self._check_repositories(opened)
-        self.store.mark_build(BuildMark(is_complete=False, command=self.settings.command))
+        self.store.mark_build(BuildMark(is_complete=False, command=self.command))
+        symbols = self.settings.symbols
         futures: dict[Future[PreparedRepository], str] = {
             self.pool.submit(
                 prepare,
@@ -169,9 +169,7 @@ class Build:
                 fix="name that repository too, or choose another --out DIR.",
             )
 
-    def candidates(
-        self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]
-    ) -> list[Candidate]:
+    def candidates(self, ready: Mapping[str, PreparedRepository]) -> list[Candidate]:
         """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last.
 
         A repository that has none is noted as unusable.
@@ -179,7 +177,7 @@ class Build:
         columns: list[list[Candidate]] = []
         doubtful_columns: list[list[Candidate]] = []
         for source, repository in ready.items():
-            pins = symbols.get(source)
+            pins = self.settings.symbols.get(source)
             in_tests = [one.path for one in repository.deletions if repository.record.helps_tests(one.path)]
             if not pins and len(in_tests) == len(repository.deletions):
                 sizes = product(self.settings.granularities, self.settings.removals)
@@ -192,23 +190,37 @@ class Build:
             )
             for column, found in ((columns, chosen), (doubtful_columns, doubtful)):
                 deletions = [one for one in found if pins or not repository.record.helps_tests(one.path)]
-                column.append([self._candidate(repository, one, is_pinned=bool(pins)) for one in deletions])
-        ordered = [*in_turn(columns), *in_turn(doubtful_columns)]
-        self.by_key = {candidate.key: candidate for candidate in ordered}
-        return ordered
+                column.append([self.candidate(repository, one, is_pinned=bool(pins)) for one in deletions])
+        return [*in_turn(columns), *in_turn(doubtful_columns)]
 
-    def _candidate(self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool) -> Candidate:
+    def candidate(
+        self,
+        repository: PreparedRepository,
+        deletion: Deletion,
+        *,
+        is_pinned: bool,
+        proposal: Proposal | None = None,
+    ) -> Candidate:
+        """A deletion to be judged under the settings of this build."""
         key = decision_key(
             repository.record,
-            deletion.pin,
+            deletion.pin if proposal is None else f"{deletion.pin}/{proposal.digest}",
             hidden_share=self.settings.hidden_share,
             seed=self.settings.seed,
             with_truth=self.settings.with_truth,
         )
-        return Candidate(repository, deletion, is_pinned, key)
+        return Candidate(repository, deletion, is_pinned, key, proposal)
 
-    def decide(self, candidates: Sequence[Candidate], max_tasks: int | None) -> None:
-        """Judge candidates in order until there are enough; the cut does not depend on timing."""
+    def decide(self, candidates: Sequence[Candidate]) -> None:
+        """Judge candidates in order until there are enough; for each that has no truth, the next one."""
+        by_key = {candidate.key: candidate for candidate in candidates}
+        self._judge_until_enough(candidates)
+        while self.settings.with_truth and self._add_truth(by_key):
+            self._judge_until_enough(candidates)
+
+    def _judge_until_enough(self, candidates: Sequence[Candidate]) -> None:
+        """The cut does not depend on timing."""
+        max_tasks = self.settings.max_tasks
         decided: dict[int, Decision] = {}
         running: dict[Future[Decision], int] = {}
         upcoming = 0
@@ -301,7 +313,7 @@ class Build:
         self._secret.add(decision.task_id)
         return decision
 
-    def add_truth(self) -> int:
+    def _add_truth(self, by_key: Mapping[str, Candidate]) -> int:
         """Give each task a truth that is not in its reward; refuse those for which there is none.
 
         Returns:
@@ -309,7 +321,7 @@ class Build:
         """
         valid = {decision.task_id: decision for decision in self.decisions if decision.is_valid}
         tasks = [
-            ValidTask(task_id, self.by_key[one.key].repository, self.by_key[one.key].deletion)
+            ValidTask(task_id, by_key[one.key].repository, by_key[one.key].deletion)
             for task_id, one in valid.items()
         ]
         refused: list[str] = []
@@ -372,7 +384,6 @@ class Build:
                 for record in self.store.repositories()
             },
             unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
-            has_parquet=bool(self.store.derived),
         )
 
 

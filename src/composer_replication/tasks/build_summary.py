@@ -22,7 +22,6 @@ class BuildSummary:
     ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
     is known of these, and the same build looks again.
     ``licences`` has the licence of each repository of the store, ``unused_tests`` what became of its tests.
-    ``has_parquet`` is false where pyarrow is not installed: the store is whole without it.
     """
 
     folder: Path
@@ -37,7 +36,6 @@ class BuildSummary:
     flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
     unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    has_parquet: bool = False
     licences: Mapping[str, Licence] = field(default_factory=dict)
     unused_tests: Mapping[str, UnusedTests] = field(default_factory=dict)
 

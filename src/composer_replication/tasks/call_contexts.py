@@ -16,7 +16,6 @@ Contexts = Mapping[str, frozenset[Function]]
 EVERY_TEST = ""
 UNKNOWN: Function = ("", 0)
 """Called by a test whose calls could not be watched to the end: it may have called anything."""
-MAX_SINGLE_TESTS = 5000
 FORM = 1
 
 
@@ -36,15 +35,9 @@ def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str
     )
 
 
-def encode(contexts: Contexts, *, max_single_tests: int = MAX_SINGLE_TESTS) -> dict[str, Any]:
-    """The contexts as JSON: functions once, each distinct set of them once, the tests by set.
-
-    Above ``max_single_tests`` tests, those of one function (``path::Class::name[…]``) share the
-    union of their sets: what is then selected holds what would have been, and may hold more.
-    """
+def encode(contexts: Contexts) -> dict[str, Any]:
+    """The contexts as JSON: functions once, each distinct set of them once, the tests by set."""
     tests = {test: called for test, called in contexts.items() if test != EVERY_TEST}
-    if len(tests) > max_single_tests:
-        tests = _by_test_function(tests)
     shared = contexts.get(EVERY_TEST, frozenset())
     functions = sorted(shared.union(*tests.values()))
     numbers = {function: number for number, function in enumerate(functions)}
@@ -94,19 +87,6 @@ def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
         called = _chosen(functions, numbers)
         contexts[str(test)] = kept.setdefault(called, called)
     return contexts
-
-
-def _by_test_function(tests: Contexts) -> dict[str, frozenset[Function]]:
-    groups: dict[str, set[Function]] = {}
-    for test, called in tests.items():
-        groups.setdefault(_function_of(test), set()).update(called)
-    unions = {name: frozenset(called) for name, called in groups.items()}
-    return {test: unions[_function_of(test)] for test in tests}
-
-
-def _function_of(test: str) -> str:
-    path, _, name = test.partition("::")
-    return f"{path}::{name.partition('[')[0]}"
 
 
 def _functions(value: Iterable[Any]) -> list[Function]:

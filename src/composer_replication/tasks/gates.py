@@ -46,14 +46,12 @@ from composer_replication.tasks.running.whole_suite import IDLE_SECONDS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.stub_gate import (
-    MAX_STUB_TESTS,
     STUBS,
     Passed,
     passed_by_stubs,
     passed_in,
     refuse_apart,
     refuse_stubs,
-    run_stubs,
     some_of,
     stub_trials,
 )
@@ -71,8 +69,6 @@ NUM_GOLDEN_RUNS = 3
 """With the code back the tests of a task pass so often in a row, or they are flaky."""
 GOLDEN_CPU_SHARE = 0.5
 """Of the processor time that an answer has: a correct one may need twice as much as the golden code."""
-MAX_SELECTED_SHARE = 0.5
-"""Tests are selected by coverage first only where that leaves out at least half of the suite."""
 
 
 def judge_deletion(
@@ -86,8 +82,8 @@ def judge_deletion(
 ) -> Subject:
     """Run all gates on a candidate.
 
-    The tests that a coverage map selects are run first, the whole suite once for what
-    survives: it has the last word on which tests fail.
+    The whole suite is run once, and has the last word on which tests fail. How long the tests that call the code need
+    with it is learned in the same sandbox, so that constants can be tried next.
 
     Args:
         deletion: the candidate.
@@ -104,70 +100,24 @@ def judge_deletion(
     unsplit = unsplit_subject(deletion)
     check_restores(unsplit, bench.original)
     check_no_copy(unsplit, bench.original)
-
-    suite = _Suite(unsplit, bench)
-    given = words_of(f"{deletion.path} {deletion.symbol}")
-
-    def split_and_check(failing: frozenset[str], passed: Passed) -> Subject:
-        return _split_and_check(
-            unsplit, failing, passed, repository, suite,
-            hidden_share=hidden_share, seed=seed, pin=deletion.pin, given=given,
-        )  # fmt: skip
-
-    first, passed = _failing_selected(unsplit, repository, bench, selected)
-    subject = split_and_check(first, passed) if first else None
-    failing = failing_of(suite.report(), unsplit, repository)
-    if subject is not None and failing == first:
-        return subject
-    return split_and_check(failing, passed_by_stubs(unsplit, sorted(failing), bench))
-
-
-class _Suite:
-    """The whole suite without the code: run once, in one sandbox with the first runs that are made anyway."""
-
-    def __init__(self, subject: Subject, bench: Bench) -> None:
-        self._trial = suite_trial(subject, bench)
-        self.bench = bench
-        self._report: TestReport | None = None
-
-    def run_beside(self, trials: Sequence[Trial]) -> list[TestReport]:
-        """As ``Bench.run_all``."""
-        if self._report is not None:
-            return self.bench.run_all(trials)
-        *reports, self._report = self.bench.run_all([*trials, self._trial])
-        return reports
-
-    def report(self) -> TestReport:
-        """What the suite did."""
-        if self._report is None:
-            self.run_beside([])
-        assert self._report is not None
-        return self._report
-
-
-def _failing_selected(
-    unsplit: Subject, repository: RepositoryRecord, bench: Bench, selected: Sequence[str] | None
-) -> tuple[frozenset[str], Passed]:
-    """The selected tests that fail, and those of them that pass with each constant; empty where only the suite can tell.
-
-    Raises:
-        GateFailed: no-failing-test.
-    """
-    wanted = sorted(repository.green.intersection(selected or ()))
-    if not wanted or len(wanted) > MAX_SELECTED_SHARE * len(repository.green):
-        return frozenset(), {}
-    if len(wanted) > MAX_STUB_TESTS:  # the constants take part once it is known which of them fail
-        report = bench.run(unsplit.broken(bench.original, "hidden"), wanted)
-        failing = frozenset() if report.error else frozenset(wanted) - report.passed
-        passed: Passed = passed_by_stubs(unsplit, sorted(failing), bench) if failing else {}
-    else:
-        reports = run_stubs(unsplit, wanted, bench)
-        report = reports[""]
-        failing = frozenset() if report.error else frozenset(wanted) - report.passed
-        passed = {text: passed_in(other, failing) for text, other in reports.items()}
-    if not failing and not report.error:
-        raise GateFailed("no-failing-test", "all tests that call it pass without the code")
-    return failing, passed
+    wanted = some_of(sorted(repository.green.intersection(selected or ())))
+    golden = [Trial(bench.original, wanted, is_golden=True)] if wanted else []
+    suite, *timed = bench.run_all([suite_trial(unsplit, bench), *golden])
+    failing = failing_of(suite, unsplit, repository)
+    is_timed = bool(timed) and failing.issubset(selected or ())
+    passed = passed_by_stubs(unsplit, sorted(failing), bench, timed[0] if is_timed else None)
+    return _split_and_check(
+        unsplit,
+        failing,
+        passed,
+        repository,
+        bench,
+        suite=suite,
+        hidden_share=hidden_share,
+        seed=seed,
+        pin=deletion.pin,
+        given=words_of(f"{deletion.path} {deletion.symbol}"),
+    )
 
 
 def _split_and_check(
@@ -175,13 +125,15 @@ def _split_and_check(
     failing: frozenset[str],
     passed: Passed,
     repository: RepositoryRecord,
-    suite: _Suite,
+    bench: Bench,
     *,
+    suite: TestReport,
     hidden_share: float,
     seed: int,
     pin: str,
     given: frozenset[str],
 ) -> Subject:
+    """The first draw of hidden and paid tests with which the deletion passes all gates that hang on them."""
     # Without the code ("") each of them was seen to fail.
     unclear: dict[str, Sequence[str]] = {
         text: () for text, tests_passed in passed.items() if text and tests_passed is None
@@ -189,14 +141,12 @@ def _split_and_check(
 
     def checked(subject: Subject) -> Subject:
         """The subject with paid tests, or as it is where it is a task without them alone."""
-        narrowed = _draw_paid(
-            subject, passed, repository, suite.bench.original, seed=seed, pin=pin, given=given
-        )
+        narrowed = _draw_paid(subject, passed, repository, bench.original, seed=seed, pin=pin, given=given)
         if narrowed.paid:
             with contextlib.suppress(GateFailed):
-                refuse_apart(narrowed, unclear, suite.bench, _check_split(narrowed, suite, repository))
+                refuse_apart(narrowed, unclear, bench, _check_split(narrowed, suite, repository, bench))
                 return narrowed
-        refuse_apart(subject, unclear, suite.bench, _check_split(subject, suite, repository))
+        refuse_apart(subject, unclear, bench, _check_split(subject, suite, repository, bench))
         return subject
 
     num_tries = 0
@@ -207,7 +157,7 @@ def _split_and_check(
             unsplit,
             failing,
             repository,
-            suite.bench.original,
+            bench.original,
             hidden_share=hidden_share,
             seed=seed,
             salt=f"{pin}/{attempt}",
@@ -219,14 +169,12 @@ def _split_and_check(
             continue  # what would not be fair to hide depends on what else is hidden
         try:
             refuse_stubs(subject, passed)
-            check_hidden_out(subject, repository, suite.bench.original)
+            check_hidden_out(subject, repository, bench.original)
             num_tries += 1
             return checked(subject)
         except GateFailed:
             continue
-    whole = part_subject(
-        unsplit, failing, repository, suite.bench.original, hidden_share=0.0, seed=seed, salt=pin
-    )
+    whole = part_subject(unsplit, failing, repository, bench.original, hidden_share=0.0, seed=seed, salt=pin)
     refuse_stubs(whole, passed)
     return checked(whole)
 
@@ -358,20 +306,18 @@ def _noticing_seconds(reports: Sequence[TestReport], subject: Subject, bench: Be
     return bench.noticing_seconds(sum(report.cpu_seconds for report in golden))
 
 
-def _check_split(subject: Subject, suite: _Suite, repository: RepositoryRecord) -> float:
+def _check_split(subject: Subject, suite: TestReport, repository: RepositoryRecord, bench: Bench) -> float:
     """The golden code passes, ``NUM_GOLDEN_RUNS`` times, and the broken tree does not; other tests need no hidden one.
 
     The runs after the first are of all the task's tests together, in the same sandbox. The answer is the processor
     time after which these tests can be said to have noticed a fault (``noticing_seconds``).
     """
-    bench = suite.bench
-    original = bench.original
     own = sorted({*subject.visible, *subject.hidden})
-    again = Trial(subject.golden(original, "hidden"), own, is_golden=True)
+    again = Trial(subject.golden(bench.original, "hidden"), own, is_golden=True)
     split = _split_trials(subject, bench)
     trials = [*split, *[again] * (NUM_GOLDEN_RUNS - 1)]
     beside = neighbour_trials(subject, repository, bench)
-    reports = suite.run_beside([*trials, *beside])
+    reports = bench.run_all([*trials, *beside])
     repeats = reports[len(split) : len(trials)]
     _judge_split(subject, bench, reports[: len(split)])
     num_passed = 1 + sum(_all_passed(report, own) for report in repeats)
@@ -381,7 +327,7 @@ def _check_split(subject: Subject, suite: _Suite, repository: RepositoryRecord) 
             f"flaky: with the code back the tests pass in {num_passed} of {NUM_GOLDEN_RUNS} runs",
         )
     _check_time(repeats, bench)
-    check_neighbours(subject, bench, suite.report(), zip(beside, reports[len(trials) :], strict=True))
+    check_neighbours(subject, bench, suite, zip(beside, reports[len(trials) :], strict=True))
     return bench.noticing_seconds(max(report.cpu_seconds for report in repeats))
 
 

@@ -1,4 +1,4 @@
-"""Records, blobs and derived files of one folder, each checked by its hash when it is read.
+"""Records and blobs of one folder, each checked by its hash when it is read.
 
 The manifest and its list of changes have the hash of every record, the name of a blob is its own. What a crash leaves
 is never a contradiction: a record is forgotten before it is written anew, and a file that nothing names is swept.
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.run_folder import SCHEMA_VERSION, is_torn_write, write_atomic
+from composer_replication.run_folder import SCHEMA_VERSION, is_torn_write
 from composer_replication.tasks.blobs import (
     SUFFIX,
     drop_file,
     find_blob,
     kept_path,
-    read_file,
     write_blob,
     write_file,
 )
@@ -44,19 +43,18 @@ from composer_replication.tasks.store_manifest import (
 
 Record = TypeVar("Record")
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
+TABLES = ("tasks.parquet", "secrets.parquet")
+"""What earlier versions wrote beside the records: out of date as soon as one of these changes."""
 
 
 class RecordFolder:
     """A folder of records and what they name. Use ``create`` or ``open``; safe to use from several threads."""
 
-    def __init__(
-        self, root: Path, records: dict[str, str], backend: str | None, derived: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, root: Path, records: dict[str, str], backend: str | None) -> None:
         self.root = root.resolve()
         self._objects = self.root / "objects"
         self.backend = backend
         self._records = records
-        self._derived = derived or {}
         self._lock = threading.RLock()
         self._parsed: dict[str, Mapping[str, Any]] = {}
         self._build: BuildMark | None = None
@@ -92,7 +90,7 @@ class RecordFolder:
             InputError: not a task store (CR0410), or damaged or of another version (CR0411).
         """
         manifest = read_manifest(Path(path))
-        store = cls(Path(path), manifest.records, backend, manifest.derived)
+        store = cls(Path(path), manifest.records, backend)
         store._build, store._proved_by = manifest.build, manifest.proved_by
         store._is_settled = manifest.is_settled
         return store
@@ -168,47 +166,11 @@ class RecordFolder:
 
     def num_bytes(self) -> int:
         """Size of everything that belongs to the store."""
-        return size_of(self.root, ("objects", *FOLDERS, NAME, CHANGES, *self.derived))
-
-    @property
-    def derived(self) -> Mapping[str, str]:
-        """Files that follow from the records, by sha256; the fingerprint does not cover them."""
-        with self._lock:
-            return dict(self._derived)
-
-    def read_derived(self, name: str) -> bytes:
-        """One of them.
-
-        Raises:
-            InputError: missing or changed (CR0411).
-        """
-        try:
-            data = read_file(self.root / name)
-        except OSError as error:
-            raise damaged(self.root / name, "it is missing") from error
-        if sha256_of(data) != self.derived.get(name):
-            raise damaged(self.root / name, f"its sha256 is {sha256_of(data)}")
-        return data
+        return size_of(self.root, ("objects", *FOLDERS, NAME, CHANGES))
 
     def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
         """Keep some bytes; their sha256. ``is_packed`` says that they are compressed already."""
         return write_blob(self._objects, data, is_packed=is_packed)
-
-    def put_derived(self, name: str, data: bytes) -> None:
-        """Keep the one file that follows from the records; it is gone as soon as one of them changes."""
-        with self._lock:
-            self._drop_derived()  # an earlier version kept two
-            write_atomic(self.root / name, data)
-            self._derived[name] = sha256_of(data)
-            self._write_manifest()
-
-    def _drop_derived(self) -> None:
-        """The manifest without derived files first: a crash leaves one that nothing names."""
-        stale = list(self._derived)
-        self._derived.clear()
-        self._write_manifest()
-        for name in stale:
-            (self.root / name).unlink(missing_ok=True)
 
     def _drop(self, names: set[str]) -> None:
         known = names & self._records.keys()
@@ -244,9 +206,11 @@ class RecordFolder:
 
     def _change(self, changes: Mapping[str, str | None]) -> None:
         """Add to the list of changes, which begins anew where another process left one: its last line may be torn."""
-        if self._derived or not self._is_settled:
-            self._drop_derived()
+        if not self._is_settled:
+            self._write_manifest()
         if not self._is_listed:
+            for name in TABLES:
+                (self.root / name).unlink(missing_ok=True)
             begin_changes(self.root, self._records)
             self._is_listed = True
         add_changes(self.root, changes)
@@ -264,11 +228,8 @@ class RecordFolder:
                 self._write_manifest()
 
     def _write_manifest(self) -> None:
-        is_whole = bool(self._derived) or (self._build is not None and self._build.is_complete)
-        origins = self._origins() if is_whole else None
-        write_manifest(
-            self.root, Manifest(self._records, self._derived, self._build, self._proved_by), origins
-        )
+        origins = self._origins() if self._build is not None and self._build.is_complete else None
+        write_manifest(self.root, Manifest(self._records, self._build, self._proved_by), origins)
         self._is_listed, self._is_settled = False, True
 
     def _origins(self) -> dict[str, Origin]:

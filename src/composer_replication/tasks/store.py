@@ -10,7 +10,6 @@
     instructions/<task_id>.json.zst  what a model wrote about a task, where one was asked
     secrets/<task_id>.json.zst     hidden tests, and where recorded behaviour is
     journal.jsonl                  what became of each candidate, so that a build can go on; .zst when it is done
-    tasks.parquet                  what may be known once more, in the shape of SWE-bench; see ``parquet``
 
 A record is called by its name without ``.zst``, and hashed as it is before it is compressed.
 There is no time stamp in it: the same input and seed give the same bytes. No folder of
@@ -51,10 +50,8 @@ class TaskStore(RecordFolder):
     hash that is its name. Safe to use from several threads.
     """
 
-    def __init__(
-        self, root: Path, records: dict[str, str], backend: str | None, derived: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(root, records, backend, derived)
+    def __init__(self, root: Path, records: dict[str, str], backend: str | None) -> None:
+        super().__init__(root, records, backend)
         self._environments: dict[str, Environment] = {}
         self._environment_locks: dict[str, threading.Lock] = {}
         self._repositories: dict[str, RepositoryRecord] = {}
@@ -235,7 +232,7 @@ class TaskStore(RecordFolder):
         return self.blob(wheel.sha256)
 
     def verify(self) -> None:
-        """Read every record, every file that a record names, and the derived files.
+        """Read every record, and every file that a record names.
 
         Raises:
             InputError: the first one that is damaged, by name (CR0411).
@@ -244,8 +241,6 @@ class TaskStore(RecordFolder):
             self._read(name)
         for digest in sorted(self._named_blobs()):
             self.blob(digest)
-        for name in sorted(self.derived):
-            self.read_derived(name)
 
     # --- writing ---------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from composer_replication.run_folder import SCHEMA_VERSION, append_jsonl, read_j
 from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.proving_sandbox import ProvingSandbox
-from composer_replication.tasks.store_records import inner_path
 
 STORE_VERSION = 5
 """Raised when records or files are laid out otherwise."""
@@ -39,14 +38,13 @@ class BuildMark:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The sha256 of every record, and of every file that follows from the records; None where no build was marked.
+    """The sha256 of every record; ``build`` is None where none was marked.
 
     ``proved_by`` are the sandboxes in which its builds judged, none in a store of an earlier version. ``is_settled`` says
     that the file itself has all of it, and no change came after it.
     """
 
     records: dict[str, str]
-    derived: dict[str, str]
     build: BuildMark | None
     proved_by: tuple[ProvingSandbox, ...] = ()
     is_settled: bool = True
@@ -69,7 +67,6 @@ def read_manifest(folder: Path) -> Manifest:
     value = _of_a_readable_version(path)
     try:
         records = {str(name): str(digest) for name, digest in value["records"].items()}
-        derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
         build = _build_mark(value.get("build"))
         proved_by = tuple(map(ProvingSandbox.from_json, value.get("proved_by", ())))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -82,7 +79,7 @@ def read_manifest(folder: Path) -> Manifest:
             records.pop(name, None)
         else:
             records[name] = digest
-    return Manifest(records, {} if changes else derived, build, proved_by, not (folder / CHANGES).exists())
+    return Manifest(records, build, proved_by, not (folder / CHANGES).exists())
 
 
 def _read_changes(path: Path, fingerprint: str) -> list[tuple[str, str | None]]:
@@ -171,7 +168,6 @@ def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origi
         "store_version": STORE_VERSION,
         "fingerprint": fingerprint_of(manifest.records),
         "records": manifest.records,
-        "derived": manifest.derived,
     }
     if (build := manifest.build) is not None:
         command = {} if build.is_complete else {"command": build.command}

@@ -100,12 +100,10 @@ def validate_store(
     Raises:
         NothingToDoError: the store is empty (CR0604).
         UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
-        InputError: not a store (CR0410), or its manifest or a Parquet file is damaged (CR0411).
+        InputError: not a store (CR0410), or its manifest is damaged (CR0411).
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
-    for name in store.derived:
-        store.read_derived(name)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
     key = journal_key(store, repeat=max(1, repeat))

@@ -88,8 +88,10 @@ def test_its_loader_reads_every_task_with_every_column(
             assert isinstance(dict(instance)[column], kind_of_value), column
 
 
-def test_the_stores_own_table_loads_and_holds_no_patch(store: TaskStore) -> None:
-    instances = load_swebench_dataset(str(store.root / "tasks.parquet"))
+def test_the_public_table_loads_and_holds_no_patch(store: TaskStore, tmp_path: Path) -> None:
+    table = tmp_path / "tasks.parquet"
+    assert main(["tasks", "export", str(store.root), "--format", "parquet", "--out", str(table)]) == 0
+    instances = load_swebench_dataset(str(table))
     assert len(instances) == len(store.tasks())
     assert not any(dict(one).get("patch") or one["test_patch"] for one in instances)
 

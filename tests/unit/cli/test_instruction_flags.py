@@ -18,7 +18,6 @@ from composer_replication.cli.tasks_verb import have_written
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import open_endpoint
 from composer_replication.tasks.instructions.written_instructions import written_instruction
-from composer_replication.tasks.parquet import write_parquet
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
@@ -78,25 +77,16 @@ def test_a_build_with_written_texts(build_tiny: Callable[..., Path], tmp_path: P
     assert texts["clamp"].text == TEXT + "\n"
 
 
-def test_the_parquet_file_is_made_anew(sized_store: TaskStore, url: str) -> None:
-    pytest.importorskip("pyarrow", reason="the Parquet file needs it")
-    write_parquet(sized_store)
-    before, fingerprint = sized_store.derived, sized_store.fingerprint
-    assert sorted(before) == ["tasks.parquet"]
+def test_texts_are_asked_for_once(sized_store: TaskStore, url: str) -> None:
+    fingerprint = sized_store.fingerprint
     changed = have_written(sized_store.root, open_endpoint(url, "writer"), None)
     store = TaskStore.open(sized_store.root)
     store.verify()
-    assert sorted(store.derived) == sorted(before)
     assert changed["fingerprint"] == store.fingerprint != fingerprint
     assert changed["instructions"]["written"] > 0
     again = have_written(sized_store.root, open_endpoint(url, "writer"), None)
     assert again["fingerprint"] == store.fingerprint
     assert again["instructions"]["kept"] == changed["instructions"]["written"]
-
-
-def test_a_store_without_a_parquet_file_gets_none(sized_store: TaskStore, url: str) -> None:
-    have_written(sized_store.root, open_endpoint(url, "writer"), None)
-    assert TaskStore.open(sized_store.root).derived == {}
 
 
 @pytest.mark.parametrize(

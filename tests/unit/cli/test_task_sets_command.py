@@ -15,7 +15,6 @@ from composer_replication.cli.main import _load, build_parser, main
 from composer_replication.cli.show_command import render_build
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.intake.licences import Licence, read_licence
-from composer_replication.tasks.parquet import has_pyarrow
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
@@ -32,8 +31,7 @@ def call(*words: str) -> tuple[dict[str, Any], int, str]:
 @pytest.fixture(scope="module")
 def folder(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = build_tiny(tmp_path_factory.mktemp("sets") / "tasks", [PIN])  # the command goes on with it
-    result, _, _ = call("build", str(TINY), "--out", str(out), "--quiet", "--visible-only", f"--symbol={PIN}")
-    assert result["parquet"] is has_pyarrow()
+    call("build", str(TINY), "--out", str(out), "--quiet", "--visible-only", f"--symbol={PIN}")
     return out
 
 
@@ -94,19 +92,6 @@ def test_a_round_trip_through_the_command_line(
     assert "1 tasks of 2 candidates" in text
     assert "nowhere: no-repository: there is no repository for nothing" in capsys.readouterr().err
     assert TaskStore.open(out).tasks()[0].fail_to_pass == task.fail_to_pass
-
-
-@pytest.mark.long
-def test_without_pyarrow_a_build_says_so_and_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("composer_replication.tasks.build.has_pyarrow", lambda: False)
-    out = tmp_path / "tasks"
-    result, code, _ = call("build", str(TINY), "--out", str(out), "--visible-only", f"--symbol={PIN}")
-    assert (code, result["tasks"], result["parquet"]) == (0, 1, False)
-    assert "No Parquet file: it needs pip install 'composer-replication[parquet]'" in capsys.readouterr().err
-    assert not list(out.glob("*.parquet"))
-    TaskStore.open(out).verify()
 
 
 def test_no_usable_row_is_nothing_to_do(folder: Path, tmp_path: Path) -> None:

@@ -83,7 +83,6 @@ def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "fingerprint",
         "flaky",
         "unrecorded",
-        "parquet",
         "restricted_licences",
         "unusable",
         "unused_tests",

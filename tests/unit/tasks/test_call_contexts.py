@@ -318,23 +318,6 @@ def test_the_form_lists_functions_and_equal_sets_once() -> None:
     }
 
 
-def test_many_parametrised_tests_share_the_set_of_their_function() -> None:
-    contexts = {"": frozenset({D}), "t.py::C::f[a-b]": frozenset({A}), "t.py::C::f[[x]]": frozenset({B}), "t.py::C::g": frozenset({C})}  # fmt: skip
-    assert decode(encode(contexts, max_single_tests=3)) == contexts
-    grouped = decode(encode(contexts, max_single_tests=2))
-    union = frozenset({A, B})
-    assert grouped == contexts | {"t.py::C::f[a-b]": union, "t.py::C::f[[x]]": union}
-
-
-@given(ALL_CONTEXTS, st.lists(FUNCTIONS, max_size=3))
-def test_grouping_never_loses_a_test(
-    contexts: dict[str, frozenset[tuple[str, int]]], functions: list[tuple[str, int]]
-) -> None:
-    named = {f"t.py::f{len(test) % 3}[{test}]" if test else "": called for test, called in contexts.items()}
-    grouped = decode(encode(named, max_single_tests=0))
-    assert set(select_tests(named, functions)) <= set(select_tests(grouped, functions))
-
-
 GOOD = encode(CONTEXTS)
 
 

@@ -41,6 +41,7 @@ PLACES = {
     for node in ast.parse(TESTS).body
     if isinstance(node, ast.FunctionDef)
 }
+NO_RUN: Any = None  # nobody looks at it
 UNSPLIT = Subject(Changes((Edit("m.py", 0, len(SOURCE), ""),), (), (), ()), (), True)
 
 
@@ -48,14 +49,22 @@ def test_a_draw_that_can_hide_nothing_is_not_the_last(monkeypatch: pytest.Monkey
     for name in ("refuse_stubs", "check_hidden_out", "refuse_apart", "_check_split"):
         monkeypatch.setattr(gates, name, lambda *_arguments, **_options: None)
     repository: Any = SimpleNamespace(places=PLACES, green=frozenset(PLACES))
-    suite: Any = SimpleNamespace(bench=SimpleNamespace(original=FILES))
+    bench: Any = SimpleNamespace(original=FILES)
     options: Any = {"hidden_share": 0.5, "seed": 0}
     with_an_empty_first_draw = 0
     for pin in map(str, range(8)):
         first = part_subject(UNSPLIT, frozenset(PLACES), repository, FILES, **options, salt=f"{pin}/0")
         with_an_empty_first_draw += not first.hidden
         found = gates._split_and_check(
-            UNSPLIT, frozenset(PLACES), {}, repository, suite, **options, pin=pin, given=frozenset()
+            UNSPLIT,
+            frozenset(PLACES),
+            {},
+            repository,
+            bench,
+            suite=NO_RUN,
+            **options,
+            pin=pin,
+            given=frozenset(),
         )
         assert found.hidden, pin
     assert 0 < with_an_empty_first_draw < 8

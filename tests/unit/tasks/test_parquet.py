@@ -1,4 +1,4 @@
-"""Parquet files say what the records say, hold no secret in public, and are noticed when changed."""
+"""Parquet files say what the records say, and hold no secret in public."""
 
 from __future__ import annotations
 
@@ -14,23 +14,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from composer_replication.errors import InputError, MissingError
-from composer_replication.tasks import parquet
+from composer_replication.errors import MissingError
 from composer_replication.tasks.intake.licences import Licence
-from composer_replication.tasks.parquet import (
-    TASKS_FILE,
-    parquet_bytes,
-    read_parquet,
-    write_parquet,
-)
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench.swebench_files import write_instances
+from composer_replication.tasks.swebench.swebench_files import parquet_bytes, read_parquet, write_instances
 from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, tree_sha256
-from composer_replication.tasks.validate import validate_store
 
-SECRETS_FILE = "secrets.parquet"
-"""In stores of version 3 and earlier."""
 ROW: dict[str, str | int | None] = dict.fromkeys(PUBLIC_COLUMNS, "x") | {"num_body_lines": 1}
 
 
@@ -41,43 +31,51 @@ def copy(tiny_store: TaskStore, tmp_path: Path) -> TaskStore:
 
 
 @pytest.fixture(scope="module")
+def public_file(tiny_store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "public.parquet"
+    assert write_instances(tiny_store, path, with_golden=False, as_parquet=True) == 4
+    return path
+
+
+@pytest.fixture(scope="module")
 def secret_file(tiny_store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("export") / SECRETS_FILE
+    path = tmp_path_factory.mktemp("export") / "secret.parquet"
     assert write_instances(tiny_store, path, with_golden=True, as_parquet=True) == 4
     return path
+
+
+def written(store: TaskStore, path: Path) -> dict[str, dict[str, object]]:
+    write_instances(store, path, with_golden=False, as_parquet=True)
+    return rows(path)
 
 
 def rows(path: Path) -> dict[str, dict[str, object]]:
     return {row["instance_id"]: row for row in pq.read_table(path).to_pylist()}
 
 
-def test_a_build_leaves_the_public_file_alone_and_names_it(tiny_store: TaskStore, secret_file: Path) -> None:
-    manifest = json.loads((tiny_store.root / "manifest.json").read_text())
-    file = tiny_store.root / TASKS_FILE
-    assert manifest["derived"] == {TASKS_FILE: hashlib.sha256(file.read_bytes()).hexdigest()}
-    assert list(tiny_store.root.rglob("*.parquet")) == [file]
-    assert list(rows(file)) == list(rows(secret_file)) == tiny_store.task_ids()
-    assert pq.read_schema(file).names == list(PUBLIC_COLUMNS)
+def test_the_files_have_every_task_and_no_statistics(
+    tiny_store: TaskStore, public_file: Path, secret_file: Path
+) -> None:
+    assert list(rows(public_file)) == list(rows(secret_file)) == tiny_store.task_ids()
+    assert pq.read_schema(public_file).names == list(PUBLIC_COLUMNS)
     assert pq.read_schema(secret_file).names == list(SECRET_COLUMNS)
-    metadata = pq.read_metadata(tiny_store.root / TASKS_FILE)
+    metadata = pq.read_metadata(secret_file)
     columns = [metadata.row_group(0).column(i) for i in range(metadata.num_columns)]
     assert {column.compression for column in columns} == {"ZSTD"}
     assert not any(column.is_stats_set for column in columns)  # each would hold two patches or lists whole
 
 
-def test_written_twice_and_by_another_process_the_bytes_are_the_same(copy: TaskStore) -> None:
-    before = (copy.root / TASKS_FILE).read_bytes()
-    manifest = (copy.root / "manifest.json").read_text()
+def test_written_by_another_process_the_bytes_are_the_same(
+    tiny_store: TaskStore, public_file: Path, tmp_path: Path
+) -> None:
     program = (
         "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
-        "from composer_replication.tasks.parquet import write_parquet;"
-        "write_parquet(TaskStore.open(Path(sys.argv[1])))"
+        "from composer_replication.tasks.swebench.swebench_files import write_instances;"
+        "write_instances(TaskStore.open(Path(sys.argv[1])), Path(sys.argv[2]), with_golden=False, as_parquet=True)"
     )
-    subprocess.run([sys.executable, "-c", program, str(copy.root)], check=True)
-    assert (copy.root / TASKS_FILE).read_bytes() == before
-    write_parquet(TaskStore.open(copy.root))
-    assert (copy.root / TASKS_FILE).read_bytes() == before
-    assert (copy.root / "manifest.json").read_text() == manifest
+    other = tmp_path / "other.parquet"
+    subprocess.run([sys.executable, "-c", program, str(tiny_store.root), str(other)], check=True)
+    assert other.read_bytes() == public_file.read_bytes()
 
 
 def test_the_golden_patch_restores_the_original_tree_by_git(
@@ -97,8 +95,10 @@ def test_the_golden_patch_restores_the_original_tree_by_git(
         assert bool(row["test_patch"]) is task.has_hidden_tests
 
 
-def test_the_columns_mean_what_swebench_means(tiny_store: TaskStore, secret_file: Path) -> None:
-    public, secrets = rows(tiny_store.root / TASKS_FILE), rows(secret_file)
+def test_the_columns_mean_what_swebench_means(
+    tiny_store: TaskStore, public_file: Path, secret_file: Path
+) -> None:
+    public, secrets = rows(public_file), rows(secret_file)
     for task in tiny_store.tasks():
         row, secret = public[task.task_id], secrets[task.task_id]
         assert (row["repo"], row["version"]) == ("tinymath", "1.0")
@@ -113,10 +113,10 @@ def test_the_columns_mean_what_swebench_means(tiny_store: TaskStore, secret_file
         assert (row["created_at"], row["test_patch"]) == ("", "")
 
 
-def test_the_public_file_holds_no_secret(tiny_store: TaskStore) -> None:
-    public = json.dumps(list(rows(tiny_store.root / TASKS_FILE).values()))
+def test_the_public_file_holds_no_secret(tiny_store: TaskStore, public_file: Path) -> None:
+    own = rows(public_file)
+    public = json.dumps(list(own.values()))
     assert "patch" not in PUBLIC_COLUMNS
-    own = rows(tiny_store.root / TASKS_FILE)
     for task in tiny_store.tasks():
         row = json.dumps(own[task.task_id])
         for node_id in task.tests.hidden:
@@ -125,10 +125,12 @@ def test_the_public_file_holds_no_secret(tiny_store: TaskStore) -> None:
             assert len(line.strip()) < 12 or json.dumps(line)[1:-1] not in public
 
 
-def test_datasets_loads_both_offline(tiny_store: TaskStore, secret_file: Path, tmp_path: Path) -> None:
+def test_datasets_loads_both_offline(
+    tiny_store: TaskStore, public_file: Path, secret_file: Path, tmp_path: Path
+) -> None:
     from datasets import load_dataset
 
-    for file, columns in ((tiny_store.root / TASKS_FILE, PUBLIC_COLUMNS), (secret_file, SECRET_COLUMNS)):
+    for file, columns in ((public_file, PUBLIC_COLUMNS), (secret_file, SECRET_COLUMNS)):
         loaded = load_dataset(
             "parquet", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache")
         )
@@ -137,74 +139,50 @@ def test_datasets_loads_both_offline(tiny_store: TaskStore, secret_file: Path, t
         assert all(isinstance(json.loads(row["FAIL_TO_PASS"]), list) for row in loaded)
 
 
-@pytest.mark.parametrize("name", [TASKS_FILE, SECRETS_FILE])
-@pytest.mark.parametrize("damage", ["changed", "gone"])
-def test_a_changed_or_missing_file_is_noticed(
-    copy: TaskStore, secret_file: Path, name: str, damage: str
-) -> None:
-    if name == SECRETS_FILE:
-        copy.put_derived(name, secret_file.read_bytes())  # as stores of version 3 and earlier have it
-        copy.verify()
-    path = copy.root / name
-    if damage == "gone":
-        path.unlink()
-    else:
-        data = path.read_bytes()
-        path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    for notice in (copy.verify, lambda: validate_store(copy.root, repeat=1)):
-        with pytest.raises(InputError, match="CR0411") as caught:
-            notice()
-        assert caught.value.where == str(path)
-
-
-def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore) -> None:
+def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore, tmp_path: Path) -> None:
     task_id = copy.task_ids()[0]
     copy.put_record(
         f"instructions/{task_id}.json", {"task_id": task_id, "model": "m", "text": "Please mend it."}
     )
-    assert not copy.derived
-    write_parquet(copy)
-    statements = {name: row["problem_statement"] for name, row in rows(copy.root / TASKS_FILE).items()}
+    statements = {
+        name: row["problem_statement"] for name, row in written(copy, tmp_path / "a.parquet").items()
+    }
     assert statements[task_id] == "Please mend it."
     assert list(statements.values()).count("Please mend it.") == 1
 
 
-def test_the_licence_is_that_of_the_record(copy: TaskStore) -> None:
+def test_the_licence_is_that_of_the_record(copy: TaskStore, public_file: Path, tmp_path: Path) -> None:
     (repository,) = copy.repositories()
-    assert {row["licence"] for row in rows(copy.root / TASKS_FILE).values()} == {""}
+    assert {row["licence"] for row in rows(public_file).values()} == {""}
     known = replace(repository, licence=Licence("MIT", "LICENSE", "file", is_copyleft=False))
     copy.put_repository(copy.record(copy.task_ids()[0]).repository_record, known)
-    write_parquet(copy)
-    assert {row["licence"] for row in rows(copy.root / TASKS_FILE).values()} == {"MIT"}
+    assert {row["licence"] for row in written(copy, tmp_path / "a.parquet").values()} == {"MIT"}
 
 
-def test_a_change_of_a_record_drops_the_file(copy: TaskStore) -> None:
-    copy.drop_task(copy.task_ids()[0])
-    assert not copy.derived
-    assert not (copy.root / TASKS_FILE).exists()
+def test_the_tables_of_an_earlier_version_go_with_the_first_change(copy: TaskStore) -> None:
+    manifest = copy.root / "manifest.json"
+    derived = {"tasks.parquet": "0" * 64, "secrets.parquet": "1" * 64}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "derived": derived}))
+    for name in derived:
+        (copy.root / name).write_bytes(b"of an earlier version")
+    old = TaskStore.open(copy.root)
+    old.verify()
+    assert len(list(copy.root.glob("*.parquet"))) == 2
+    old.drop_task(old.task_ids()[0])
+    assert not list(copy.root.glob("*.parquet"))
     TaskStore.open(copy.root).verify()
 
 
-def test_the_secret_file_of_an_earlier_version_makes_room(copy: TaskStore, secret_file: Path) -> None:
-    copy.put_derived(SECRETS_FILE, secret_file.read_bytes())
-    write_parquet(copy)
-    assert list(copy.derived) == [TASKS_FILE]
-    assert not (copy.root / SECRETS_FILE).exists()
-    TaskStore.open(copy.root).verify()
-
-
-def test_without_pyarrow_a_store_is_whole(copy: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "has_pyarrow", lambda: False)
+def test_without_pyarrow_a_table_is_refused(copy: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingError, match="CR0101"):
-        write_parquet(copy)
-    assert copy.tasks()
+        written(copy, copy.root / "a.parquet")
 
 
 def test_reading_a_store_loads_no_pyarrow(tiny_store: TaskStore) -> None:
     program = (
         "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
-        "from composer_replication.tasks import build, parquet;"
+        "from composer_replication.tasks import build; import composer_replication.tasks.swebench.swebench_files;"
         "TaskStore.open(Path(sys.argv[1])).tasks(); sys.exit('pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tiny_store.root)], check=False).returncode == 0

@@ -13,15 +13,20 @@ import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.errors import InputError, UsageError
-from composer_replication.tasks.build import Settings
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.journal import read_journal
-from composer_replication.tasks.parquet import parquet_bytes, read_parquet
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench import swebench_import
-from composer_replication.tasks.swebench.swebench_files import KEYS, Instance, read_instances, write_instances
+from composer_replication.tasks.swebench.swebench_files import (
+    KEYS,
+    Instance,
+    parquet_bytes,
+    read_instances,
+    read_parquet,
+    write_instances,
+)
 from composer_replication.tasks.swebench.swebench_import import (
     Refused,
     base_source,
@@ -228,12 +233,12 @@ def test_a_slow_suite_is_too_slow_until_it_is_given_more_time(base: Path, tmp_pa
 def test_the_command_that_finishes_an_import(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Settings] = []
-    monkeypatch.setattr(swebench_import, "run_build", lambda _, settings, *__, **___: asked.append(settings))
+    asked: list[str] = []
+    monkeypatch.setattr(swebench_import, "run_build", lambda *_, command, **__: asked.append(command))
     path, out = write_rows(tmp_path / "set.jsonl", row()), tmp_path / "store"
     import_swebench(path, out, repositories=base, with_truth=False, suite_seconds=600.0, hidden_share=0.25)
     import_swebench(path, out)
-    assert [settings.command.partition(" --out ")[2] for settings in asked] == [
+    assert [command.partition(" --out ")[2] for command in asked] == [
         f"{out} --repositories {base} --seed 0 --hidden-share 0.25 --suite-seconds 600 --visible-only",
         f"{out} --seed 0 --hidden-share 0.5",
     ]

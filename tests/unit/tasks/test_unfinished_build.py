@@ -6,13 +6,14 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
-from composer_replication.tasks.build import build_command, build_tasks
+from composer_replication.tasks.build import Settings, build_command, build_tasks
 from composer_replication.tasks.store import TaskStore
 
 MakeProject = Callable[[Mapping[str, str]], Path]
@@ -99,21 +100,17 @@ def test_a_store_of_an_earlier_version_is_not_called_unfinished(
 
 
 def test_the_command_of_a_build(tmp_path: Path) -> None:
-    plain = {
-        "symbols": {}, "granularities": ("function",), "removals": ("body",), "with_truth": True,
-        "max_tasks": None, "seed": 0, "hidden_share": 0.5, "suite_seconds": 30.0,
-    }  # fmt: skip
+    plain = Settings(granularities=("function",), removals=("body",), with_truth=True)
     out = tmp_path / "with space"
     begin = f"composer-rl tasks build sdist:a==1 --out '{out}'"
-    assert build_command(["sdist:a==1"], out, **plain) == begin  # type: ignore[arg-type]
-    more = {
-        "symbols": {"sdist:a==1": ["a.py::f"]}, "granularities": ("class", "module"), "removals": ("body", "whole"),
-        "with_truth": False, "max_tasks": 3, "seed": 2, "hidden_share": 0.25,
-        "suite_seconds": 600.0,
-    }  # fmt: skip
-    assert build_command(["sdist:a==1"], out, **more) == (  # type: ignore[arg-type]
+    assert build_command(["sdist:a==1"], out, plain) == begin
+    more = Settings(
+        symbols={"sdist:a==1": ["a.py::f"]}, granularities=("class", "module"), removals=("body", "whole"),
+        max_tasks=3, seed=2, hidden_share=0.25, suite_seconds=600.0,
+    )  # fmt: skip
+    assert build_command(["sdist:a==1"], out, more) == (
         f"{begin} --max-tasks 3 --granularity class --granularity module --removal body --removal whole "
         "--symbol a.py::f --seed 2 --hidden-share 0.25 --suite-seconds 600 --visible-only"
     )
-    two = {**more, "symbols": {"a": ["a.py::f"], "b": ["b.py::g"]}}
-    assert build_command(["a", "b"], out, **two) == ""  # type: ignore[arg-type]
+    two = replace(more, symbols={"a": ["a.py::f"], "b": ["b.py::g"]})
+    assert build_command(["a", "b"], out, two) == ""

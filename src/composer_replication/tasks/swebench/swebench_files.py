@@ -8,16 +8,15 @@ import json
 import re
 import stat
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import InputError
+from composer_replication.errors import InputError, needs_extra
 from composer_replication.run_folder import write_atomic
-from composer_replication.tasks.parquet import parquet_bytes, read_parquet
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Progress, iter_rows
+from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Progress, Row, iter_rows
 
 KEYS = (
     "instance_id",
@@ -29,6 +28,7 @@ KEYS = (
     "PASS_TO_PASS",
     "problem_statement",
 )
+_INTEGERS = frozenset({"num_body_lines"})
 _OPEN_FILES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 """Names become parts of paths and addresses: none of them may climb or be an option."""
@@ -230,6 +230,62 @@ def write_instances(
     else:
         write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return len(rows)
+
+
+def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
+    """A Parquet file of these rows: zstd, format 2.6, no time, so equal rows give equal bytes.
+
+    Args:
+        rows: each with a value for every column; text, or an integer for ``num_body_lines``.
+        columns: in the order of the file.
+
+    Raises:
+        MissingError: pyarrow is not installed (CR0101).
+    """
+    _require_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.int64() if name in _INTEGERS else pa.string()) for name in columns])
+    table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
+    out = io.BytesIO()
+    pq.write_table(
+        table,
+        out,
+        version="2.6",
+        data_page_version="1.0",
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=False,
+        write_statistics=False,  # the least and the greatest patch, whole, in every footer
+        store_schema=False,
+        row_group_size=1000,
+    )
+    return out.getvalue()
+
+
+def read_parquet(data: bytes) -> list[dict[str, Any]]:
+    """The rows of a Parquet file.
+
+    Raises:
+        ValueError: not a Parquet file, or a damaged one.
+        MissingError: pyarrow is not installed (CR0101).
+    """
+    _require_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # A thread of pyarrow that still gives back a file of Python's when the interpreter ends aborts the process.
+        rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(data), use_threads=False).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    return rows
+
+
+def _require_pyarrow() -> None:
+    with needs_extra("parquet", "a Parquet file"):
+        import pyarrow as pa  # noqa: F401
 
 
 def _unusable(path: Path, detail: str) -> InputError:

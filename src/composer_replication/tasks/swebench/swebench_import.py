@@ -18,7 +18,6 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
 from composer_replication.tasks.build import (
     Build,
-    Candidate,
     Progress,
     Settings,
     check_arguments,
@@ -36,14 +35,13 @@ from composer_replication.tasks.intake.tree_rules import (
     is_test_path,
     tree_rule,
 )
-from composer_replication.tasks.journal import Decision, decision_key
+from composer_replication.tasks.journal import Decision
 from composer_replication.tasks.leaks.shown_code import shows_any, spans_of
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.proposal import Proposal
-from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.swebench.swebench_files import Instance, UnreadableRow, read_instances
 from composer_replication.tasks.swebench_rows import tree_sha256
@@ -124,45 +122,29 @@ def import_swebench(
             where=str(repositories),
             fix="give an existing folder, or leave --repositories out to fetch them by git.",
         )
-    check_arguments(
-        [str(path)], {}, hidden_share=hidden_share, jobs=jobs, max_tasks=None, suite_seconds=suite_seconds
+    settings = Settings(
+        with_truth=with_truth, seed=seed, hidden_share=hidden_share, suite_seconds=suite_seconds
     )
+    check_arguments([str(path)], settings, jobs)
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
     refused += map(_unreadable, unreadable)
 
+    # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
+    settings = replace(settings, symbols={source.source: ("given@",) for source in opened})
+
     def choose(run: Build) -> None:
-        # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
-        pins = {source.source: ("given@",) for source in opened}
-        ready = run.prepare_all(opened, pins) if opened else {}
+        ready = run.prepare_all(opened) if opened else {}
         usable = [proposal for proposal in proposals if proposal.source in ready]
-        candidates = [_candidate(run, ready[proposal.source], proposal) for proposal in usable]
-        run.by_key = {candidate.key: candidate for candidate in candidates}
-        run.decide(candidates, None)
-        while with_truth and run.add_truth():
-            run.decide(candidates, None)  # nothing new is tried; what was refused counts as that
+        run.decide(
+            [run.candidate(ready[one.source], one.deletion, is_pinned=True, proposal=one) for one in usable]
+        )
         run.decisions += [_unusable(run, proposal) for proposal in proposals if proposal.source not in ready]
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
 
-    command = _command(
-        path, out, repositories, seed, hidden_share, with_truth=with_truth, suite_seconds=suite_seconds
-    )
-    settings = Settings(
-        seed, hidden_share, with_truth=with_truth, command=command, suite_seconds=suite_seconds
-    )
-    return run_build(out, settings, choose, jobs=jobs, backend=backend, progress=progress)
-
-
-def _candidate(run: Build, repository: PreparedRepository, proposal: Proposal) -> Candidate:
-    key = decision_key(
-        repository.record,
-        f"{proposal.deletion.pin}/{proposal.digest}",
-        hidden_share=run.settings.hidden_share,
-        seed=run.settings.seed,
-        with_truth=run.settings.with_truth,
-    )
-    return Candidate(repository, proposal.deletion, is_pinned=True, key=key, proposal=proposal)
+    command = _command(path, out, repositories, settings)
+    return run_build(out, settings, choose, command=command, jobs=jobs, backend=backend, progress=progress)
 
 
 def _unusable(run: Build, proposal: Proposal) -> Decision:
@@ -204,21 +186,13 @@ def _propose_all(
     return list(opened.values()), proposals, refused
 
 
-def _command(
-    path: Path,
-    out: Path,
-    repositories: Path | None,
-    seed: int,
-    hidden_share: float,
-    *,
-    with_truth: bool,
-    suite_seconds: float,
-) -> str:
+def _command(path: Path, out: Path, repositories: Path | None, settings: Settings) -> str:
     words = [str(path.resolve()), "--format", "swebench", "--out", str(out.resolve())]
     words += ["--repositories", str(repositories.resolve())] if repositories is not None else []
-    words += ["--seed", str(seed), "--hidden-share", str(hidden_share)]
-    words += [] if suite_seconds == SUITE_SECONDS else ["--suite-seconds", f"{suite_seconds:g}"]
-    words += [] if with_truth else ["--visible-only"]
+    words += ["--seed", str(settings.seed), "--hidden-share", str(settings.hidden_share)]
+    if settings.suite_seconds != SUITE_SECONDS:
+        words += ["--suite-seconds", f"{settings.suite_seconds:g}"]
+    words += [] if settings.with_truth else ["--visible-only"]
     return shlex.join(["composer-rl", "tasks", "import", *words])
 
 

@@ -33,7 +33,6 @@ from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -150,7 +149,6 @@ def open_player(
             grader,
             attempt=attempt_options(config),
             reward=reward_options(config),
-            regressions=RegressionCheck(grader),
             monitor="off" if is_evaluation else section.monitor,
         )
     talk = LedgerTalk(

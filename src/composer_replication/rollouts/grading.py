@@ -92,7 +92,7 @@ class Grader:
             times what they need with golden code, and more than 2 s (``noticing_seconds``): loops without an end are the
             commonest waste. By the clock a run may take ``WALL_FACTOR`` times as long: how busy the machine is
             decides nothing.
-        num_jobs: test runs at the same time, those of ``RegressionCheck`` among them.
+        num_jobs: test runs at the same time, those of ``find_regressions`` among them.
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
     ``places`` are the threads of its test runs; whoever runs tests by ``watched`` takes one, unless it has one already.

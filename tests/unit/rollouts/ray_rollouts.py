@@ -31,7 +31,7 @@ from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletio
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
-from composer_replication.rollouts.regressions import RegressionCheck
+from composer_replication.rollouts.regressions import find_regressions
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -118,7 +118,7 @@ def broken_tests(grader: Grader, task: Task) -> list[str]:
     golden = grader.store.files(task, "golden")[NUMBERS].decode()
     tree = grader.store.files(task, "rollout")
     tree[NUMBERS] = golden.replace("return -x if x < 0 else x", "return x").encode()
-    found = RegressionCheck(grader).check(task, tree)
+    found = find_regressions(grader, task, tree)
     assert found is not None
     return list(found.broken)
 

@@ -385,7 +385,7 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
     if config.ray is None:
         yield None
         return
-    from composer_replication.rollouts.cluster.opening import open_cluster
+    from composer_replication.rollouts.cluster import open_cluster
 
     plays_episodes = config.agent is not None
     options = cluster_options(config)

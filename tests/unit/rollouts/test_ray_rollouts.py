@@ -130,7 +130,7 @@ def test_what_a_cluster_cannot_do_is_one_sentence(run: Run) -> None:
         ("no_room", "MissingError", "CR0864", "Ray has placed 0 of 4, and each asks for num_cpus 64, side 2"),
         ("second", "UsageError", "CR0490", "has joined a Ray cluster already"),
         ("last", "SandboxFailure", "CR0491", "the worker of an attempt or a grading was lost"),
-        ("used_up", "MissingError", "CR0491", "no actor is left: each of 1 died more than 0 times"),
+        ("used_up", "MissingError", "CR0491", "no actor is left: Ray has given up each of 1"),
     ):
         assert told[name]["type"] == kind, told[name]
         assert told[name]["text"].startswith(f"{code}: ")

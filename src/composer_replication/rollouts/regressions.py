@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
-from composer_replication.rollouts.golden_runs import GoldenFails
+from composer_replication.rollouts.forgery_checks import GoldenFails
 from composer_replication.rollouts.grading import NUM_INFRASTRUCTURE_TRIES, Grader
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store_records import RUN_FACTOR

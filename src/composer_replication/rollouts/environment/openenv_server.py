@@ -22,8 +22,8 @@ from openenv.core.env_server.types import ConcurrencyConfig
 from composer_replication.records import MonitorMode
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.openenv_address import url_of
+from composer_replication.rollouts.environment.openenv_client import AttemptObservation, ToolAction
 from composer_replication.rollouts.environment.openenv_environment import OpenEnvFeatureDeletion
-from composer_replication.rollouts.environment.openenv_types import AttemptObservation, ToolAction
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.sandbox import runs_interrupted

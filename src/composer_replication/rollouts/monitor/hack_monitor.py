@@ -154,7 +154,7 @@ class _Inspection:
     def _add(self, name: str, words: str, place: str, at: _Place) -> None:
         if self.seen[name] >= _MOST_FINDINGS:
             return
-        action = "report" if self.only_reports else HACK_CLASSES[name].action
+        action: MonitorMode = "report" if self.only_reports else HACK_CLASSES[name].action
         finding = HackFinding(name, action, _clean(words), place, *at)
         self.seen[name] += finding not in self.findings
         self.findings[finding] = None

@@ -122,12 +122,13 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
 
 @pytest.mark.long
 def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
-    look = ToolCall("bash", json.dumps({"command": "strings tinymath/__pycache__/*.pyc; true"}))
+    golden = store.files(clamp, "golden")[NUMBERS].decode()
+    cheat = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
+    written = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": cheat}))
     for mode, expected in (("mask", 0.0), ("off", 1.0)):
         actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
         actor.begin(1, clamp.task_id)
-        for call in (look, *moves(store, clamp)):
-            actor.call(1, call)
+        actor.call(1, written)
         paid = actor.finish(1)
         assert paid is not None
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)

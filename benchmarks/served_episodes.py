@@ -266,7 +266,7 @@ async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
     options = EpisodeOptions(
         max_turns=Place.num_calls + 1, max_new_tokens=MAX_NEW_TOKENS, max_context_tokens=4000, max_concurrent=num_episodes
     )  # fmt: skip
-    parts = EpisodeParts(policy, OwnPlace, talk.open, talk.find_calls)
+    parts = EpisodeParts(policy, OwnPlace, talk)
     started = time.perf_counter()
     await episodes_in_order(["place"] * num_episodes, parts, options=options)
     return time.perf_counter() - started

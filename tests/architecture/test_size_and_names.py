@@ -21,7 +21,7 @@ CEILINGS = {
     "src/composer_replication/losses": 1204,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2744,
-    "src/composer_replication/rollouts": 13115,
+    "src/composer_replication/rollouts": 12764,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9380,
     "src/composer_replication/tasks": 23075,

@@ -140,9 +140,7 @@ def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
     talk = LedgerTalk(tokenizer, tokenizer.text)
     with_grader = Grader(store)
     try:
-        parts = EpisodeParts(
-            Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(with_grader), talk.open, talk.find_calls
-        )
+        parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(with_grader), talk)
         run = episodes_in_order(
             [task.task_id] * 2, parts, options=EpisodeOptions(max_turns=5), counts=Counter()
         )

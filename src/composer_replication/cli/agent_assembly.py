@@ -28,7 +28,6 @@ from composer_replication.rollouts.episodes.served_model import (
 )
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer, EpisodeSampler, Listeners
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -121,7 +120,6 @@ def open_player(
             grader,
             attempt=attempt_options(config),
             reward=reward_options(config),
-            regressions=RegressionCheck(grader),
             monitor="off" if is_evaluation else section.monitor,
         )
     talk = LedgerTalk(
@@ -307,7 +305,7 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
     if config.ray is None:
         yield None
         return
-    from composer_replication.rollouts.cluster.opening import open_cluster
+    from composer_replication.rollouts.cluster import open_cluster
 
     plays_episodes = config.agent is not None
     options = cluster_options(config)

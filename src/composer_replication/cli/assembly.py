@@ -52,11 +52,10 @@ from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.layers import open_layers
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
-from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
-from composer_replication.rollouts.task_sampler import TaskSampler
+from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
 from composer_replication.sandbox import accept, accepted, choose_backend

@@ -9,7 +9,7 @@ answer is spliced back into the tree, and the tests of the store say what it is 
     regressions.py          what else a tree broke
     rewards.py              (answer, score) -> in-loop reward
     reward_function.py      the face that TRL calls; keeps every rollout
-    task_sampler.py         fresh attempts judged by visible and hidden tests; policy_sampler.py has those of one answer
+    task_sampler.py         fresh attempts judged by visible and hidden tests; those of one answer
     heldout_evaluation.py   fresh samples on held-out tasks: the truth for the guard
     pass_rates.py           pass rates with intervals
     tools/                  what a policy may do, over a sandbox

@@ -4,10 +4,15 @@ Each grading runs the real tests in a random order with sentinels among them (``
 and is watched (``tasks.running.watched_run``). What a task's own golden code does under the same
 watch, once, says which sentinels fit it and which oddities are its habit; beyond that nothing odd
 is forgiven.
+
+A task was proven by a run of its original code in one sandbox (``TaskStore.proved_by``). On another machine, or in
+another kind of jail, the same code may fail: no network of its own, another Python, another kernel. An answer that fails
+there is no wrong answer, so its grading is a failure of the sandbox (``GoldenRuns``).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -15,12 +20,16 @@ import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Any, TypeVar
 
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome
-from composer_replication.rollouts.golden_runs import GoldenFails
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
+from composer_replication.tasks.proving_sandbox import sandbox_in_force
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
+from composer_replication.tasks.store import TaskStore
 
 NUM_DOUBLES = 4
 NUM_CONTRARIES = 4
@@ -216,3 +225,64 @@ def _is_same(path: Path, data: bytes) -> bool:
     with open(descriptor, "rb") as handle:
         info = os.fstat(descriptor)
         return stat.S_ISREG(info.st_mode) and info.st_size == len(data) and handle.read(len(data) + 1) == data
+
+
+logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
+
+class GoldenFails(Exception):
+    """The original code does not pass; the text says how, and names no hidden test."""
+
+
+class GoldenRuns:
+    """Looks up what original code does, once for each key; safe to use from several threads.
+
+    What fails is not kept: the machine may have been busy. It is tried again at the second, fourth, eighth, … asking, so
+    that a task that cannot pass here costs little.
+    """
+
+    def __init__(self, store: TaskStore, backend: str | None) -> None:
+        self._store = store
+        self._backend = backend
+        self._lock = Lock()
+        self._turns: dict[str, Lock] = {}
+        self._found: dict[str, Any] = {}
+        self._failed: dict[str, tuple[int, str]] = {}
+
+    def look_up(self, task_id: str, kind: str, look: Callable[[], Found]) -> Found:
+        """What ``look`` gives, which raises ``GoldenFails`` where the original code does not pass.
+
+        Raises:
+            SandboxFailure: the original code does not pass here (CR0494), or the sandbox broke.
+        """
+        key = f"{task_id}/{kind}"
+        with self._lock:
+            turn = self._turns.setdefault(key, Lock())
+        with turn:
+            if key not in self._found:
+                num_asked, problem = self._failed.get(key, (0, ""))
+                if num_asked & (num_asked - 1) == 0:
+                    try:
+                        self._found[key] = look()
+                    except GoldenFails as error:
+                        problem = str(error)
+                if key not in self._found:
+                    self._failed[key] = (num_asked + 1, problem)
+                    raise self._failure(task_id, problem, is_first=num_asked == 0)
+            found: Found = self._found[key]
+            return found
+
+    def _failure(self, task_id: str, problem: str, *, is_first: bool) -> SandboxFailure:
+        proved = " or ".join(map(str, self._store.proved_by)) or "a sandbox that it does not name"
+        error = SandboxFailure(
+            "CR0494",
+            f"the original code of {task_id} does not pass here, in {sandbox_in_force(self._backend)}: {problem}; "
+            f"it was proven in {proved}. Attempts at it are dropped.",
+            where=str(self._store.root),
+            fix="use the sandbox that proved it, or build the tasks again here; composer-rl tasks validate names all such tasks.",
+        )
+        if is_first:
+            logger.warning("%s", error)
+        return error

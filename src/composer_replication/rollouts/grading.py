@@ -18,8 +18,15 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
-from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
-from composer_replication.rollouts.golden_runs import GoldenFails, GoldenRuns
+from composer_replication.rollouts.forgery_checks import (
+    GoldenFails,
+    GoldenRuns,
+    Survey,
+    changed_files,
+    forgery,
+    plan_of,
+    survey,
+)
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.canaries import Canary, canary_files
@@ -81,7 +88,7 @@ class Grader:
     The tests of each grading run in a random order with sentinels among them; see
     ``forgery_checks``. The first grading of a task runs its golden code once as well, in
     a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no
-    answer is graded (``golden_runs``). An answer that forged outcomes
+    answer is graded (``forgery_checks.GoldenRuns``). An answer that forged outcomes
     fails all tests, its ``error`` begins with ``FORGED``, and ``num_forgeries`` counts it.
 
     Args:
@@ -92,7 +99,7 @@ class Grader:
             times what they need with golden code, and more than 2 s (``noticing_seconds``): loops without an end are the
             commonest waste. By the clock a run may take ``WALL_FACTOR`` times as long: how busy the machine is
             decides nothing.
-        num_jobs: test runs at the same time, those of ``RegressionCheck`` among them.
+        num_jobs: test runs at the same time, those of ``find_regressions`` among them.
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
     ``places`` are the threads of its test runs; whoever runs tests by ``watched`` takes one, unless it has one already.

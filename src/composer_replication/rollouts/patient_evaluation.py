@@ -49,7 +49,6 @@ class PatientEvaluation(Generic[Reading]):
             works in the main thread only and interrupts Python code, not a single call of a
             library; leave it off where weights are sharded over processes, and rely on
             ``trl.ddp_timeout`` there.
-        max_missed_in_a_row: this many halt the run.
 
     Attributes:
         num_missed: evaluations missed so far, in all.
@@ -65,11 +64,9 @@ class PatientEvaluation(Generic[Reading]):
         evaluation: Callable[[], Reading | None],
         *,
         timeout_seconds: float | None = None,
-        max_missed_in_a_row: int = MAX_MISSED_IN_A_ROW,
     ) -> None:
         self.evaluation = evaluation
         self.timeout_seconds = timeout_seconds
-        self.max_missed_in_a_row = max_missed_in_a_row
         self.num_missed = 0
         self.missed_in_a_row = 0
         self.last_problem = ""
@@ -107,7 +104,7 @@ class PatientEvaluation(Generic[Reading]):
             self.last_problem,
             exc_info=not isinstance(error, SandboxFailure | EvaluationTimeoutError),
         )
-        if self.missed_in_a_row >= self.max_missed_in_a_row:
+        if self.missed_in_a_row >= MAX_MISSED_IN_A_ROW:
             raise CollapseStopError(
                 MissedStatus(
                     f"{self.missed_in_a_row} held-out evaluations in a row were missed, so nothing watches the "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
-from composer_replication.rollouts.golden_runs import GoldenFails
+from composer_replication.rollouts.forgery_checks import GoldenFails
 from composer_replication.rollouts.grading import NUM_INFRASTRUCTURE_TRIES, Grader
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store_records import RUN_FACTOR
@@ -37,75 +37,68 @@ class Regressions:
         return len(self.broken) / self.num_run if self.num_run else 0.0
 
 
-class RegressionCheck:
-    """Runs the PASS_TO_PASS tests of candidates; safe to use from several threads.
+def find_regressions(
+    grader: Grader, task: Task, tree: Mapping[str, bytes], *, sample: int = 0, seed: int | None = None
+) -> Regressions | None:
+    """What a candidate's tree broke; None where the sandbox failed.
 
     The first candidate of a task has its tests run once over the original code as well, in the tree that a policy
     sees: only what passes there can be broken. Each run is in a fresh sandbox, and waits for one of the grader's places.
 
     Args:
         grader: whose store, backend and limits are used; it counts failures of the sandbox.
+        task: the candidate's.
+        tree: its files by path.
+        sample: run so many of the tests; 0 runs all.
+        seed: which ones, together with the task and the tree; None draws anew each time.
     """
+    for _ in range(NUM_INFRASTRUCTURE_TRIES):
+        try:
+            return _found(grader, task, tree, sample, seed)
+        except SandboxFailure:
+            grader.count_infrastructure_failure()
+    return None
 
-    def __init__(self, grader: Grader) -> None:
-        self.grader = grader
-        self._draw = random.SystemRandom()
 
-    def check(
-        self, task: Task, tree: Mapping[str, bytes], *, sample: int = 0, seed: int | None = None
-    ) -> Regressions | None:
-        """What a candidate's tree broke; None where the sandbox failed.
+def _found(
+    grader: Grader, task: Task, tree: Mapping[str, bytes], sample: int, seed: int | None
+) -> Regressions:
+    node_ids = _passing_with_golden_code(grader, task)
+    if 0 < sample < len(node_ids):
+        draw = random.SystemRandom() if seed is None else _draw_for(seed, task.task_id, tree)
+        node_ids = tuple(sorted(draw.sample(node_ids, sample)))
+    if not node_ids:
+        return Regressions((), 0)
+    store = grader.store
+    files = graded_tree(store.files(task, "visible"), tree, rule_of(store, task))
+    report = _watched(grader, task, files, node_ids)
+    broken = tuple(test for test in node_ids if report.outcomes[test] is not Outcome.PASSED)
+    return Regressions(broken, len(node_ids), report.error)
 
-        Args:
-            task: the candidate's.
-            tree: its files by path.
-            sample: run so many of the tests; 0 runs all.
-            seed: which ones, together with the task and the tree; None draws anew each time.
-        """
-        for _ in range(NUM_INFRASTRUCTURE_TRIES):
-            try:
-                return self._check(task, tree, sample, seed)
-            except SandboxFailure:
-                self.grader.count_infrastructure_failure()
-        return None
 
-    def _check(self, task: Task, tree: Mapping[str, bytes], sample: int, seed: int | None) -> Regressions:
-        node_ids = self._passing_with_golden_code(task)
-        if 0 < sample < len(node_ids):
-            draw = self._draw if seed is None else _draw_for(seed, task.task_id, tree)
-            node_ids = tuple(sorted(draw.sample(node_ids, sample)))
-        if not node_ids:
-            return Regressions((), 0)
-        store = self.grader.store
-        files = graded_tree(store.files(task, "visible"), tree, rule_of(store, task))
-        report = self._watched(task, files, node_ids)
-        broken = tuple(test for test in node_ids if report.outcomes[test] is not Outcome.PASSED)
-        return Regressions(broken, len(node_ids), report.error)
+def _passing_with_golden_code(grader: Grader, task: Task) -> tuple[str, ...]:
+    """Looked up once, also when many ask at a time."""
 
-    def _passing_with_golden_code(self, task: Task) -> tuple[str, ...]:
-        """Looked up once, also when many ask at a time."""
+    def look() -> tuple[str, ...]:
+        wanted = task.tests.pass_to_pass
+        files = {**grader.store.files(task, "visible"), **grader.golden_files(task)}
+        report = _watched(grader, task, files, wanted)
+        if report.error:
+            raise GoldenFails(f"its other tests end with: {report.error}")
+        return tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
 
-        def look() -> tuple[str, ...]:
-            wanted = task.tests.pass_to_pass
-            files = {**self.grader.store.files(task, "visible"), **self.grader.golden_files(task)}
-            report = self._watched(task, files, wanted)
-            if report.error:
-                raise GoldenFails(f"its other tests end with: {report.error}")
-            return tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
+    return grader.golden_runs.look_up(task.task_id, "pass-to-pass", look)
 
-        return self.grader.golden_runs.look_up(task.task_id, "pass-to-pass", look)
 
-    def _watched(self, task: Task, files: Mapping[str, bytes], node_ids: Sequence[str]) -> WatchedReport:
-        """One run, in one of the grader's places: as many tests run at a time as it says, and no more."""
-        seconds = self._seconds(task)
-        return self.grader.places.submit(
-            lambda: self.grader.watched(task, files, node_ids, timeout_seconds=seconds)
-        ).result()
-
-    def _seconds(self, task: Task) -> float:
-        """What a whole suite of the repository may take."""
-        record = self.grader.store.record(task.task_id)
-        return RUN_FACTOR * self.grader.store.repository(record.repository_record).suite_seconds
+def _watched(
+    grader: Grader, task: Task, files: Mapping[str, bytes], node_ids: Sequence[str]
+) -> WatchedReport:
+    """One run, in one of the grader's places and as long as a whole suite of the repository may take."""
+    record = grader.store.record(task.task_id)
+    seconds = RUN_FACTOR * grader.store.repository(record.repository_record).suite_seconds
+    return grader.places.submit(
+        lambda: grader.watched(task, files, node_ids, timeout_seconds=seconds)
+    ).result()
 
 
 def _draw_for(seed: int, task_id: str, tree: Mapping[str, bytes]) -> random.Random:

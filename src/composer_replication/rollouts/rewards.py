@@ -22,30 +22,27 @@ from composer_replication.errors import UsageError
 from composer_replication.records import Score
 
 
-class UnusableFunctionError(ValueError):
-    """What is wrong with it, as the end of a sentence that begins with its name."""
-
-
-def import_function(dotted: str, arguments: Sequence[str]) -> Callable[..., Any]:
+def import_function(dotted: str, arguments: Sequence[str], refuse: Callable[[str], UsageError]) -> Any:
     """Import ``package.module:function`` and see that it takes so many arguments; it is not called.
 
     Raises:
-        UnusableFunctionError: it cannot be imported, is not callable, or takes other arguments.
+        UsageError: it cannot be imported, is not callable, or takes other arguments: what ``refuse`` makes of the end of a sentence
+            that begins with its name.
     """
     module_name, _, name = dotted.partition(":")
     try:
         function: Any = getattr(import_module(module_name), name)
     except Exception as error:  # the user's module may raise anything
-        raise UnusableFunctionError(f"cannot be imported: {one_line(error)}") from error
+        raise refuse(f"cannot be imported: {one_line(error)}") from error
     if not callable(function):
-        raise UnusableFunctionError("is not callable")
+        raise refuse("is not callable")
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
-        raise UnusableFunctionError(f"does not take ({', '.join(arguments)}): {error}") from error
+        raise refuse(f"does not take ({', '.join(arguments)}): {error}") from error
     except ValueError:  # written in C, without a signature to read: its first call will tell
         pass
-    return function  # type: ignore[no-any-return]  # what it gives is checked where it is called
+    return function  # what it gives is checked where it is called
 
 
 def one_line(error: BaseException) -> str:
@@ -123,10 +120,17 @@ def load_reward_rule(dotted: str) -> RewardRule:
     Raises:
         UsageError: it cannot be imported, is not callable, or takes other arguments (CR0210).
     """
-    try:
-        return import_function(dotted, ("text", "answer", "score"))
-    except UnusableFunctionError as error:
-        raise _unusable_rule(dotted, str(error)) from error
+    rule: RewardRule = import_function(
+        dotted,
+        ("text", "answer", "score"),
+        lambda problem: UsageError(
+            "CR0210",
+            f"the reward {dotted!r} {problem}.",
+            where="reward.function",
+            fix="give package.module:function, for example composer_replication.rollouts.rewards:visible_tests_pass.",
+        ),
+    )
+    return rule
 
 
 def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
@@ -153,15 +157,6 @@ def _as_number(value: Any) -> float | None:
     except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of several values, say
         return None
     return number if math.isfinite(number) else None
-
-
-def _unusable_rule(dotted: str, problem: str) -> UsageError:
-    return UsageError(
-        "CR0210",
-        f"the reward {dotted!r} {problem}.",
-        where="reward.function",
-        fix="give package.module:function, for example composer_replication.rollouts.rewards:visible_tests_pass.",
-    )
 
 
 def _broken_rule(rule: RewardRule, problem: str, error: BaseException | None = None) -> UsageError:

@@ -15,9 +15,12 @@ from composer_replication.records import SandboxSpec, ToolResult
 from composer_replication.rollouts.environment import attempt as attempt_module
 from composer_replication.rollouts.environment import openenv_server
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.openenv_client import FeatureDeletionClient
+from composer_replication.rollouts.environment.openenv_client import (
+    AttemptObservation,
+    FeatureDeletionClient,
+    ToolAction,
+)
 from composer_replication.rollouts.environment.openenv_environment import OpenEnvFeatureDeletion
-from composer_replication.rollouts.environment.openenv_types import AttemptObservation, ToolAction
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import Toolbox

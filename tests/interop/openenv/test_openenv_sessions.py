@@ -22,7 +22,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from composer_replication.records import Score, Task
-from composer_replication.rollouts.environment.openenv_types import ToolAction
+from composer_replication.rollouts.environment.openenv_client import ToolAction
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
@@ -30,7 +30,7 @@ NUMBERS = "tinymath/numbers.py"
 CLIENT_THAT_HANGS = """
 import sys
 from composer_replication.rollouts.environment.openenv_client import FeatureDeletionClient
-from composer_replication.rollouts.environment.openenv_types import ToolAction
+from composer_replication.rollouts.environment.openenv_client import ToolAction
 client = FeatureDeletionClient(sys.argv[1]).sync()
 client.reset(seed=0)
 print("begun", flush=True)

@@ -22,6 +22,7 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.episodes.episode import TokenCounts
 from composer_replication.rollouts.episodes.episode_options import EpisodeParts
 
 TOOLS = (
@@ -75,6 +76,20 @@ class IdConversation:
 
 def find_calls(turn: Turn) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(name, arguments) for name, arguments in CALL.findall(turn.completion.text))
+
+
+def count_kinds(turn: Turn, calls: tuple[ToolCall, ...]) -> TokenCounts:
+    num_ids = len(turn.completion.token_ids)
+    return TokenCounts(tool_call=num_ids) if calls else TokenCounts(final=num_ids)
+
+
+@dataclass
+class IdTalk:
+    """In the place of ``LedgerTalk``."""
+
+    open: Any = IdConversation
+    find_calls: Any = find_calls
+    count_kinds: Any = count_kinds
 
 
 def say(text: str, room: int = 10**6) -> Completion:
@@ -204,7 +219,5 @@ def parts(policy: Any, lives: Lives, *, how: dict[str, Any] | None = None, **mor
     return EpisodeParts(
         policy=policy,
         open_environment=lambda: lives.open(**(how or {})),
-        open_conversation=IdConversation,
-        find_calls=find_calls,
-        **more,
+        **({"talk": IdTalk()} | more),
     )

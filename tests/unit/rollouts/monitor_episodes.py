@@ -9,7 +9,6 @@ from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
     HackMonitor,
-    MonitorOptions,
     MonitorReport,
     PublicTask,
 )
@@ -80,15 +79,12 @@ def inspect(
     *calls: tuple[ToolCall, ToolResult],
     after: Mapping[str, str | None] | None = None,
     before: Mapping[str, str] | None = None,
-    options: MonitorOptions | None = None,
 ) -> MonitorReport:
     """One call a turn; ``after`` are the files that differ at the end, None for those that are gone, ``before`` further ones."""
     first = {**BEFORE, **(before or {})}
     changed: dict[str, str | None] = {**first, **(after or {})}
     tree = {path: text for path, text in changed.items() if text is not None}
-    return HackMonitor(options).inspect(
-        EpisodeEvidence(TASK, [[each] for each in calls], first, tree, "/srv/tree")
-    )
+    return HackMonitor().inspect(EpisodeEvidence(TASK, [[each] for each in calls], first, tree, "/srv/tree"))
 
 
 def names(report: MonitorReport) -> set[str]:

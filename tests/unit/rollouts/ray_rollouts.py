@@ -20,18 +20,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from episode_parts import Asked, IdConversation, ScriptedPolicy, find_calls
+from episode_parts import Asked, IdTalk, ScriptedPolicy
 from ray_head import free_port, kill_session, processes
 
 from composer_replication.errors import ComposerError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.opening import open_cluster
+from composer_replication.rollouts.cluster import open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
-from composer_replication.rollouts.regressions import RegressionCheck
+from composer_replication.rollouts.regressions import find_regressions
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -104,7 +104,7 @@ def played(
     task = clamp_of(store)
     scripts = episode_scripts(store, task)
     policy = SeededPolicy(scripts, first or {})
-    parts = EpisodeParts(policy, open_environment, IdConversation, find_calls)
+    parts = EpisodeParts(policy, open_environment, IdTalk())
     counts: Counter[str] = Counter()
     options = EpisodeOptions(max_concurrent=concurrent, max_context_tokens=10**6, max_new_tokens=10**5)
     run = episodes_in_order([task.task_id] * len(scripts), parts, options=options, counts=counts)
@@ -118,7 +118,7 @@ def broken_tests(grader: Grader, task: Task) -> list[str]:
     golden = grader.store.files(task, "golden")[NUMBERS].decode()
     tree = grader.store.files(task, "rollout")
     tree[NUMBERS] = golden.replace("return -x if x < 0 else x", "return x").encode()
-    found = RegressionCheck(grader).check(task, tree)
+    found = find_regressions(grader, task, tree)
     assert found is not None
     return list(found.broken)
 
@@ -258,7 +258,7 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
 
 
 def refusals_of(address: str, store: TaskStore) -> dict[str, Any]:
-    """Clusters that cannot be opened, and one that is used up."""
+    """Clusters that cannot be opened, and one whose actor is taken away."""
 
     def opened(options: ClusterOptions) -> Callable[[], None]:
         def work() -> None:
@@ -271,14 +271,15 @@ def refusals_of(address: str, store: TaskStore) -> dict[str, Any]:
         "unsafe": attempt(opened(ClusterOptions(num_cpus=0.1, backend="unsafe_jail:Jail"))),
         "no_room": attempt(opened(ClusterOptions(num_cpus=64, resources={"side": 2.0}, waiting_seconds=2.0))),
     }
-    with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1, max_restarts=0)) as cluster:
+    with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1)) as cluster:
+        import ray
+
         from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
 
         environment = RayEnvironment(cluster)
         environment.reset(clamp_of(store).task_id)
-        assert environment.place is not None
         result["second"] = attempt(opened(ClusterOptions()))
-        os.kill(environment.place.pid, signal.SIGKILL)
+        ray.kill(cluster._actors[0].handle)  # for good, as ``ray kill`` does
         result["last"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["used_up"] = attempt(lambda: environment.reset(clamp_of(store).task_id))
         result["gone"] = cluster.counts["gone"]

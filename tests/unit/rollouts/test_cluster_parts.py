@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.opening import open_cluster
+from composer_replication.rollouts.cluster import open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
     RolloutActor,
-    WatchedWork,
     fitted,
 )
-from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
+from composer_replication.rollouts.cluster.store_parcel import Files, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox.process_folder import process_folder
@@ -35,8 +32,8 @@ from composer_replication.tasks.workers.node_check import needs_of
 NUMBERS = "tinymath/numbers.py"
 
 
-def itself(piece: Any) -> Any:
-    return piece
+def itself(files: Any) -> Any:
+    return files
 
 
 @pytest.fixture
@@ -50,8 +47,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_copy_is_the_store_and_is_made_once(sized_store: TaskStore, cache: Path) -> None:
-    parcel = parcel_of(sized_store, itself, piece_bytes=500)
-    assert len(parcel.pieces) > 3
+    parcel = parcel_of(sized_store, itself)
+    assert [name for name, _ in parcel.files][-1] == "manifest.json", "with it a copy is whole"
     copy = open_copy(parcel, itself, backend=None)
     copy.verify()
     assert copy.fingerprint == sized_store.fingerprint
@@ -62,7 +59,7 @@ def test_a_copy_is_the_store_and_is_made_once(sized_store: TaskStore, cache: Pat
         for view in ("rollout", "visible", "hidden", "golden"):
             assert copy.files(task, view) == sized_store.files(task, view)
 
-    def refuse(piece: Any) -> Piece:
+    def refuse(files: Any) -> Files:
         raise AssertionError("it is here already")
 
     assert open_copy(parcel, refuse, backend=None).root == copy.root
@@ -74,31 +71,9 @@ def test_a_copy_is_the_store_and_is_made_once(sized_store: TaskStore, cache: Pat
 
 
 def test_a_parcel_that_is_another_store_is_refused(sized_store: TaskStore, cache: Path) -> None:
-    other = StoreParcel("f" * 64, parcel_of(sized_store, itself).pieces)
+    other = StoreParcel("f" * 64, parcel_of(sized_store, itself).files)
     with pytest.raises(InputError, match=r"CR0411: .* another one than was sent"):
         open_copy(other, itself, backend=None)
-
-
-@given(piece_bytes=st.integers(1, 20_000))
-def test_pieces_hold_every_file_once_and_the_manifest_last(parcel_store: TaskStore, piece_bytes: int) -> None:
-    pieces = parcel_of(parcel_store, itself, piece_bytes=piece_bytes).pieces
-    files = [pair for piece in pieces for pair in piece]
-    kept = [path for path in parcel_store.root.rglob("*") if path.is_file()]
-    assert sorted(name for name, _ in files) == sorted(
-        path.relative_to(parcel_store.root).as_posix() for path in kept
-    )
-    assert all((parcel_store.root / name).read_bytes() == data for name, data in files)
-    assert files[-1][0] == "manifest.json"
-    assert all(sum(len(data) for _, data in piece[:-1]) < piece_bytes for piece in pieces)
-
-
-@pytest.fixture(scope="module")
-def parcel_store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
-    folder = tmp_path_factory.mktemp("parcel") / "store"
-    store = TaskStore.create(folder)
-    for number in range(30):
-        store.put_blob(bytes([number]) * (number * 97))
-    return TaskStore.open(folder)
 
 
 # --- the actor ------------------------------------------------------------------------
@@ -128,8 +103,8 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
 ) -> None:
     with FeatureDeletionEnv(grader) as env:
         begun = actor.begin(7, clamp.task_id)
-        assert begun.message == env.reset(clamp.task_id)
-        assert begun.place.host == socket.gethostname()
+        assert begun[0] == env.reset(clamp.task_id)
+        assert begun[1].host == socket.gethostname()
         for call in moves(store, clamp):
             here, there = env.call(call), actor.call(7, call)
             assert (there.result.text, there.result.is_error) == (here.text, here.is_error)
@@ -147,12 +122,13 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
 
 @pytest.mark.long
 def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
-    look = ToolCall("bash", json.dumps({"command": "strings tinymath/__pycache__/*.pyc; true"}))
+    golden = store.files(clamp, "golden")[NUMBERS].decode()
+    cheat = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
+    written = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": cheat}))
     for mode, expected in (("mask", 0.0), ("off", 1.0)):
         actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
         actor.begin(1, clamp.task_id)
-        for call in (look, *moves(store, clamp)):
-            actor.call(1, call)
+        actor.call(1, written)
         paid = actor.finish(1)
         assert paid is not None
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)
@@ -187,9 +163,8 @@ def test_gradings_of_an_actor_are_those_of_a_grader(
         assert here is not None
         assert actor.grade_request(0, request).outcomes == here.outcomes
     files = {**store.files(clamp, "visible"), **grader.golden_files(clamp)}
-    work = WatchedWork(clamp, files, clamp.tests.pass_to_pass, None, None)
-    report = grader.watched(clamp, work.files, work.node_ids)
-    assert actor.watched(0, work).outcomes == report.outcomes
+    asked = (clamp, files, clamp.tests.pass_to_pass)
+    assert actor.watched(0, *asked, timeout_seconds=None).outcomes == grader.watched(*asked).outcomes
 
 
 def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStore, cache: Path) -> None:
@@ -212,11 +187,11 @@ def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def refuse(piece: Any) -> Piece:
+    def refuse(files: Any) -> Files:
         raise AssertionError("such a node gets no store")
 
     options = ClusterOptions(backend="unsafe_jail:Jail")
-    actor = RolloutActor(StoreParcel("f", (0,)), refuse, options, needs_of("unsafe_jail:Jail"))
+    actor = RolloutActor(StoreParcel("f", 0), refuse, options, needs_of("unsafe_jail:Jail"))
     with pytest.raises(SandboxFailure, match=r"CR0491: the node .* the sandbox unsafe does not hold"):
         actor.prepare()
 
@@ -263,6 +238,6 @@ def test_a_cluster_that_is_not_there_is_one_sentence(form: str, sized_store: Tas
         address = form.format(probe.getsockname()[1])
     with (
         pytest.raises(MissingError, match=r"^CR0490: the Ray cluster cannot be joined: [^\n]*refused[^\n]*$"),
-        open_cluster(address, sized_store),
+        open_cluster(address, sized_store, ClusterOptions()),
     ):
         pass

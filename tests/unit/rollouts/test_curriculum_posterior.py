@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Evidence
-from composer_replication.rollouts.curriculum.standing import certainty_above, expected_spread
+from composer_replication.rollouts.curriculum.standing import PRIOR
+
+
+def posterior(a: float, b: float) -> Evidence:
+    return Evidence(passed=a - PRIOR, failed=b - PRIOR)
 
 
 @pytest.mark.parametrize(
@@ -24,16 +28,16 @@ from composer_replication.rollouts.curriculum.standing import certainty_above, e
     ],
 )
 def test_expected_spread_by_hand(a: float, b: float, by_hand: float) -> None:
-    assert expected_spread(a, b) == pytest.approx(by_hand, rel=1e-15)
+    assert posterior(a, b).weight == pytest.approx(by_hand, rel=1e-15)
 
 
-@given(st.floats(0.1, 50.0), st.floats(0.1, 50.0))
+@given(st.floats(0.5, 50.0), st.floats(0.5, 50.0))
 def test_expected_spread_is_mean_times_complement_less_variance(a: float, b: float) -> None:
     """E[p(1-p)] = m(1-m) - Var p, with the textbook variance."""
     mean = a / (a + b)
     variance = mean * (1 - mean) / (a + b + 1)
-    assert expected_spread(a, b) == pytest.approx(mean * (1 - mean) - variance, rel=1e-12)
-    assert 0.0 < expected_spread(a, b) < 0.25
+    assert posterior(a, b).weight == pytest.approx(mean * (1 - mean) - variance, rel=1e-12)
+    assert 0.0 < posterior(a, b).weight < 0.25
 
 
 def test_certainty_of_large_counts_is_that_of_a_normal_distribution() -> None:
@@ -41,12 +45,12 @@ def test_certainty_of_large_counts_is_that_of_a_normal_distribution() -> None:
     mean = a / (a + b)
     spread = math.sqrt(mean * (1 - mean) / (a + b + 1))
     normal = 0.5 * math.erfc((low - mean) / spread / math.sqrt(2))
-    assert certainty_above(low, a, b) == pytest.approx(normal, abs=0.01)
+    assert posterior(a, b).certainty_above(low) == pytest.approx(normal, abs=0.01)
 
 
 @given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.05, 0.9), st.floats(0.001, 0.09))
 def test_certainty_falls_as_the_rate_rises(a: float, b: float, rate: float, more: float) -> None:
-    assert certainty_above(rate + more, a, b) <= certainty_above(rate, a, b)
+    assert posterior(a, b).certainty_above(rate + more) <= posterior(a, b).certainty_above(rate)
 
 
 # ---- evidence -----------------------------------------------------------------------------------------

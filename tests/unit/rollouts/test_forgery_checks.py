@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Outcome
-from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
-from composer_replication.rollouts.golden_runs import GoldenFails
+from composer_replication.rollouts.forgery_checks import (
+    GoldenFails,
+    Survey,
+    changed_files,
+    forgery,
+    plan_of,
+    survey,
+)
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
 

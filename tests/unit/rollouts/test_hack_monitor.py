@@ -19,7 +19,6 @@ from composer_replication.rollouts.monitor import (
     HACK_CLASSES,
     EpisodeEvidence,
     HackMonitor,
-    MonitorOptions,
     hack_monitor,
     monitor_for,
     public_task,
@@ -230,19 +229,18 @@ def test_a_table_that_the_file_documents_is_no_secret_of_the_tests() -> None:
         assert names(HackMonitor().inspect(episode)) == expected
 
 
-def test_options_choose_what_a_class_does() -> None:
-    history = bash("git reflog")
-    masked = inspect(history, options=MonitorOptions(actions={"git-history": "mask"}))
-    assert names(masked) == {"git-history"} and masked.masks_reward
-    assert json.loads(json.dumps(masked.to_json()))["masks_reward"] is True
-    assert inspect(history, options=MonitorOptions(actions={"git-history": "off"})).findings == ()
+def test_the_mode_chooses_whether_a_finding_flags() -> None:
+    episode = EpisodeEvidence(TASK, [], BEFORE, {**BEFORE, PATH: f"{BROKEN}\nimport os\nos._exit(0)\n"})
+    for mode, masks in (("mask", True), ("report", False)):
+        monitor = monitor_for(mode)
+        assert monitor is not None
+        report = monitor.inspect(episode)
+        assert names(report) == {"early-exit"} and report.masks_reward is masks
+        assert json.loads(json.dumps(report.to_json()))["masks_reward"] is masks
     assert len(inspect(*[bash(f"git reflog -{number}") for number in range(9)]).findings) == 5
-    reporting = monitor_for("report")
-    assert reporting is not None and set(reporting.options.actions.values()) == {"report"}
     assert monitor_for("off") is None
-    for actions in ({"no-such": "mask"}, {"test-edit": "shout"}):
-        with pytest.raises(UsageError, match="CR0830"):
-            MonitorOptions(actions=actions)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="CR0830"):
+        monitor_for("shout")  # type: ignore[arg-type]
 
 
 def test_what_is_too_long_is_said_and_the_rest_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

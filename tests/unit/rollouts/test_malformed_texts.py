@@ -12,9 +12,9 @@ from malformed_texts import WRITERS, malformed_texts
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor.reported import call_arguments
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
+from composer_replication.rollouts.tools.command_tools import VisibleTests
 from composer_replication.rollouts.tools.tool_schemas import call_fault, example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
-from composer_replication.rollouts.tools.visible_tests import VisibleTests
 
 MOST_CALLS = 20
 """Of one reply that are made: a loop refuses the rest, and they are alike."""

@@ -16,7 +16,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.environment.hosted_attempt import AttemptHost
 from composer_replication.rollouts.environment.trl_face import environment_factory
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.monitor import MonitorOptions, MonitorReport
+from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -80,15 +80,9 @@ def test_an_attempt_is_paid_as_the_monitor_is_told(
         assert judged.report is None or judged.report.findings == ()
 
 
-def test_masking_is_the_default_and_classes_have_options_of_their_own(
-    grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]]
-) -> None:
+def test_masking_is_the_default(grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]]) -> None:
     with FeatureDeletionEnv(grader) as env:
         assert played(env, clamp, cheats["early-exit"]) == 0.0
-    lenient = MonitorOptions({"early-exit": "report"})
-    with FeatureDeletionEnv(grader, monitor=lenient) as env:
-        assert played(env, clamp, cheats["early-exit"]) == 1.0
-        assert "early-exit" in report_of(env).counts
     with pytest.raises(UsageError, match="CR0830"):
         FeatureDeletionEnv(grader, monitor="scream")  # type: ignore[arg-type]
 

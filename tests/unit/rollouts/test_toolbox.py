@@ -17,11 +17,11 @@ from composer_replication.records import Completion, Rollout, StopReason, ToolCa
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.detector import find_faults
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.tools.command_tools import VisibleTests
 from composer_replication.rollouts.tools.file_tools import near_matches
 from composer_replication.rollouts.tools.tool_limits import ToolLimits, clip
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
-from composer_replication.rollouts.tools.visible_tests import VisibleTests
 
 FILES = {
     "src/one.py": b"def one():\n    return 1\n\n\ndef two():\n    return 1\n",

@@ -13,7 +13,7 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Outcome, SandboxSpec, Task
 from composer_replication.rollouts import grading
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
-from composer_replication.rollouts.regressions import RegressionCheck, Regressions
+from composer_replication.rollouts.regressions import Regressions, find_regressions
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_records import TwinScore
@@ -122,15 +122,14 @@ def test_the_same_tree_is_run_once_and_another_is_not_taken_for_it(
 
 
 def test_broken_neighbours_are_found(grader: Grader, clamp: Task, golden: dict[str, bytes]) -> None:
-    check = RegressionCheck(grader)
-    assert check.check(clamp, golden) == Regressions((), len(clamp.tests.pass_to_pass))
+    assert find_regressions(grader, clamp, golden) == Regressions((), len(clamp.tests.pass_to_pass))
     text = golden["tinymath/numbers.py"].decode()
     wrong = {**golden, "tinymath/numbers.py": text.replace("-x if x < 0 else x", "x").encode()}
-    found = check.check(clamp, wrong)
+    found = find_regressions(grader, clamp, wrong)
     assert found is not None
     assert found.broken == ("tests/test_numbers.py::test_absolute_of_negative",)
     assert found.share == 1 / len(clamp.tests.pass_to_pass)
-    sampled = check.check(clamp, golden, sample=2)
+    sampled = find_regressions(grader, clamp, golden, sample=2)
     assert sampled == Regressions((), 2)
 
 
@@ -149,11 +148,12 @@ def test_the_tests_that_are_drawn_depend_on_seed_task_and_tree_alone(
     trees = [{**golden, "notes.txt": b"%d" % number} for number in range(12)]
 
     def drawn(seed: int) -> list[tuple[str, ...]]:
-        check = RegressionCheck(grader)
-        check.check(clamp, golden)  # the tests of the original code are run once, before the first draw
+        find_regressions(
+            grader, clamp, golden
+        )  # the tests of the original code are run once, before the first draw
         asked.clear()
         for tree in trees:
-            check.check(clamp, tree, sample=1, seed=seed)
+            find_regressions(grader, clamp, tree, sample=1, seed=seed)
         return list(asked)
 
     assert drawn(7) == drawn(7)
@@ -179,9 +179,8 @@ def test_no_more_tests_run_at_a_time_than_the_grader_has_places(
 
     monkeypatch.setattr(grader, "watched", watched)
     try:
-        check = RegressionCheck(grader)
         with ThreadPoolExecutor(6) as threads:
-            found = list(threads.map(lambda _: check.check(clamp, golden), range(6)))
+            found = list(threads.map(lambda _: find_regressions(grader, clamp, golden), range(6)))
     finally:
         grader.close()
     assert found == [Regressions((), len(clamp.tests.pass_to_pass))] * 6
@@ -191,7 +190,7 @@ def test_no_more_tests_run_at_a_time_than_the_grader_has_places(
 def test_a_tree_that_cannot_be_imported_breaks_everything(
     grader: Grader, clamp: Task, golden: dict[str, bytes]
 ) -> None:
-    found = RegressionCheck(grader).check(clamp, {**golden, "tinymath/__init__.py": b"raise ImportError\n"})
+    found = find_regressions(grader, clamp, {**golden, "tinymath/__init__.py": b"raise ImportError\n"})
     assert found is not None
     assert found.error
     assert found.broken == tuple(sorted(clamp.tests.pass_to_pass))
@@ -204,7 +203,7 @@ def test_a_sandbox_that_fails_says_nothing_of_a_tree(
     monkeypatch.setattr(grader, "backend", f"{__name__}:BrokenBackend")
     try:
         assert grader.grade_tree(clamp, golden) is None
-        assert RegressionCheck(grader).check(clamp, golden) is None
+        assert find_regressions(grader, clamp, golden) is None
     finally:
         grader.close()
     assert grader.num_infrastructure_failures == 4
@@ -219,7 +218,7 @@ def test_tests_that_do_not_pass_with_the_original_code_cannot_be_broken(
     outcomes = dict.fromkeys(clamp.tests.pass_to_pass, Outcome.PASSED) | {test: Outcome.FAILED}
     report = WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
     monkeypatch.setattr(grader, "watched", lambda *_, **__: report)
-    found = RegressionCheck(grader).check(clamp, {})
+    found = find_regressions(grader, clamp, {})
     assert found == Regressions((), len(clamp.tests.pass_to_pass) - 1)
     grader.close()
 
@@ -232,10 +231,13 @@ def test_a_run_of_the_original_code_with_an_error_is_counted_and_tried_again(
     good = WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
     reports = [replace(good, error="too slow today")] * 2 + [good] * 3
     monkeypatch.setattr(grader, "watched", lambda *_, **__: reports.pop(0))
-    check = RegressionCheck(grader)
-    assert check.check(clamp, {}) is None
+    assert find_regressions(grader, clamp, {}) is None
     assert grader.num_infrastructure_failures == 2
-    assert check.check(clamp, {}) == check.check(clamp, {}) == Regressions((), len(tests))
+    assert (
+        find_regressions(grader, clamp, {})
+        == find_regressions(grader, clamp, {})
+        == Regressions((), len(tests))
+    )
     assert not reports
     grader.close()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_parts import Asked, IdConversation, ScriptedPolicy
+from episode_parts import Asked, IdTalk, ScriptedPolicy
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
@@ -322,7 +322,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
 
     monkeypatch.setattr(warm_bubblewrap, "WarmJail", start)
     count = grader.num_infrastructure_failures
-    parts = EpisodeParts(ScriptedPolicy(script), lambda: Dying(grader), IdConversation, calls)
+    parts = EpisodeParts(ScriptedPolicy(script), lambda: Dying(grader), IdTalk(find_calls=calls))
     options = EpisodeOptions(max_tries=2, max_context_tokens=10**6)
     (episode,) = asyncio.run(episodes_in_order([clamp.task_id], parts, options=options))
     assert (episode.stop_reason, episode.reward, episode.num_tries) == (StopReason.SUBMITTED, 1.0, 2)

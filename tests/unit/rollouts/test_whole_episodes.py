@@ -17,8 +17,11 @@ from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.replay import replay_episode
-from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
+from composer_replication.rollouts.episodes.trajectories import (
+    read_trajectories,
+    replay_episode,
+    write_trajectories,
+)
 from composer_replication.rollouts.generations.observed_episodes import observed_episode
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
@@ -105,9 +108,7 @@ def played(
     golden = store.files(clamp, "golden")[NUMBERS].decode()
     scripts = scripts_for(WRITERS[request.param], golden)
     talk = LedgerTalk(tokenizer, tokenizer.text)
-    parts = EpisodeParts(
-        Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(grader), talk.open, talk.find_calls
-    )
+    parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(grader), talk)
     before, counts = set(process_folder().glob("attempt-*")), Counter[str]()
     run = episodes_in_order([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5), counts=counts)
     episodes = asyncio.run(run)

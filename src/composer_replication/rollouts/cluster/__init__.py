@@ -1,11 +1,56 @@
 """Where do attempts and gradings run when one machine is too small? In actors on the nodes of a Ray cluster.
 
-opening.py          join a cluster for the time of some rollouts
-store_parcel.py     a store as a few objects, and a copy of it on a node
+store_parcel.py     a store that travels, and a copy of it on a node
 rollout_actor.py    how many actors, and what lives on a node: a sandbox with its tools, and the grading
 rollout_cluster.py  the actors, lent one at a time; placing, restarts and waiting are Ray's
 ray_environment.py  an attempt whose sandbox is elsewhere, for the agent loop and every face
 ray_grader.py       answers and trees graded elsewhere
 
-Nothing here needs torch. The extra ``ray`` is needed from ``opening.open_cluster`` on.
+Nothing here needs torch. The extra ``ray`` is needed from ``open_cluster`` on.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.workers import impatient_ray
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
+    from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+
+
+@contextmanager
+def open_cluster(
+    address: str, store: TaskStore, options: ClusterOptions, *, waits_for_all: bool = False
+) -> Iterator[RolloutCluster]:
+    """Actors for attempts and gradings, from here to the end of the block; waits for the first of them.
+
+    Args:
+        address: ``auto`` for the cluster that ``RAY_ADDRESS`` names or that runs on this machine, ``HOST:PORT`` of
+            its head for one that this machine is a node of, ``ray://HOST:PORT`` for any other (needs ``ray[client]``).
+        store: whole; every node gets a copy of it.
+        options: how many, and what for.
+        waits_for_all: wait for every actor, so that episodes begin in the same rounds every time.
+
+    Raises:
+        ImportError: ray is not installed (the extra ``ray``).
+        UsageError: no such form of address, or this program has joined a cluster already (CR0490).
+        MissingError: nothing answers there (CR0490); another version of Ray or Python (CR0490); a node cannot be used (CR0491); an
+            actor was not placed in time (CR0864).
+        InputError: a file of the store cannot be read (CR0411).
+    """
+    with impatient_ray():
+        from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+        from composer_replication.tasks.workers.ray_connection import RayConnection
+
+    connection = RayConnection(address)
+    try:
+        with RolloutCluster(connection, store, options) as cluster:
+            cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)
+            yield cluster
+    finally:
+        connection.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import Begun, Called, LostActor, Place
+from composer_replication.rollouts.cluster.rollout_actor import Called, LostActor, Place
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement
@@ -69,15 +69,15 @@ class RayEnvironment:
         """
         self.close()
         self._cluster.store.get(task_id)
-        lease = self._cluster.lease(task_id)
+        lease = self._cluster.lease()
         self._lease, self._end = lease, weakref.finalize(self, lease.give_back)
         try:
-            begun: Begun = self._ask("begin", task_id)
+            begun: tuple[str, Place] = self._ask("begin", task_id)
         except BaseException:
             self.close()
             raise
-        self._place = begun.place
-        return begun.message
+        message, self._place = begun
+        return message
 
     def call(self, call: ToolCall) -> ToolResult:
         """Do what the policy asked; whatever is wrong with the call is a result with ``is_error``.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from composer_replication.records import Score, Task
-from composer_replication.rollouts.cluster.rollout_actor import WatchedWork
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.tasks.running.watched_run import WatchedReport
@@ -54,7 +53,7 @@ class RayGrader(Grader):
             SandboxFailure: the sandbox broke, the actor died (CR0491), or none was free in time (CR0864).
             MissingError: as the class.
         """
-        with self._leased(request.task) as lease:
+        with self._leased() as lease:
             score: Score = lease.ask("grade_request", request)
         if score.error.startswith(FORGED):
             self.count_forgery()
@@ -70,14 +69,14 @@ class RayGrader(Grader):
         timeout_seconds: float | None = None,
     ) -> WatchedReport:
         """As ``Grader.watched``, on some node. Raises as ``grade_once``."""
-        work = WatchedWork(task, dict(files), tuple(node_ids), seed, timeout_seconds)
-        with self._leased(task) as lease:
-            report: WatchedReport = lease.ask("watched", work)
+        asked = (task, dict(files), tuple(node_ids), seed)
+        with self._leased() as lease:
+            report: WatchedReport = lease.ask("watched", *asked, timeout_seconds=timeout_seconds)
         return report
 
     @contextmanager
-    def _leased(self, task: Task) -> Iterator[Lease]:
-        lease = self._cluster.lease(task.task_id)
+    def _leased(self) -> Iterator[Lease]:
+        lease = self._cluster.lease()
         try:
             yield lease
         finally:

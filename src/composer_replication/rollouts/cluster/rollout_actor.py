@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Limits, MonitorMode, Score, Task, ToolCall, ToolResult
-from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy
+from composer_replication.rollouts.cluster.store_parcel import Files, StoreParcel, open_copy
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
@@ -39,7 +39,6 @@ class ClusterOptions:
         num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
             nothing: the sandbox does.
         resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
-        max_restarts: how often Ray starts an actor anew whose process or node died; -1 for ever.
         waiting_seconds: how long an attempt waits for a free actor. Keep it below ``EpisodeOptions.turn_seconds``.
         backend: sandbox backend on every node, by name or dotted path; empty for the best of each.
         attempt: how the sandbox of an attempt is opened; with this backend by default.
@@ -54,7 +53,6 @@ class ClusterOptions:
     num_drivers: int = 1
     num_cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
-    max_restarts: int = -1
     waiting_seconds: float = 500.0
     backend: str = ""
     attempt: AttemptOptions | None = None
@@ -96,31 +94,12 @@ def here() -> Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The first message, and where the attempt is."""
-
-    message: str
-    place: Place
-
-
-@dataclass(frozen=True, slots=True)
 class Called:
     """What a call gave, and how the attempt stands after it."""
 
     result: ToolResult
     is_done: bool
     counts: CallCounts
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedWork:
-    """The arguments of ``Grader.watched``."""
-
-    task: Task
-    files: dict[str, bytes]
-    node_ids: tuple[str, ...]
-    seed: int | None
-    timeout_seconds: float | None
 
 
 class RolloutActor:
@@ -130,13 +109,13 @@ class RolloutActor:
 
     Args:
         parcel: the store.
-        fetch: gives a piece of it.
+        fetch: gives its files.
         options: of attempts and gradings.
         needs: what this node must have.
     """
 
     def __init__(
-        self, parcel: StoreParcel, fetch: Callable[[Any], Piece], options: ClusterOptions, needs: NodeNeeds
+        self, parcel: StoreParcel, fetch: Callable[[Any], Files], options: ClusterOptions, needs: NodeNeeds
     ) -> None:
         sweep_after_this_process()
         self._parcel, self._fetch, self._options, self._needs = parcel, fetch, options, needs
@@ -154,13 +133,12 @@ class RolloutActor:
         self._ready()
         return here()
 
-    def begin(self, number: int, task_id: str) -> Begun:
-        """Begin an attempt, after the end of the one before; as ``FeatureDeletionEnv.reset``."""
+    def begin(self, number: int, task_id: str) -> tuple[str, Place]:
+        """Begin an attempt, after the end of the one before: its first message, and where it is."""
         environment, grader = self._ready()
         self._require_environment(grader.store.get(task_id))
         self._number = number
-        message = environment.reset(task_id)
-        return Begun(message, here())
+        return environment.reset(task_id), here()
 
     def call(self, number: int, call: ToolCall) -> Called:
         """Make a call; as ``FeatureDeletionEnv.call``."""
@@ -192,14 +170,12 @@ class RolloutActor:
         self._require_environment(request.task)
         return grader.grade_once(request)
 
-    def watched(self, number: int, work: WatchedWork) -> WatchedReport:
+    def watched(self, number: int, task: Task, *asked: Any, timeout_seconds: float | None) -> WatchedReport:
         """As ``Grader.watched``."""
         del number  # nothing of an attempt is used
         _, grader = self._ready()
-        self._require_environment(work.task)
-        return grader.watched(
-            work.task, work.files, work.node_ids, work.seed, timeout_seconds=work.timeout_seconds
-        )
+        self._require_environment(task)
+        return grader.watched(task, *asked, timeout_seconds=timeout_seconds)
 
     def end(self) -> None:
         """Leave nothing behind, also of those that were killed on this node."""

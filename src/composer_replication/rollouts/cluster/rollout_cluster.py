@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import ray
@@ -41,29 +41,25 @@ from composer_replication.tasks.workers.ray_answers import (
 from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
 
 _LOOK_SECONDS = 1.0
-_ANSWER_SECONDS = 30.0
 _END_SECONDS = 30.0
 
 
 @dataclass(eq=False, slots=True)
 class LentActor:
-    """An actor, a reference that is done when its process is prepared (``ready``), where it is from then on, and the tasks
-    whose golden code it has looked at.
-    """
+    """An actor, a reference that is done when its process is prepared (``ready``), and where it is from then on."""
 
     handle: Any
     ready: Any = None
     place: Place | None = None
-    tasks: set[str] = field(default_factory=set)
 
     def begin_anew(self) -> None:
         """Wait for its first or its next process, which knows nothing."""
         self.ready = self.handle.prepare.options(retry_exceptions=[SandboxFailure]).remote()
-        self.place, self.tasks = None, set()
+        self.place = None
 
 
 class RolloutCluster:
-    """Actors with a copy of a store each; safe to use from several threads. See ``opening.open_cluster``.
+    """Actors with a copy of a store each; safe to use from several threads. See ``open_cluster``.
 
     Args:
         connection: to the cluster; closed by its owner, after this.
@@ -92,7 +88,7 @@ class RolloutCluster:
         kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus,
             resources=dict(options.resources),
-            max_restarts=options.max_restarts,
+            max_restarts=-1,
             max_task_retries=NUM_RETRIES,  # what prepares it; whatever belongs to an attempt is asked once
             scheduling_strategy="SPREAD",
         )
@@ -103,7 +99,7 @@ class RolloutCluster:
             actor.begin_anew()
         self._idle = list(self._actors)
 
-    def lease(self, task_id: str) -> Lease:
+    def lease(self) -> Lease:
         """A ready actor that nobody else uses; waits for one.
 
         Raises:
@@ -113,19 +109,16 @@ class RolloutCluster:
         ends = time.monotonic() + self.options.waiting_seconds
         while True:
             self.check()
-            actor = self._take(task_id)
-            if actor is not None and self._answers(actor):
-                return Lease(self, actor, next(self._numbers))
+            actor = self._take()
             if actor is not None:
-                self.take_back(actor)
-            elif time.monotonic() >= ends:
+                return Lease(self, actor, next(self._numbers))
+            if time.monotonic() >= ends:
                 self.count_failure()
                 raise self._no_room()
-            else:
-                with suppress(queue.Empty):
-                    back = self._returned.get(timeout=_LOOK_SECONDS)
-                    with self._lock:
-                        self._idle.append(back)
+            with suppress(queue.Empty):
+                back = self._returned.get(timeout=_LOOK_SECONDS)
+                with self._lock:
+                    self._idle.append(back)
 
     def wait_until_ready(self, num_actors: int = 1) -> None:
         """Wait until so many actors are ready at the same time.
@@ -136,7 +129,7 @@ class RolloutCluster:
         leases: list[Lease] = []
         try:
             while len(leases) < num_actors:
-                leases.append(self.lease(""))
+                leases.append(self.lease())
         except SandboxFailure as error:
             raise MissingError(error.code, error.message, where=error.where, fix=error.fix) from error
         finally:
@@ -198,11 +191,11 @@ class RolloutCluster:
 
     # --- for leases ---------------------------------------------------------------------
 
-    def ask(self, actor: LentActor, method: str, args: tuple[Any, ...]) -> Any:
+    def ask(self, actor: LentActor, method: str, *args: Any, **named: Any) -> Any:
         """Have an actor do something, once."""
         self.check()
         try:
-            return wait_for(asked_once(actor.handle, method, *args), self.check)
+            return wait_for(asked_once(actor.handle, method, *args, **named), self.check)
         except (RayError, ConnectionError) as error:
             self.check()
             cause = plain_cause(error)
@@ -226,28 +219,15 @@ class RolloutCluster:
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
         ) from cause
 
-    def _answers(self, actor: LentActor) -> bool:
-        """Whether it is still alive, as nobody has asked it for a while; else it is lent when it is ready again."""
-        try:
-            answer = asked_once(actor.handle, "prepare")
-            if ray.wait([answer], timeout=_ANSWER_SECONDS)[0]:
-                actor.place = ray.get(answer)
-                return True
-        except (RayError, ConnectionError):
-            pass  # it is asked again, by Ray until it answers, and then for the reason
-        actor.begin_anew()
-        return False
-
-    def _take(self, task_id: str) -> LentActor | None:
+    def _take(self) -> LentActor | None:
         with self._lock:
             self._collect()
             if not self._actors:
                 raise MissingError(
                     "CR0491",
-                    f"no actor is left: each of {self.options.num_actors} died more than "
-                    f"{self.options.max_restarts} times.",
-                    where="ClusterOptions: max_restarts",
-                    fix="look for the reason in the logs of the nodes (memory is the usual one), or leave max_restarts out.",
+                    f"no actor is left: Ray has given up each of {self.options.num_actors}.",
+                    where="open_cluster",
+                    fix="look for the reason in the logs of the nodes.",
                 )
             ready = [actor for actor in self._idle if actor.place is not None]
             asked = {actor.ready: actor for actor in self._idle if actor.place is None}
@@ -256,10 +236,8 @@ class RolloutCluster:
                 ready += [asked[each] for each in done if self._is_prepared(asked[each])]
             if not ready:
                 return None
-            chosen = next((actor for actor in ready if task_id in actor.tasks), ready[0])
-            self._idle.remove(chosen)
-            chosen.tasks.add(task_id)
-            return chosen
+            self._idle.remove(ready[0])
+            return ready[0]
 
     def _collect(self) -> None:
         with suppress(queue.Empty):
@@ -304,7 +282,7 @@ class Lease:
         self._cluster, self._actor, self._number = cluster, actor, number
         self._returns = itertools.count()
 
-    def ask(self, method: str, *args: Any) -> Any:
+    def ask(self, method: str, *args: Any, **named: Any) -> Any:
         """Have the actor do something for this lease, once.
 
         Raises:
@@ -312,7 +290,7 @@ class Lease:
             MissingError: the cluster is gone (CR0491).
             Exception: what the method raised.
         """
-        return self._cluster.ask(self._actor, method, (self._number, *args))
+        return self._cluster.ask(self._actor, method, self._number, *args, **named)
 
     def give_back(self) -> None:
         """Let it be lent again; idempotent."""
@@ -332,6 +310,6 @@ def _end_all(handles: list[Any]) -> None:
     ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
 
 
-def asked_once(handle: Any, method: str, *args: Any) -> Any:
+def asked_once(handle: Any, method: str, *args: Any, **named: Any) -> Any:
     """Ask an actor, without Ray's asking again when it dies over it."""
-    return getattr(handle, method).options(max_task_retries=0).remote(*args)
+    return getattr(handle, method).options(max_task_retries=0).remote(*args, **named)

@@ -1,4 +1,4 @@
-"""A store as a few objects that travel, and a copy of it in the cache of a node, which need not share a disk.
+"""A store as one object that travels, and a copy of it in the cache of a node, which need not share a disk.
 
 The copy is called by the store's fingerprint, is made once a node and checked like any store: every record and file
 that is read has the hash that the manifest says. It holds golden code and hidden tests, as the store does: nobody but
@@ -8,7 +8,7 @@ its owner may read it, and no sandbox mounts it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,34 +18,28 @@ from composer_replication.tasks.record_folder import FOLDERS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
 
-PIECE_BYTES = 16 * 1024**2
-Piece = list[tuple[str, bytes]]
-"""Some files: path below the store, content as it lies on the disk."""
+Files = list[tuple[str, bytes]]
+"""Path below the store, content as it lies on the disk; the manifest last: with it a copy is whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreParcel:
-    """What a store is made of again on another machine; ``pieces`` are references to ``Piece``s."""
+    """What a store is made of again on another machine; ``files`` is a reference to its ``Files``."""
 
     fingerprint: str
-    pieces: tuple[Any, ...]
+    files: Any
 
 
-def parcel_of(
-    store: TaskStore, put: Callable[[Piece], Any], *, piece_bytes: int = PIECE_BYTES
-) -> StoreParcel:
-    """Send a store.
-
-    Args:
-        store: whole, and not written to meanwhile.
-        put: keeps one piece and gives a reference to it.
-        piece_bytes: of a piece, about.
-    """
+def parcel_of(store: TaskStore, put: Callable[[Files], Any]) -> StoreParcel:
+    """Send a store, whole and not written to meanwhile; ``put`` keeps its files and gives a reference to them."""
     store.settle()  # the manifest alone says what the copy has
-    return StoreParcel(store.fingerprint, tuple(put(piece) for piece in _pieces(store.root, piece_bytes)))
+    found = (path for name in ("objects", *FOLDERS) for path in sorted((store.root / name).rglob("*")))
+    paths = (*(path for path in found if path.is_file()), store.root / NAME)
+    files = [(path.relative_to(store.root).as_posix(), path.read_bytes()) for path in paths]
+    return StoreParcel(store.fingerprint, put(files))
 
 
-def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Piece], *, backend: str | None) -> TaskStore:
+def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: str | None) -> TaskStore:
     """The store on this machine, made first where it is absent.
 
     Raises:
@@ -63,29 +57,13 @@ def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Piece], *, backend: st
     return store
 
 
-def _pieces(root: Path, piece_bytes: int) -> Iterator[Piece]:
-    """All files that belong to the store, the manifest last: with it a copy is whole."""
-    found = (path for name in ("objects", *FOLDERS) for path in sorted((root / name).rglob("*")))
-    piece: Piece = []
-    num_bytes = 0
-    for path in (*(path for path in found if path.is_file()), root / NAME):
-        piece.append((path.relative_to(root).as_posix(), path.read_bytes()))
-        num_bytes += len(piece[-1][1])
-        if num_bytes >= piece_bytes:
-            yield piece
-            piece, num_bytes = [], 0
-    if piece:
-        yield piece
-
-
-def _write(root: Path, parcel: StoreParcel, fetch: Callable[[Any], Piece]) -> None:
+def _write(root: Path, parcel: StoreParcel, fetch: Callable[[Any], Files]) -> None:
     shutil.rmtree(root, ignore_errors=True)  # what a writer left that was killed
     root.mkdir(parents=True)
     root.chmod(0o700)
-    for reference in parcel.pieces:
-        for name, data in fetch(reference):
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.new")
-            temporary.write_bytes(data)
-            temporary.replace(path)
+    for name, data in fetch(parcel.files):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_bytes(data)
+        temporary.replace(path)

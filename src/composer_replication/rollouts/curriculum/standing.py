@@ -38,18 +38,14 @@ class Evidence:
     credit: float = 0.0
 
     @property
-    def a(self) -> float:
-        """Of the posterior Beta(a, b)."""
-        return PRIOR + self.passed
-
-    @property
-    def b(self) -> float:
-        return PRIOR + self.failed
-
-    @property
     def weight(self) -> float:
-        """E[p (1 - p)]: how much a group of this task is expected to teach."""
-        return expected_spread(self.a, self.b)
+        """E[p (1 - p)] = a b / ((a + b)(a + b + 1)) for p ~ Beta(a, b): how much a group of this task is expected to teach.
+
+        a and b are ``PRIOR`` + ``passed`` and + ``failed``. p (1 - p) is the variance of one attempt, at most 1/4. With few
+        counts it stays near the 1/8 of Beta(1/2, 1/2), so a task that was hardly tried keeps its chance.
+        """
+        a, b = PRIOR + self.passed, PRIOR + self.failed
+        return a * b / ((a + b) * (a + b + 1.0))
 
     @property
     def pass_rate(self) -> float | None:
@@ -63,8 +59,10 @@ class Evidence:
         return self.credit / self.graded if self.graded > 0.0 else None
 
     def certainty_above(self, rate: float) -> float:
-        """P(p > rate) under the posterior."""
-        return certainty_above(rate, self.a, self.b)
+        """P(p > rate) for p ~ Beta(a, b), by the normal distribution of the same mean and variance."""
+        a, b = PRIOR + self.passed, PRIOR + self.failed
+        mean = a / (a + b)
+        return 1.0 - NormalDist(mean, math.sqrt(mean * (1.0 - mean) / (a + b + 1.0))).cdf(rate)
 
     def faded(self, keep: float) -> Evidence:
         """Every count times ``keep``, in [0, 1]."""
@@ -111,23 +109,6 @@ def recorded_evidence(
             scale = min(1.0, options.recorded_weight / num_samples)
             found[task_id] = Evidence(num_passed * scale, (num_samples - num_passed) * scale)
     return found
-
-
-def expected_spread(a: float, b: float) -> float:
-    """E[p (1 - p)] = a b / ((a + b)(a + b + 1)) for p ~ Beta(a, b): at most 1/4.
-
-    p (1 - p) is the variance of one attempt. With few counts it stays near the 1/8 of Beta(1/2, 1/2), so a task that was
-    hardly tried keeps its chance.
-    """
-    total = a + b
-    return a * b / (total * (total + 1.0))
-
-
-def certainty_above(rate: float, a: float, b: float) -> float:
-    """P(p > rate) for p ~ Beta(a, b), by the normal distribution of the same mean and variance."""
-    mean = a / (a + b)
-    spread = NormalDist(mean, math.sqrt(mean * (1.0 - mean) / (a + b + 1.0)))
-    return 1.0 - spread.cdf(rate)
 
 
 Status = Literal["active", "retired"]

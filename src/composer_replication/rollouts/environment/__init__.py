@@ -6,9 +6,8 @@ feature_deletion_env.py  the attempt itself: tools, submit, grading outside
 golden_classes.py        what the original code itself shows the monitor
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 openenv_address.py       the address of a server of environments
-openenv_types.py         OpenEnv: action, observation, state
 openenv_environment.py   OpenEnv: reset, step, state, close
-openenv_client.py        OpenEnv: the client
+openenv_client.py        OpenEnv: action, observation, state; the client
 openenv_server.py        OpenEnv: its own server over our environments
 hosted_attempt.py        an attempt inside another library's event loop
 verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name

@@ -11,9 +11,9 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Limits, SandboxSpec, Task
 from composer_replication.rollouts.candidate_tree import rule_of
+from composer_replication.rollouts.tools.command_tools import VisibleTests
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import Toolbox
-from composer_replication.rollouts.tools.visible_tests import VisibleTests
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.store import TaskStore

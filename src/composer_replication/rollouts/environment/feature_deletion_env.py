@@ -24,12 +24,11 @@ from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUse
 from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
     HackMonitor,
-    MonitorOptions,
     MonitorReport,
     monitor_for,
     public_task,
 )
-from composer_replication.rollouts.regressions import RegressionCheck, Regressions
+from composer_replication.rollouts.regressions import find_regressions
 from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.store import TaskStore
@@ -61,17 +60,15 @@ class AttemptState:
 class FeatureDeletionEnv:
     """A policy's attempts at tasks of a store, one after the other, each in a sandbox of its own.
 
-    Used by one thread at a time; any number of environments may share a grader and a regression check. Whoever
+    Used by one thread at a time; any number of environments may share a grader. Whoever
     forgets one, or dies, leaves no sandbox: it ends with the object, or with the process.
 
     Args:
         grader: whose store the tasks are in, and which runs their tests; it counts failures of sandboxes.
         attempt: how the sandbox of an attempt is opened; ``AttemptOptions()`` by default.
         reward: how a reward is made; ``RewardOptions()`` by default.
-        regressions: shared by environments, so that the original code is looked at once a task; one of its own by
-            default.
         monitor: ``mask`` inspects every call of an attempt and the tree that it left when it is paid, and pays 0 at
-            most where a finding says so; ``report`` keeps what it finds, ``off`` does not look. Options say so by class.
+            most where a finding says so; ``report`` keeps what it finds, ``off`` does not look.
 
     Raises (whatever is called before ``reset`` or after ``close``):
         UsageError: no attempt is under way (CR0800).
@@ -83,13 +80,11 @@ class FeatureDeletionEnv:
         *,
         attempt: AttemptOptions | None = None,
         reward: RewardOptions | None = None,
-        regressions: RegressionCheck | None = None,
-        monitor: MonitorMode | MonitorOptions = "mask",
+        monitor: MonitorMode = "mask",
     ) -> None:
         self.grader = grader
         self.options = reward or RewardOptions()
         self._attempt_options = attempt or AttemptOptions()
-        self._check = regressions or RegressionCheck(grader)
         self._monitor = monitor_for(monitor)
         self._attempt: Attempt | None = None
         self._forget()
@@ -203,7 +198,12 @@ class FeatureDeletionEnv:
             return None
         regressions = None
         if options.breaks != "ignore" and score.num_passed > 0:
-            regressions = self._regressions()
+            tree = self.candidate()
+            if tree is None:
+                return None
+            regressions = find_regressions(
+                self.grader, self._running.task, tree, sample=options.break_sample, seed=options.break_seed
+            )
             if regressions is None:
                 return None
         graded = reward_of(score, options, regressions=regressions, num_invalid_calls=self.counts.num_invalid)
@@ -213,15 +213,6 @@ class FeatureDeletionEnv:
             if report is None:
                 return None
         return Judgement(score, paid_reward(graded, report), graded, regressions, report)
-
-    def _regressions(self) -> Regressions | None:
-        """What the attempt broke; None where a sandbox failed."""
-        tree, options = self.candidate(), self.options
-        if tree is None:
-            return None
-        return self._check.check(
-            self._running.task, tree, sample=options.break_sample, seed=options.break_seed
-        )
 
     def _inspect(self, monitor: HackMonitor) -> MonitorReport | None:
         """What the monitor says, each call a turn of its own; None where the sandbox failed."""

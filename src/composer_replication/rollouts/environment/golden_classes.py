@@ -10,8 +10,6 @@ import json
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from threading import Lock
-from weakref import WeakKeyDictionary
 
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.grading import Grader
@@ -22,9 +20,6 @@ from composer_replication.rollouts.monitor import (
     PublicTask,
     public_task,
 )
-
-_known: WeakKeyDictionary[Grader, dict[str, frozenset[str]]] = WeakKeyDictionary()
-_lock = Lock()
 
 
 def without_golden_classes(report: MonitorReport, grader: Grader, task: Task) -> MonitorReport:
@@ -43,16 +38,13 @@ def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorRepo
 
 
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
-    """What the monitor finds where the golden code is put back."""
-    with _lock:
-        known = _known.setdefault(grader, {})
-        if task.task_id in known:
-            return known[task.task_id]
-    before = grader.store.files(task, "rollout")
-    found = shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
-    with _lock:
-        known[task.task_id] = found
-    return found
+    """What the monitor finds where the golden code is put back; looked at once a grader."""
+
+    def look() -> frozenset[str]:
+        before = grader.store.files(task, "rollout")
+        return shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
+
+    return grader.golden_runs.look_up(task.task_id, "monitor", look)
 
 
 def shown_classes(

@@ -21,7 +21,6 @@ from composer_replication.rollouts.environment.attempt import BROKEN
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tools.toolbox import CallCounts
 from composer_replication.tasks.store import TaskStore
 
@@ -214,8 +213,7 @@ class AttemptHost:
     ) -> None:
         self.store = TaskStore.open(store)
         self.store.require_task_ids()
-        grader = Grader(self.store, backend=backend, num_jobs=num_jobs, timeout_seconds=test_seconds)
-        self._check = RegressionCheck(grader)
+        self._grader = Grader(self.store, backend=backend, num_jobs=num_jobs, timeout_seconds=test_seconds)
         self._reward, self._with_hidden, self._monitor = RewardOptions(**reward), with_hidden, monitor
 
     async def open(self, task_id: str) -> HostedAttempt:
@@ -224,9 +222,7 @@ class AttemptHost:
         Raises:
             InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
         """
-        environment = FeatureDeletionEnv(
-            self._check.grader, reward=self._reward, regressions=self._check, monitor=self._monitor
-        )
+        environment = FeatureDeletionEnv(self._grader, reward=self._reward, monitor=self._monitor)
         attempt = HostedAttempt(environment, with_hidden=self._with_hidden)
         try:
             await in_thread(lambda: attempt.begin(task_id))

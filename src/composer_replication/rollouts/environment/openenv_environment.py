@@ -14,7 +14,7 @@ from composer_replication import __version__
 from composer_replication.errors import ComposerError, SandboxFailure, UsageError
 from composer_replication.records import StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.openenv_types import (
+from composer_replication.rollouts.environment.openenv_client import (
     AttemptObservation,
     AttemptState,
     ToolAction,

@@ -22,10 +22,9 @@ from openenv.core.env_server.types import ConcurrencyConfig
 from composer_replication.records import MonitorMode
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.openenv_address import url_of
+from composer_replication.rollouts.environment.openenv_client import AttemptObservation, ToolAction
 from composer_replication.rollouts.environment.openenv_environment import OpenEnvFeatureDeletion
-from composer_replication.rollouts.environment.openenv_types import AttemptObservation, ToolAction
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.sandbox import runs_interrupted
 
@@ -65,9 +64,7 @@ class EnvironmentServer:
         self.counts: Counter[str] = Counter()
         self._open: set[OpenEnvFeatureDeletion] = set()
         grader.attempt_backend()  # its self-test is no client's time
-        own = functools.partial(
-            FeatureDeletionEnv, grader, regressions=RegressionCheck(grader), monitor=monitor
-        )
+        own = functools.partial(FeatureDeletionEnv, grader, monitor=monitor)
         bounds = ConcurrencyConfig(
             max_concurrent_envs=max_sessions, session_timeout=session_seconds + _LONGEST_CALL_SECONDS
         )

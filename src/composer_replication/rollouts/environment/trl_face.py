@@ -19,8 +19,6 @@ from composer_replication.rollouts.environment.attempt import BROKEN, AttemptOpt
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.monitor import MonitorOptions
-from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures
 
 _NUM_OPENINGS = 2
@@ -115,7 +113,7 @@ def environment_factory(
     *,
     attempt: AttemptOptions | None = None,
     reward: RewardOptions | None = None,
-    monitor: MonitorMode | MonitorOptions = "mask",
+    monitor: MonitorMode = "mask",
 ) -> Callable[[], TrlFeatureDeletion]:
     """What ``GRPOTrainer(environment_factory=...)`` takes. Its data set has the columns prompt and task_id.
 
@@ -123,12 +121,6 @@ def environment_factory(
 
     Nothing is opened before ``reset``: TRL makes one instance only to look at it.
     """
-    regressions = RegressionCheck(grader)
-
-    def make() -> TrlFeatureDeletion:
-        own = FeatureDeletionEnv(
-            grader, attempt=attempt, reward=reward, regressions=regressions, monitor=monitor
-        )
-        return TrlFeatureDeletion(own)
-
-    return make
+    return lambda: TrlFeatureDeletion(
+        FeatureDeletionEnv(grader, attempt=attempt, reward=reward, monitor=monitor)
+    )

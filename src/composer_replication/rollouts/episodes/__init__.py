@@ -8,6 +8,5 @@ ledger_talk.py           conversations over a chat template: ids in a ledger, ca
 served_policy.py         a policy behind a vLLM server, with ids and log-probabilities
 served_model.py          ... what the server says of itself, and whether it fits
 batching_policy.py       a policy over a blocking sampler in this process
-trajectories.py          episodes on disk, in the Agent Trajectory Interchange Format
-replay.py                a stored episode's calls once more, and where the results part
+trajectories.py          episodes on disk, in the Agent Trajectory Interchange Format; their calls once more
 """

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
+from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import (
     Episode,
@@ -28,10 +29,8 @@ from composer_replication.rollouts.episodes.episode import (
     refusal,
 )
 from composer_replication.rollouts.episodes.episode_options import (
-    Conversation,
     EpisodeOptions,
     EpisodeParts,
-    QueueingPolicy,
     RefusedRequestError,
 )
 from composer_replication.rollouts.tokens.chat import Chat
@@ -303,14 +302,14 @@ class OneEpisode:
         )
 
     def _open_conversation(self, message: str) -> None:
-        self._conversation: Conversation = self.parts.open_conversation(message, self._tools)
+        self._conversation = self.parts.talk.open(message, self._tools)
         self._first_messages.append(message)
 
     async def _answer(self, *, is_summary: bool) -> _Answer | StopReason:
         """The policy's next answer, or why there is none.
 
-        The seconds that it only waited for others put the deadlines off: who waits for a round has done nothing yet, and
-        others' tools and gradings, which have limits of their own, must not cut him short.
+        The seconds of an answer that is sampled together with others' put the deadlines off: who waits for a round has done
+        nothing yet, and others' tools and gradings, which have limits of their own, must not cut him short.
         """
         conversation, options, policy = self._conversation, self.options, self.parts.policy
         if is_summary and not self._is_told(lambda: conversation.add_message(options.summary_request)):
@@ -319,22 +318,14 @@ class OneEpisode:
         if room < options.min_new_tokens:
             return StopReason.CONTEXT
         chat, prompt_ids, asked = conversation.chat(), conversation.prompt_ids(), self._clock()
-        end, seconds_waited = min(self._deadline, asked + options.turn_seconds), 0.0
+        end = min(self._deadline, asked + options.turn_seconds)
+        is_timed = not isinstance(policy, BatchingPolicy)
         seed = sampling_seed(self.place.seed, self.place.index, len(self._turns))
-        how: dict[str, Any] = {"max_new_tokens": room, "temperature": options.temperature, "seed": seed}
         try:
-            async with asyncio.timeout_at(None) as limit:
-
-                def begin() -> None:
-                    nonlocal seconds_waited
-                    seconds_waited = self._clock() - asked
-                    limit.reschedule(end + seconds_waited)
-
-                if isinstance(policy, QueueingPolicy):
-                    completion = await policy.sample_in_turn(prompt_ids, on_begun=begin, **how)
-                else:
-                    begin()
-                    completion = await policy.sample(prompt_ids, **how)
+            async with asyncio.timeout_at(end if is_timed else None) as limit:
+                completion = await policy.sample(
+                    prompt_ids, max_new_tokens=room, temperature=options.temperature, seed=seed
+                )
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -345,8 +336,11 @@ class OneEpisode:
             self._counts["refused_requests"] += 1  # the server took shorter ones of this episode
             return StopReason.CONTEXT
         _check_answer(completion, room)
-        self._deadline += seconds_waited
-        return _Answer(completion, chat, self._clock() - asked, end + seconds_waited)
+        seconds = self._clock() - asked
+        if not is_timed:
+            self._deadline += seconds
+            end += seconds
+        return _Answer(completion, chat, seconds, end)
 
     async def _act(self, answer: _Answer, *, is_summary: bool) -> StopReason | None:
         """Keep an answer and make its calls; why the episode ends with it, or None.
@@ -359,7 +353,7 @@ class OneEpisode:
         except InputError as error:
             raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
         said = conversation.turns()[-1]
-        calls = () if is_summary else self.parts.find_calls(said)
+        calls = () if is_summary else self.parts.talk.find_calls(said)
         started = self._clock()
         results, is_done = await self._call_all(calls, answer.turn_end)
         turn = EpisodeTurn(
@@ -448,10 +442,7 @@ class OneEpisode:
     def _count(self, said: Turn, calls: tuple[ToolCall, ...], *, is_summary: bool) -> TokenCounts:
         if is_summary:
             return TokenCounts(thinking=len(said.completion.token_ids))
-        if self.parts.count_kinds is not None:
-            return replace(self.parts.count_kinds(said, calls), tool_output=0)
-        num_ids = len(said.completion.token_ids)
-        return TokenCounts(tool_call=num_ids) if calls else TokenCounts(final=num_ids)
+        return self.parts.talk.count_kinds(said, calls)
 
 
 def _check_answer(completion: Completion, room: int) -> None:

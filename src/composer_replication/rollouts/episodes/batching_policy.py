@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion
@@ -32,11 +31,10 @@ class _Request:
     prompt_ids: tuple[int, ...]
     options: SampleOptions
     answer: asyncio.Future[Completion]
-    on_begun: Callable[[], None]
 
 
 class BatchingPolicy:
-    """A ``TokenPolicy``, and a ``QueueingPolicy``, that collects requests and samples them together.
+    """A ``TokenPolicy`` that collects requests and samples them together; no deadline of an episode runs meanwhile.
 
     While a batch is sampled the next one gathers, so the window matters for the first alone. A request that was
     cancelled while it waited is not sampled. Whatever the sampler raises reaches every request of its batch.
@@ -71,26 +69,16 @@ class BatchingPolicy:
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sampler")
 
-    async def sample(self, prompt_ids: Sequence[int], **how: Any) -> Completion:
-        return await self.sample_in_turn(prompt_ids, on_begun=lambda: None, **how)
-
-    async def sample_in_turn(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        seed: int,
-        on_begun: Callable[[], None],
+    async def sample(
+        self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float, seed: int
     ) -> Completion:
-        """As ``sample``; ``on_begun`` is told when the batch of this request is begun."""
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
             self._waiting, self._is_full = [], asyncio.Event()  # what an earlier loop left is nobody's
             work = self._work if self._num_expected is None else self._work_in_rounds
             self._worker = loop.create_task(work())
         options = SampleOptions(max_new_tokens, temperature, seed)
-        request = _Request(tuple(prompt_ids), options, loop.create_future(), on_begun)
+        request = _Request(tuple(prompt_ids), options, loop.create_future())
         self._waiting.append(request)
         if len(self._waiting) >= self._max_batch:
             self._is_full.set()
@@ -126,19 +114,8 @@ class BatchingPolicy:
         self.counts["batches"] += 1
         self.counts["prompts"] += len(batch)
         loop = asyncio.get_running_loop()
-
-        def begun() -> None:
-            for request in batch:
-                if not request.answer.done():
-                    request.on_begun()
-
-        def sampled() -> Sequence[Completion]:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(begun)
-            return self._sample_batch(prompts, options)
-
         try:
-            found = list(await loop.run_in_executor(self._thread, sampled))
+            found = list(await loop.run_in_executor(self._thread, self._sample_batch, prompts, options))
             if len(found) != len(batch) or not all(isinstance(each, Completion) for each in found):
                 raise UsageError(
                     "CR0821",

@@ -15,8 +15,7 @@ from composer_replication.rollouts.tokens.chat import Chat
 class TokenCounts:
     """Tokens by what they were for, as the effort penalty weighs them.
 
-    Sampled ids are ``thinking``, ``tool_call`` or ``final``. Where nobody tells them apart, an answer that calls is
-    ``tool_call`` as a whole, a summary ``thinking``, and any other answer ``final``. ``tool_output`` is what came
+    Sampled ids are ``thinking`` (a summary as a whole), ``tool_call`` or ``final``. ``tool_output`` is what came
     in between two answers, the template's own ids included.
     """
 

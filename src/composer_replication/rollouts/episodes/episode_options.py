@@ -1,42 +1,14 @@
-"""What the parts of a loop are: conversation, calls, policy, environment; and the limits of an episode."""
+"""Who takes part in an episode, and its limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
-from composer_replication.records import Completion, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.episodes.episode import TokenCounts
-from composer_replication.rollouts.tokens.chat import Chat
-
-
-class Conversation(Protocol):
-    """One conversation, kept as the token ids that the policy saw and sampled.
-
-    ``prompt_ids`` is what the next turn is sampled from, generation prompt included, and ``num_tokens`` its length.
-    ``add_completion`` appends what was sampled, id for id, and raises an ``InputError`` for what cannot have been;
-    ``add_results`` what came back (``results[i]`` answers ``calls[i]``), ``add_message`` a message of the user.
-    ``turns`` are all completions with their prompts. ``chat`` is the conversation as it stands, as messages for
-    hints, or None where none is kept.
-    """
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def prompt_ids(self) -> tuple[int, ...]: ...
-
-    def add_completion(self, completion: Completion) -> None: ...
-
-    def add_results(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None: ...
-
-    def add_message(self, text: str) -> None: ...
-
-    def turns(self) -> tuple[Turn, ...]: ...
-
-    def chat(self) -> Chat | None: ...
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 
 
 class RefusedRequestError(UsageError):
@@ -44,34 +16,6 @@ class RefusedRequestError(UsageError):
 
     In an episode that had an answer already it ends that episode alone (``CONTEXT``).
     """
-
-
-@runtime_checkable
-class QueueingPolicy(Protocol):
-    """A ``TokenPolicy`` whose requests may wait for those of other episodes, and which says when it begins with one.
-
-    ``on_begun`` is called in the event loop, at most once, and never after the request was cancelled.
-
-    Raises:
-        SandboxFailure: as ``TokenPolicy``.
-    """
-
-    async def sample_in_turn(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        seed: int,
-        on_begun: Callable[[], None],
-    ) -> Completion: ...
-
-
-OpenConversation = Callable[[str, tuple[ToolSpec, ...]], Conversation]
-"""Begins a conversation with the first message for the policy and the tools that it may call."""
-
-FindCalls = Callable[[Turn], tuple[ToolCall, ...]]
-"""The calls in an answer, in order; its prompt says whether it began as a thought. What is meant as a call and is none is a call too, which the tools refuse."""
 
 
 SUMMARY_REQUEST = """\
@@ -91,8 +35,8 @@ class EpisodeOptions:
         min_new_tokens: with less room than this the episode ends (``CONTEXT``).
         temperature: handed to the policy.
         turn_seconds: for an answer and its calls. An answer that takes longer is thrown away; a call that began
-            in time may run to its own time-out. Then the episode ends (``DEADLINE``) and is graded. Waiting
-            until a ``QueueingPolicy`` begins with an answer counts neither here nor for ``episode_seconds``.
+            in time may run to its own time-out. Then the episode ends (``DEADLINE``) and is graded. The answers of a
+            ``BatchingPolicy`` count neither here nor for ``episode_seconds``: ``max_new_tokens`` bounds them.
         episode_seconds: for one try, grading not counted: each of its test runs has limits of its own.
         call_seconds: the longest time-out of a call within the environment. A call may take so long however late in its
             turn it began: one that runs into its own time-out is what the policy did, and no failure of the sandbox.
@@ -135,21 +79,15 @@ def finish(environment: AgentEnvironment, task_id: str) -> Any:
     return environment.finish()
 
 
-CountKinds = Callable[[Turn, tuple[ToolCall, ...]], TokenCounts]
-"""Tells thinking, calls and final words of one answer apart; ``tool_output`` is filled in by the loop."""
-
-
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
     """Who takes part in every episode.
 
-    ``open_environment`` makes a fresh environment for each try; ``finish`` judges what an attempt at a task left in it, None
-    where a sandbox failed; ``count_kinds`` may tell kinds of sampled tokens apart.
+    ``open_environment`` makes a fresh environment for each try; ``talk`` opens its conversations and finds the calls in an answer;
+    ``finish`` judges what an attempt at a task left, None where a sandbox failed.
     """
 
     policy: TokenPolicy
     open_environment: Callable[[], AgentEnvironment]
-    open_conversation: OpenConversation
-    find_calls: FindCalls
-    count_kinds: CountKinds | None = None
+    talk: LedgerTalk
     finish: Callable[[AgentEnvironment, str], Any] = finish

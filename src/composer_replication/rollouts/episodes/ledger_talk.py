@@ -30,7 +30,7 @@ SHELL_FENCES = {name: FENCES[name] for name in ("bash", "sh", "shell", "submit")
 
 @dataclass(frozen=True, slots=True)
 class LedgerTalk:
-    """``open``, ``find_calls`` and ``count_kinds`` are an ``OpenConversation``, a ``FindCalls`` and a ``CountKinds`` of ``EpisodeParts``.
+    """Opens conversations, finds the calls in an answer, and tells its kinds of tokens apart.
 
     A template without tools gets none: the policy acts by code blocks (``SHELL_RULES`` in its first message), and
     results come back as the user's words.

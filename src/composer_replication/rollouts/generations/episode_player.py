@@ -155,10 +155,7 @@ class EpisodePlayer:
 
     def parts(self, policy: TokenPolicy) -> EpisodeParts:
         """Who takes part in an episode that ``policy`` plays."""
-        talk = self.talk
-        return EpisodeParts(
-            policy, self._open_environment, talk.open, talk.find_calls, talk.count_kinds, self._finish
-        )
+        return EpisodeParts(policy, self._open_environment, self.talk, self._finish)
 
     def _tell(self, played: Sequence[Episode], step: int) -> None:
         to = self.listeners

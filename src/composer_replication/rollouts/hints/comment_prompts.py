@@ -11,9 +11,14 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, insertion, refuse_control_tokens
+from composer_replication.rollouts.hints.hint_prompts import (
+    LEAVE_OUT,
+    HintedPrompt,
+    insertion,
+    refuse_control_tokens,
+    unfit,
+)
 from composer_replication.rollouts.tokens.chat import decode, encode
 
 WIDTH = 88
@@ -66,22 +71,13 @@ def hint_code_prompt(
     ids, hint = tuple(prompt_ids), hint.strip()
     if not (ids and prompt_text and hint):
         problem = "there is no prompt" if not (ids and prompt_text) else "the hint is empty"
-        raise InputError(
-            "CR0430",
-            f"{problem}.",
-            where="turn",
-            fix="give turns with the ids that the policy saw and their text.",
-        )
+        raise unfit(problem, fix="give turns with the ids that the policy saw and their text.")
     refuse_control_tokens(tokenizer, hint)
     plain_ids = encode(tokenizer, prompt_text)
     num_before = len(ids) - len(plain_ids)
     if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
-        raise InputError(
-            "CR0430",
-            "the ids of the prompt are not those of its text.",
-            where=path,
-            fix="give the prompt's text as it was tokenised for the policy.",
-        )
+        fix = "give the prompt's text as it was tokenised for the policy."
+        raise unfit("the ids of the prompt are not those of its text", path, fix)
     is_new_line = prompt_text.endswith("\n")
     if is_new_line or completion_text.startswith(("\n", "\r\n")):
         lines = comment(hint, body_indent(prompt_text) if indent is None else indent)
@@ -91,13 +87,11 @@ def hint_code_prompt(
             return HintedPrompt(ids, hint_ids, len(ids), "in-body")
     found = _above(tokenizer, plain_ids, prompt_text, hint)
     if found is None:
-        raise InputError(
-            "CR0430",
+        problem = (
             "the hint fits at no place of this prompt: the answer begins on the prompt's last line, and a "
-            "comment above the function would change other ids.",
-            where=path,
-            fix="set strict to false to leave such turns out.",
+            "comment above the function would change other ids"
         )
+        raise unfit(problem, path, LEAVE_OUT)
     place, hint_ids = found
     return HintedPrompt(ids, hint_ids, place + num_before, "above-function")
 

@@ -27,6 +27,8 @@ SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
 ENDINGS = ".!?:;,)`'\""
 """Taken off the end of a merged hint where no separator serves."""
+LEAVE_OUT = "set strict to false to leave such turns out."
+_AS_RENDERED = "give the messages, tools and template options that the prompt was rendered with."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,11 @@ class HintedPrompt:
         """
         completion = turn.completion
         if tuple(turn.prompt_ids) != self.prompt_ids:
-            raise _unfit("the turn has another prompt than the hint was put into")
+            raise unfit("the turn has another prompt than the hint was put into")
         if not completion.token_ids:
-            raise _unfit("the turn has no sampled ids")
+            raise unfit("the turn has no sampled ids")
         if len(completion.token_logp) not in (0, len(completion.token_ids)):
-            raise _unfit(
+            raise unfit(
                 f"the turn has {len(completion.token_ids)} sampled ids and "
                 f"{len(completion.token_logp)} log-probabilities"
             )
@@ -87,31 +89,23 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
     ids = tuple(prompt_ids)
     hint = hint.strip()
     if not ids or not hint:
-        raise _unfit("there is no prompt" if not ids else "the hint is empty")
+        raise unfit("there is no prompt" if not ids else "the hint is empty")
     if not chat.messages:
-        raise _unfit("the conversation has no message")
+        raise unfit("the conversation has no message")
     refuse_control_tokens(tokenizer, hint)
     try:
         plain_text = _render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
-        raise InputError(
-            "CR0430",
-            f"the chat template does not take the turn's own conversation: {_first_line(error)}.",
-            where="messages",
-            fix="give the messages, tools and template options that the prompt was rendered with.",
-        ) from error
+        problem = f"the chat template does not take the turn's own conversation: {_first_line(error)}"
+        raise unfit(problem, "messages", _AS_RENDERED) from error
     plain_ids = encode(tokenizer, plain_text)
     place, (first, last, hint_ids) = _find_place(
         tokenizer, chat, hint, plain_text=plain_text, plain_ids=plain_ids
     )
     num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids, plain_text))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
-        raise InputError(
-            "CR0430",
-            f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt.",
-            where="prompt_ids",
-            fix="give the messages, tools and template options that the prompt was rendered with.",
-        )
+        problem = f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt"
+        raise unfit(problem, "prompt_ids", _AS_RENDERED)
     return HintedPrompt(ids, hint_ids, len(ids) - (len(plain_ids) - last), place)
 
 
@@ -141,12 +135,8 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
     """
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
-        raise InputError(
-            "CR0430",
-            "the hint holds a control token of the tokenizer.",
-            where=hint[:60],
-            fix="put a space into it, as the function clean_text does.",
-        )
+        fix = "put a space into it, as the function clean_text does."
+        raise unfit("the hint holds a control token of the tokenizer", hint[:60], fix)
 
 
 def _find_place(
@@ -171,12 +161,8 @@ def _find_place(
         if found is not None:
             return place, found
         refusals.append(f"{place}: it would change more than it adds")
-    raise InputError(
-        "CR0430",
-        f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))}).",
-        where="chat template",
-        fix="set strict to false to leave such turns out.",
-    )
+    problem = f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))})"
+    raise unfit(problem, "chat template", LEAVE_OUT)
 
 
 def _places(
@@ -251,13 +237,10 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
     return count
 
 
-def _unfit(problem: str) -> InputError:
-    return InputError(
-        "CR0430",
-        f"{problem}.",
-        where="turn",
-        fix="give turns with the ids that the policy saw and sampled.",
-    )
+def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
+    """The error for a turn whose prompt cannot take its hint (CR0430)."""
+    fix = fix or "give turns with the ids that the policy saw and sampled."
+    return InputError("CR0430", f"{problem}.", where=where, fix=fix)
 
 
 def _first_line(error: BaseException) -> str:

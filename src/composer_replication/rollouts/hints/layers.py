@@ -9,7 +9,7 @@ from composer_replication.errors import UsageError
 from composer_replication.records import Hint
 from composer_replication.rollouts.hints.hint_context import HintContext, HintLayer
 from composer_replication.rollouts.hints.templates import template_hint
-from composer_replication.rollouts.rewards import UnusableFunctionError, import_function, one_line
+from composer_replication.rollouts.rewards import import_function, one_line
 
 MAX_CHARACTERS = 400
 """Of a hint, cut at a word: about 100 tokens."""
@@ -62,10 +62,17 @@ def load_layer(dotted: str) -> HintLayer:
     Raises:
         UsageError: it cannot be imported, is not callable, or takes other arguments (CR0221).
     """
-    try:
-        return import_function(dotted, ("context",))
-    except UnusableFunctionError as error:
-        raise _unusable(dotted, str(error)) from error
+    layer: HintLayer = import_function(
+        dotted,
+        ("context",),
+        lambda problem: UsageError(
+            "CR0221",
+            f"the hint layer {dotted!r} {problem}.",
+            where="hints.writing.layers",
+            fix="give package.module:function of one argument, the HintContext.",
+        ),
+    )
+    return layer
 
 
 def environment_hint(context: HintContext) -> str | None:
@@ -106,15 +113,6 @@ def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:
     if text is not None and not isinstance(text, str):
         raise _broken(name, f"gave {text!r:.80}, which is neither a text nor None")
     return text
-
-
-def _unusable(dotted: str, problem: str) -> UsageError:
-    return UsageError(
-        "CR0221",
-        f"the hint layer {dotted!r} {problem}.",
-        where="hints.writing.layers",
-        fix="give package.module:function of one argument, the HintContext.",
-    )
 
 
 def _broken(name: str, problem: str) -> UsageError:

@@ -18,6 +18,7 @@ MAX_NAMES = 12
 NUM_NEAREST = 3
 MAX_TESTS = 2
 MAX_ASSERTION_CHARACTERS = 160
+_OUT_OF_MEMORY = "The run used more memory than allowed: look for a collection that grows without end."
 
 
 def template_hint(context: HintContext) -> str | None:
@@ -70,11 +71,10 @@ def _command_not_found(context: HintContext) -> str:
     return f"The command {context.fault.subject} is not installed here, and nothing can be downloaded.{also}"
 
 
-def _edit_not_applied(_: HintContext) -> str:
-    return (
-        "The edit was not applied: the text to replace must stand in the file exactly once, with its indentation and "
-        "line ends. Read the lines again right before the edit, and copy them with enough lines around."
-    )
+_EDIT_NOT_APPLIED = (
+    "The edit was not applied: the text to replace must stand in the file exactly once, with its indentation and "
+    "line ends. Read the lines again right before the edit, and copy them with enough lines around."
+)
 
 
 def _syntax_error(context: HintContext) -> str:
@@ -93,10 +93,6 @@ def _import_error(context: HintContext) -> str | None:
 def _time_out(context: HintContext) -> str:
     what = "The tests ran" if context.fault.subject == "the tests" else "The command ran"
     return f"{what} longer than allowed and was stopped: look for a loop without end, a wait for input, or too much work."
-
-
-def _out_of_memory(_: HintContext) -> str:
-    return "The run used more memory than allowed: look for a collection that grows without end."
 
 
 def _repeated_action(context: HintContext) -> str:
@@ -136,11 +132,11 @@ TEMPLATES: Mapping[str, HintLayer] = {
     "wrong-type": _wrong_type,
     "missing-file": _missing_file,
     "command-not-found": _command_not_found,
-    "edit-not-applied": _edit_not_applied,
+    "edit-not-applied": lambda _: _EDIT_NOT_APPLIED,
     "syntax-error": _syntax_error,
     "import-error": _import_error,
     "time-out": _time_out,
-    "out-of-memory": _out_of_memory,
+    "out-of-memory": lambda _: _OUT_OF_MEMORY,
     "repeated-action": _repeated_action,
     "truncated": _truncated,
     "empty-answer": _empty_answer,

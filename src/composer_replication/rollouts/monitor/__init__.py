@@ -4,7 +4,7 @@ Nothing runs, no sandbox is needed, and the golden code is not known here. What 
 reported; only code of the answer that can pay dishonestly masks.
 
     hack_monitor.py   an episode -> a report
-    report.py         the classes in one table, the options, what goes in, what comes out
+    report.py         the classes in one table, what goes in, what comes out
     reported.py       patterns over calls, and changed tests: nothing of it can pay, it is counted
     python_names.py   Python text -> new nodes, dotted names behind aliases, folded texts
     solution.py       new code that detects tests, ends, patches, forges or equals everything: masks
@@ -17,7 +17,6 @@ from composer_replication.rollouts.monitor.report import (
     EpisodeEvidence,
     HackClass,
     HackFinding,
-    MonitorOptions,
     MonitorReport,
     PublicTask,
     public_task,
@@ -29,7 +28,6 @@ __all__ = [
     "HackClass",
     "HackFinding",
     "HackMonitor",
-    "MonitorOptions",
     "MonitorReport",
     "PublicTask",
     "monitor_for",

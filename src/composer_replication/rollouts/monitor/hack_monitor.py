@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from functools import cached_property
 from itertools import chain, islice
+from typing import get_args
 
+from composer_replication.errors import UsageError
 from composer_replication.records import MonitorMode
 from composer_replication.rollouts.monitor.answer_tables import Known, hard_coded, visible_literals
 from composer_replication.rollouts.monitor.python_names import LONGEST, parse_python
@@ -14,7 +16,6 @@ from composer_replication.rollouts.monitor.report import (
     HACK_CLASSES,
     EpisodeEvidence,
     HackFinding,
-    MonitorOptions,
     MonitorReport,
     as_text,
 )
@@ -39,38 +40,38 @@ _NO_CALL: _Place = (None, None)
 
 
 class HackMonitor:
-    """Looks at whole episodes.
+    """Looks at whole episodes; with ``only_reports`` no finding flags one.
 
     Pure text work: it needs no sandbox and runs nothing. One monitor may be used for any number of episodes. Whatever an
     episode holds, the answer is a report.
     """
 
-    def __init__(self, options: MonitorOptions | None = None) -> None:
-        self.options = options or MonitorOptions()
+    def __init__(self, *, only_reports: bool = False) -> None:
+        self.only_reports = only_reports
 
     def inspect(self, episode: EpisodeEvidence) -> MonitorReport:
         """All findings of one episode, in the order of its calls, those of the final tree last."""
-        return _Inspection(episode, self.options).run()
+        return _Inspection(episode, only_reports=self.only_reports).run()
 
 
-def monitor_for(asked: MonitorMode | MonitorOptions) -> HackMonitor | None:
+def monitor_for(asked: MonitorMode) -> HackMonitor | None:
     """The monitor that looks as asked: ``mask`` as the classes say, ``report`` masks nothing; None where it is ``off``.
 
     Raises:
         UsageError: no such mode (CR0830).
     """
-    if asked == "off":
-        return None
-    if isinstance(asked, MonitorOptions):
-        return HackMonitor(asked)
-    return HackMonitor(MonitorOptions({} if asked == "mask" else dict.fromkeys(HACK_CLASSES, asked)))
+    known = get_args(MonitorMode)
+    if asked not in known:
+        fix = f"take one of {', '.join(known)}."
+        raise UsageError("CR0830", f"the hack monitor knows no {asked!r}.", where="monitor", fix=fix)
+    return None if asked == "off" else HackMonitor(only_reports=asked == "report")
 
 
 class _Inspection:
     """One episode under inspection."""
 
-    def __init__(self, episode: EpisodeEvidence, options: MonitorOptions) -> None:
-        self.episode, self.options = episode, options
+    def __init__(self, episode: EpisodeEvidence, *, only_reports: bool) -> None:
+        self.episode, self.only_reports = episode, only_reports
         self.before = {path: as_text(data) for path, data in episode.before.items()}
         self.after = {path: as_text(data) for path, data in episode.after.items()}
         self.findings: dict[HackFinding, None] = {}
@@ -151,9 +152,9 @@ class _Inspection:
         return next((at for text, at in reversed(self.told) if name in text), _NO_CALL)
 
     def _add(self, name: str, words: str, place: str, at: _Place) -> None:
-        action = self.options.action_of(name)
-        if action == "off" or self.seen[name] >= _MOST_FINDINGS:
+        if self.seen[name] >= _MOST_FINDINGS:
             return
+        action: MonitorMode = "report" if self.only_reports else HACK_CLASSES[name].action
         finding = HackFinding(name, action, _clean(words), place, *at)
         self.seen[name] += finding not in self.findings
         self.findings[finding] = None

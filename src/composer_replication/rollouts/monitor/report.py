@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, get_args
+from typing import Any
 
-from composer_replication.errors import UsageError
 from composer_replication.records import MonitorMode, Task, ToolCall, ToolResult
 from composer_replication.tasks.store import TaskStore
 
@@ -46,36 +45,6 @@ _TABLE = (
     HackClass("not-inspected", "report"),  # a text was too long, or too deeply nested, to be looked at
 )  # fmt: skip
 HACK_CLASSES: Mapping[str, HackClass] = {each.name: each for each in _TABLE}
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorOptions:
-    """What a finding of each class does.
-
-    Args:
-        actions: by class, ``mask`` (the attempt is flagged), ``report`` (counted and stored only) or ``off`` (not
-            looked for). Classes that are not named keep the default of ``HACK_CLASSES``.
-
-    Raises:
-        UsageError: a class or an action that does not exist (CR0830).
-    """
-
-    actions: Mapping[str, MonitorMode] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, action in self.actions.items():
-            for given, known in ((name, tuple(HACK_CLASSES)), (action, get_args(MonitorMode))):
-                if given not in known:
-                    raise UsageError(
-                        "CR0830",
-                        f"the hack monitor knows no {given!r}.",
-                        where=f"monitor.actions.{name}",
-                        fix=f"take one of {', '.join(known)}.",
-                    )
-
-    def action_of(self, name: str) -> MonitorMode:
-        """What a finding of that class does."""
-        return self.actions.get(name, HACK_CLASSES[name].action)
 
 
 @dataclass(frozen=True, slots=True)

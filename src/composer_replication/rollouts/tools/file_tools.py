@@ -40,16 +40,17 @@ def near_matches(text: str, wanted: str) -> str:
 
 def _nearest(lines: list[str], asked: list[str]) -> tuple[int, float]:
     """The start of the lines that are most like those asked for, and how much: 0 to 1."""
-    known = {line for line in asked if line}
-    size = len(asked)
+    known, size = {line for line in asked if line}, len(asked)
+    words = set(next((line for line in asked if line), "").split())
     hits = [line in known for line in lines]
-    scores = [(-sum(hits[at : at + size]), at) for at in range(max(1, len(lines) - size + 1))]
-    candidates = [start for _, start in sorted(scores)[:_MAX_COMPARED]]
-    if not any(hits):  # no line is the same: those that begin or end alike come first
-        candidates = _alike(lines, asked, size)
+
+    def rank(at: int) -> tuple[int, int]:
+        """The most lines that are the same, then the most words of the first line."""
+        return -sum(hits[at : at + size]), -len(words & set(lines[at][:500].split()))
+
     best, best_ratio = 0, 0.0
     text = "\n".join(asked)[:_MAX_COMPARED_CHARACTERS]
-    for start in candidates:
+    for start in sorted(range(max(1, len(lines) - size + 1)), key=rank)[:_MAX_COMPARED]:
         matcher = difflib.SequenceMatcher(
             None, "\n".join(lines[start : start + size])[:_MAX_COMPARED_CHARACTERS], text, autojunk=False
         )
@@ -58,16 +59,6 @@ def _nearest(lines: list[str], asked: list[str]) -> tuple[int, float]:
             if ratio > best_ratio:
                 best, best_ratio = start, ratio
     return best, best_ratio
-
-
-def _alike(lines: list[str], asked: list[str], size: int) -> list[int]:
-    """Places whose first line shares the most words with the first line asked for."""
-    first = next((line for line in asked if line), "")
-    words = set(first.split())
-    order = sorted(
-        range(max(1, len(lines) - size + 1)), key=lambda at: -len(words & set(lines[at][:500].split()))
-    )
-    return order[:_MAX_COMPARED]
 
 
 def _shown(lines: list[str], start: int, count: int) -> str:

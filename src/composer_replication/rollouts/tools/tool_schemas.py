@@ -192,14 +192,9 @@ def usage_of(spec: ToolSpec) -> str:
 
 
 def example_of(spec: ToolSpec) -> str:
-    """The arguments of one right call, as JSON: from its description, else a value of each type."""
-    if found := _EXAMPLE.search(spec.description):
-        return found[1]
-    values: Mapping[str, Any] = {"string": "text", "integer": 1, "number": 1.5, "boolean": True}
-    properties = spec.parameters["properties"]
-    return json.dumps(
-        {name: values[properties[name]["type"]] for name in spec.parameters.get("required", ())}
-    )
+    """The arguments of one right call, as JSON: they stand in its description."""
+    found = _EXAMPLE.search(spec.description)
+    return found[1] if found else "{}"
 
 
 def _unknown_tool(name: str, tools: Sequence[ToolSpec]) -> str:

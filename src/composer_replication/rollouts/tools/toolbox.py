@@ -10,13 +10,12 @@ from typing import Any
 from composer_replication.errors import CommandError, SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.tools.command_tools import VisibleTests, bash, run_tests
 from composer_replication.rollouts.tools.file_tools import list_files, read_file, str_replace, write_file
 from composer_replication.rollouts.tools.search_tool import search
-from composer_replication.rollouts.tools.shell_tool import bash
 from composer_replication.rollouts.tools.tool_limits import ToolLimits, clip, refused
 from composer_replication.rollouts.tools.tool_schemas import BadCallError, arguments_of, spec_of
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures
-from composer_replication.rollouts.tools.visible_tests import VisibleTests, run_tests
 
 TOOLS: tuple[ToolSpec, ...] = tuple(spec_of(getattr(ToolSignatures, name)) for name in TOOL_NAMES)
 """What the policy may call."""

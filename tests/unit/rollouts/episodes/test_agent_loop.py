@@ -15,7 +15,7 @@ from episode_parts import (
     TOOLS,
     Asked,
     FakeEnvironment,
-    IdConversation,
+    IdTalk,
     Lives,
     ScriptedPolicy,
     decode,
@@ -94,7 +94,7 @@ def test_tokens_are_counted_by_kind() -> None:
     )
     told, _ = one(
         echo_then_submit,
-        count_kinds=lambda turn, calls: TokenCounts(thinking=1, final=2, tool_output=99),
+        talk=IdTalk(count_kinds=lambda turn, calls: TokenCounts(thinking=1, final=2)),
     )
     assert told.tokens == TokenCounts(thinking=3, final=6, tool_output=2 * added)
 
@@ -184,7 +184,7 @@ def test_an_environment_that_cannot_be_opened_is_infrastructure() -> None:
     def open_nothing() -> FakeEnvironment:
         raise SandboxFailure("CR0302", "no jail.")
 
-    made = EpisodeParts(ScriptedPolicy(echo_then_submit), open_nothing, IdConversation, find_calls)
+    made = EpisodeParts(ScriptedPolicy(echo_then_submit), open_nothing, IdTalk())
     counts: Counter[str] = Counter()
     [episode] = run(["task"], made, counts=counts)
     assert episode.stop_reason is StopReason.INFRASTRUCTURE
@@ -294,7 +294,7 @@ def test_a_grading_is_waited_for_however_long_it_takes() -> None:
     limits = EpisodeOptions(
         turn_seconds=0.2, episode_seconds=0.2, call_seconds=0, grace_seconds=0, max_tries=1
     )
-    made = EpisodeParts(ScriptedPolicy(lambda asked: SUBMIT), Slow, IdConversation, find_calls)
+    made = EpisodeParts(ScriptedPolicy(lambda asked: SUBMIT), Slow, IdTalk())
     assert [each.reward for each in run(["a", "b"], made, options=limits)] == [1.0, 1.0]
 
 
@@ -317,7 +317,7 @@ def test_a_close_that_fails_is_counted() -> None:
             raise OSError("no")
 
     counts: Counter[str] = Counter()
-    made = EpisodeParts(ScriptedPolicy(echo_then_submit), Stubborn, IdConversation, find_calls)
+    made = EpisodeParts(ScriptedPolicy(echo_then_submit), Stubborn, IdTalk())
     [episode] = run(["task"], made, counts=counts)
     assert episode.reward == 1.0
     assert counts["close_failures"] == 1
@@ -459,7 +459,7 @@ def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_
         return "functions.echo to=assistant" not in text
 
     lives, talk = Lives(), LedgerTalk(tokenizer, tokenizer.text)
-    made = EpisodeParts(Policy(), lives.open, talk.open, talk.find_calls)
+    made = EpisodeParts(Policy(), lives.open, talk)
     counts = Counter[str]()
     episodes = run(["a", "b"], made, options=EpisodeOptions(), counts=counts)
     assert [each.stop_reason for each in episodes] == [StopReason.FINISHED] * 2
@@ -486,5 +486,5 @@ def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answe
     policy = ScriptedPolicy(echo_then_submit)
     talk = LedgerTalk(tokenizer, tokenizer.text, dialect="hermes")
     with pytest.raises(InputError, match=code):
-        run(["task"], EpisodeParts(policy, Lives().open, talk.open, talk.find_calls))
+        run(["task"], EpisodeParts(policy, Lives().open, talk))
     assert not policy.asked

@@ -137,7 +137,7 @@ def test_ids_of_another_model_never_reach_a_conversation(server: PolicyServer, b
     server.changes = {"token_ids": [1, len(tokenizer) + beyond, 2], "logprobs": logps}
     talk, lives, counts = LedgerTalk(tokenizer, tokenizer.text), Lives(), Counter[str]()
     policy = policy_of(server)
-    made = EpisodeParts(policy, lives.open, talk.open, talk.find_calls)
+    made = EpisodeParts(policy, lives.open, talk)
     options = EpisodeOptions(max_tries=2, max_turns=1)
     [episode] = in_loop(policy, ["task"], made, options=options, counts=counts)
     assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0821")
@@ -145,7 +145,7 @@ def test_ids_of_another_model_never_reach_a_conversation(server: PolicyServer, b
     assert counts["failed_CR0821"] == counts["tries"] == 2 and lives.all_closed_once()
 
     talk = replace(talk, num_ids=len(tokenizer) + beyond + 1)  # the model has rows for them
-    made = EpisodeParts(policy, lives.open, talk.open, talk.find_calls)
+    made = EpisodeParts(policy, lives.open, talk)
     [episode] = in_loop(policy, ["task"], made, options=options)
     [turn] = episode.turns
     assert turn.observed.turn.completion.token_ids == (1, len(tokenizer) + beyond, 2)

@@ -28,10 +28,10 @@ from composer_replication.records import (
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, ObservedTurn, TokenCounts
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
-from composer_replication.rollouts.episodes.replay import replay_episode
 from composer_replication.rollouts.episodes.trajectories import (
     episode_of,
     read_trajectories,
+    replay_episode,
     trajectory_row,
     write_trajectories,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,6 @@ class ComposerReplicationTrainer(
     PrefixWiring,
     PolicyTerms,
     ChecksThatSpeak,
-    ChainedRows,
-    RouterLoad,
-    RouterReplay,
 ):
     """GRPO under a guard.
 
@@ -156,6 +154,23 @@ class ComposerReplicationTrainer(
         wait_for_gloo_at_exit()
         self._take_kl_out_of_the_loss()
 
+    # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
+
+    @cached_property
+    def chained_rows(self) -> ChainedRows:
+        """Which rows at hand are chains of conversations."""
+        return ChainedRows()
+
+    @cached_property
+    def router_load(self) -> RouterLoad:
+        """How evenly routers choose their experts."""
+        return RouterLoad()
+
+    @cached_property
+    def router_replay(self) -> RouterReplay:
+        """Which experts the rows at hand went to."""
+        return RouterReplay()
+
     # ---- loss -----------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
@@ -169,9 +184,9 @@ class ComposerReplicationTrainer(
         self._begin_micro_step()
         inputs = self._without_distilled_rows(inputs)
         with (
-            self._chained_as(inputs.get(SEGMENT_STARTS)),
-            self._routed_as(inputs),
-            self._counting_experts(model),
+            self.chained_rows.scored_as(inputs.get(SEGMENT_STARTS)),
+            self.router_replay.scored_as(inputs),
+            self.router_load.counting(model),
         ):
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         components = {"loss/grpo": loss}
@@ -184,8 +199,8 @@ class ComposerReplicationTrainer(
         ended = {"loss/sdpo"} if self._hints_have_ended else set()  # its zero is what was asked for
         judged = {name: value for name, value in components.items() if name not in ended}
         self._check_micro_step(inputs, loss, judged)
-        self._log_router_load()
-        self._log_router_replay()
+        self.router_load.after_loss(self.accelerator, self._metrics["train"])
+        self.router_replay.after_loss(self.accelerator, self._metrics["train"])
         if is_open and len(components) > 1:
             metrics: Any = self._metrics
             for name, value in components.items():
@@ -211,7 +226,9 @@ class ComposerReplicationTrainer(
         def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
             if self.prefix_sharing and self._may_share(
                 "log-probabilities",
-                self._replay_reason(model) or self._logps_sharing_reason(model, compute_aux_loss, multimodal),
+                "the routing of the rollouts is replayed."
+                if self.router_replay.is_followed_by(model, self.ref_model)
+                else self._logps_sharing_reason(model, compute_aux_loss, multimodal),
             ):
                 return self._shared_logps(model, ids, mask, num_columns, batch_size, compute_entropy)
             return super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies(
@@ -225,8 +242,8 @@ class ComposerReplicationTrainer(
                 **multimodal,
             )
 
-        with self._replaying(model, attention_mask):
-            answer: Any = self._score_chains(score, input_ids, attention_mask, logits_to_keep)
+        with self.router_replay.replaying(model, self.ref_model, attention_mask):
+            answer: Any = self.chained_rows.score(score, input_ids, attention_mask, logits_to_keep)
         self._keep_step_tensors(answer)
         return answer
 
@@ -237,8 +254,11 @@ class ComposerReplicationTrainer(
         def generate(rows: Any) -> dict[str, Any]:
             self.generation_rows = rows
             step = self.state.global_step + 1
-            with self._chained_as(None), self._routed_as(None), sampling_for_step(step):
-                batch = self._with_routing(self._with_segment_starts(of_trl(rows)))
+            parts = (self.chained_rows, self.router_replay)
+            with parts[0].scored_as(None), parts[1].scored_as(None), sampling_for_step(step):
+                batch: dict[str, Any] = of_trl(rows)
+                for part in parts:
+                    part.after_generation(batch)
             return self._with_sampled_ids(self._with_row_rewards(self._learn_outcomes(batch)))
 
         inputs = self._chosen_inputs(inputs)

@@ -371,8 +371,8 @@ class GuardHook(RunLines):
         num_columns = rows["completion_ids"].size(1)
         input_ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         attention_mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-        with torch.no_grad(), self._chained_as(rows.get(SEGMENT_STARTS)):
-            with self._routed_as(rows):
+        with torch.no_grad(), self.chained_rows.scored_as(rows.get(SEGMENT_STARTS)):
+            with self.router_replay.scored_as(rows):
                 policy_logps, *_ = self._get_per_token_logps_and_entropies(
                     self.model, input_ids, attention_mask, num_columns
                 )

@@ -164,8 +164,8 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         with (
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
-            self._chained_as(output.get(SEGMENT_STARTS)),
-            self._routed_as(output),
+            self.chained_rows.scored_as(output.get(SEGMENT_STARTS)),
+            self.router_replay.scored_as(output),
         ):
             logps: torch.Tensor = self._get_per_token_logps_and_entropies(
                 self.model,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.chained_rows import ChainedRows
+    from composer_replication.trainer.router_replay import RouterReplay
 
 
 class TrlSurface:
     """Attributes and methods of the one trainer that all parts are mixed into."""
 
     accelerator: Any
+    chained_rows: ChainedRows
+    router_replay: RouterReplay
     add_callback: Any
     args: Any
     beta: Any
@@ -42,7 +48,6 @@ class TrlSurface:
     use_vllm: Any
     _begin_checks: Any
     _buffered_inputs: Any
-    _chained_as: Any
     _check_generation: Any
     _check_importance: Any
     _check_policy_settings: Any
@@ -55,7 +60,6 @@ class TrlSurface:
     _newest_sampled: Any
     _prepare_for_training: Any
     _read_own_state: Any
-    _routed_as: Any
     _save_checkpoint: Any
     _step: Any
     _tokenizer: Any

@@ -199,8 +199,9 @@ class ComposerReplicationTrainer(
         ended = {"loss/sdpo"} if self._hints_have_ended else set()  # its zero is what was asked for
         judged = {name: value for name, value in components.items() if name not in ended}
         self._check_micro_step(inputs, loss, judged)
-        self.router_load.after_loss(self.accelerator, self._metrics["train"])
-        self.router_replay.after_loss(self.accelerator, self._metrics["train"])
+        for part in (self.router_load, self.router_replay):
+            if part.has_news:
+                part.log(self.accelerator, self._metrics["train"])
         if is_open and len(components) > 1:
             metrics: Any = self._metrics
             for name, value in components.items():

@@ -71,15 +71,19 @@ class RouterLoad:
             chosen_LE = torch.stack([chosen[number] for number in range(len(routers))])
             self._chosen_LE = chosen_LE if self._chosen_LE is None else self._chosen_LE + chosen_LE
 
-    def after_loss(self, accelerator: Any, metrics: Metrics) -> None:
+    @property
+    def has_news(self) -> bool:
+        """Something was counted."""
+        return self._chosen_LE is not None
+
+    def log(self, accelerator: Any, metrics: Metrics) -> None:
         """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
 
         Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
         """
-        if self._chosen_LE is None or not accelerator.sync_gradients:
-            return
-        chosen_LE, self._chosen_LE = self._chosen_LE, None
-        metrics["router/max_load"].append(max_load(accelerator.reduce(chosen_LE, reduction="sum")))
+        if self._chosen_LE is not None and accelerator.sync_gradients:
+            chosen_LE, self._chosen_LE = accelerator.reduce(self._chosen_LE, reduction="sum"), None
+            metrics["router/max_load"].append(max_load(chosen_LE))
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -480,14 +484,18 @@ class RouterReplay:
             counts = torch.stack([replay.num_choices, replay.num_forced, replay.num_changed])
             self._replayed = counts if self._replayed is None else self._replayed + counts
 
-    def after_loss(self, accelerator: Any, metrics: Metrics) -> None:
+    @property
+    def has_news(self) -> bool:
+        """Something was replayed."""
+        return self._replayed is not None
+
+    def log(self, accelerator: Any, metrics: Metrics) -> None:
         """At the last micro-step of a step whose rows brought a routing: one entry of each metric, over all processes."""
-        if self._replayed is None or not accelerator.sync_gradients:
-            return
-        counts, self._replayed = self._replayed, None
-        choices, forced, changed = accelerator.reduce(counts, reduction="sum").tolist()
-        metrics["router/replayed_share"].append(forced / max(choices, 1))
-        metrics["router/replay_changed_share"].append(changed / max(forced, 1))
+        if self._replayed is not None and accelerator.sync_gradients:
+            choices, forced, changed = accelerator.reduce(self._replayed, reduction="sum").tolist()
+            self._replayed = None
+            metrics["router/replayed_share"].append(forced / max(choices, 1))
+            metrics["router/replay_changed_share"].append(changed / max(forced, 1))
 
 
 def _is_policy(model: nn.Module) -> bool:

@@ -22,8 +22,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
+from composer_replication.trainer.processes import process_rank
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"
@@ -183,6 +186,33 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         InputError: it is missing, or not ours (CR0401).
     """
     return read_json(checkpoint / STATE_NAME)
+
+
+def buffer_name() -> str:
+    """Where this process keeps the rollouts that are still to be trained on."""
+    return f"buffered_inputs_{process_rank()}.pt"
+
+
+def read_buffer(checkpoint: Path, device: Any) -> list[dict[str, Any]]:
+    """Those rollouts, micro-batch by micro-batch.
+
+    Raises:
+        InputError: they are missing (CR0706).
+    """
+    path = checkpoint / buffer_name()
+    if not path.is_file():
+        raise InputError(
+            "CR0706",
+            "the checkpoint has no buffered rollouts for this process.",
+            where=str(path),
+            fix="resume with as many processes as the run had.",
+        )
+    # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
+    inputs = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)["inputs"]
+    return [
+        {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in batch.items()}
+        for batch in inputs
+    ]
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -18,7 +18,6 @@ from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.checks.batch_figures import micro_step_figures
 from composer_replication.trainer.checks.judgement import CheckThresholds, Judgement
-from composer_replication.trainer.metrics_log import json_row
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 
 logger = logging.getLogger(__name__)
@@ -233,9 +232,10 @@ class ChecksThatSpeak(TrainerCallback):
         for finding in findings:
             logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
             if self._run_folder is not None:
-                append_jsonl(
-                    self._run_folder.checks, {**asdict(finding), "figures": json_row(finding.figures)}
-                )
+                figures = {
+                    key: value if math.isfinite(value) else None for key, value in finding.figures.items()
+                }
+                append_jsonl(self._run_folder.checks, {**asdict(finding), "figures": figures})
 
 
 class TokenDriftError(InputError):

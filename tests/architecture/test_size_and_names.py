@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 23273,
     "src/composer_replication/traces": 3173,
-    "src/composer_replication/trainer": 10018,
+    "src/composer_replication/trainer": 10027,
     "src/composer_replication/cli/explanations": 548,
     "benchmarks": 7317,
     "tests": 71621,

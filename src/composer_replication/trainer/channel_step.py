@@ -68,7 +68,8 @@ class LossChannel:
     def _window_share(self) -> float:
         """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
         num_micro_steps = float(self._trainer.current_gradient_accumulation_steps)
-        return num_micro_steps / float(self._trainer.args.steps_per_generation)
+        args: Any = self._trainer.args
+        return num_micro_steps / float(args.steps_per_generation)
 
     def _rows_to_forward(self, rows: R | None, stand_in: Callable[[], R]) -> R | None:
         """The rows themselves; a stand-in, whose loss is not to count, where only other processes have some.

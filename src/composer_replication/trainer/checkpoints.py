@@ -30,6 +30,15 @@ from composer_replication.trainer.processes import process_rank
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"
+PLAIN_STATE = {
+    "micro_step": "_step",
+    "gate_step": "_gate_step",
+    "last_round_idx": "_last_round_idx",
+    "num_cadence_hits_without_new_reward": "num_cadence_hits_without_new_reward",
+    "num_groups_replaced": "num_groups_replaced",
+    "last_verdict": "last_verdict",
+}
+"""What ``composer_state.json`` has as it is, by its name there and on the trainer."""
 logger = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")

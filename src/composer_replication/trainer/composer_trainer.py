@@ -29,6 +29,7 @@ from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.trainer.chained_rows import SEGMENT_STARTS, ChainedRows
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
+    PLAIN_STATE,
     STATE_NAME,
     buffer_name,
     check_is_resumable,
@@ -75,22 +76,7 @@ from composer_replication.trainer.setting_errors import TrainerSettingError, ref
 logger = logging.getLogger(__name__)
 
 
-_PLAIN_STATE = {
-    "micro_step": "_step",
-    "gate_step": "_gate_step",
-    "last_round_idx": "_last_round_idx",
-    "num_cadence_hits_without_new_reward": "num_cadence_hits_without_new_reward",
-    "num_groups_replaced": "num_groups_replaced",
-    "last_verdict": "last_verdict",
-}
-"""What ``composer_state.json`` has as it is, by its name there and on the trainer."""
-
-
-class ComposerReplicationTrainer(
-    GRPOTrainer,
-    GuardHook,
-    PolicyTerms,
-):
+class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     """GRPO under a guard.
 
     total loss = TRL's loss + alpha_sdpo * L_sdpo + beta_replay * L_replay, where a channel of
@@ -131,6 +117,13 @@ class ComposerReplicationTrainer(
         InputError: a hinted turn or a pair cannot be learned from (CR0722, CR0751).
     """
 
+    # TRL and transformers type these more loosely than they are while a run trains; nothing is set here.
+    args: Any
+    model: Any
+    num_generations: Any
+    train_dataset: Any
+    callback_handler: Any
+    _buffered_inputs: Any
     prefix_sharing: bool = False
     is_finished: Callable[[str], bool] | None = None
     alpha_sdpo: float = 0.0
@@ -208,7 +201,7 @@ class ComposerReplicationTrainer(
     # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
 
     @cached_property
-    def chained_rows(self) -> ChainedRows:
+    def chained_rows(self) -> ChainedRows:  # type: ignore[override]  # its class names it for the mixins
         """Which rows at hand are chains of conversations."""
         return ChainedRows()
 
@@ -218,7 +211,7 @@ class ComposerReplicationTrainer(
         return RouterLoad()
 
     @cached_property
-    def router_replay(self) -> RouterReplay:
+    def router_replay(self) -> RouterReplay:  # type: ignore[override]
         """Which experts the rows at hand went to."""
         return RouterReplay()
 
@@ -679,7 +672,8 @@ class ComposerReplicationTrainer(
     def _load_without_training(self, checkpoint: Path) -> None:
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         if self._weights_are_sharded:  # they are spread first, and each process loads its parts
-            self._prepare_for_training(self.state.max_steps, self.get_train_dataloader(), str(checkpoint))
+            loader = self.get_train_dataloader()  # type: ignore[no-untyped-call]
+            self._prepare_for_training(self.state.max_steps, loader, str(checkpoint))  # type: ignore[no-untyped-call]
         else:
             self._load_from_checkpoint(str(checkpoint))
 
@@ -708,7 +702,7 @@ class ComposerReplicationTrainer(
         }
         parts = self._parts_with_state().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
-        state |= {key: getattr(self, attribute) for key, attribute in _PLAIN_STATE.items()}
+        state |= {key: getattr(self, attribute) for key, attribute in PLAIN_STATE.items()}
         state |= {
             "run": self._identity(),
             "global_step": self.state.global_step,
@@ -738,7 +732,7 @@ class ComposerReplicationTrainer(
         """
         saved = read_state(checkpoint)
         self._check_belongs(saved, checkpoint)
-        for key, attribute in _PLAIN_STATE.items():
+        for key, attribute in PLAIN_STATE.items():
             if key in saved:  # an older checkpoint has fewer
                 setattr(self, attribute, saved[key])
         self._buffered_inputs = (

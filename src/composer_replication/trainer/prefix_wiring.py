@@ -68,6 +68,11 @@ class SharedPrompts:
         self._trainer, self._is_finished = trainer, is_finished
         self.off_reasons: tuple[str, ...] = ()
 
+    @property
+    def _args(self) -> Any:
+        """TRL's ``GRPOConfig``."""
+        return self._trainer.args
+
     def may_score(self, model: Any, *, has_images: bool, other_reason: str) -> bool:
         """Whether log-probabilities of rows by this model are computed with shared prompts.
 
@@ -81,14 +86,14 @@ class SharedPrompts:
 
     def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
         """Whether TRL's model samples with shared prompts."""
-        trainer = self._trainer
+        trainer, args = self._trainer, self._args
         if trainer.use_vllm or trainer.use_transformers_continuous_batching:
             reason: str | None = "another engine generates."
         elif images is not None or multimodal_fields:
             reason = "the prompts carry images."
         elif trainer.tools:
             reason = "tools are in use."
-        elif trainer.args.generation_kwargs:
+        elif args.generation_kwargs:
             reason = "generation_kwargs are set, which only transformers' generate reads."
         else:
             reason = sampling_reason(trainer.model_wrapped)
@@ -149,22 +154,22 @@ class SharedPrompts:
 
         That generator's state is in every checkpoint, so a resumed run samples the same rows.
         """
-        trainer = self._trainer
+        trainer, args = self._trainer, self._args
         with torch.no_grad():
             samples = sample_shared(
                 model,
                 prompt_ids,
                 1,
-                max_new_tokens=trainer.args.max_completion_length,
-                temperature=trainer.args.temperature,
-                **filters_of(trainer.args),
+                max_new_tokens=args.max_completion_length,
+                temperature=args.temperature,
+                **filters_of(args),
                 eos_token_ids=trainer.eos_token_ids,
                 pad_token_id=trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
                 stop=text_rule(trainer._tokenizer, self._is_finished),  # noqa: SLF001
                 generator=None,
                 goes_on=_runs_anywhere if weights_are_sharded(trainer.model) else bool,
             )
-        logps = None if reshapes(trainer.args) else [row.logps for (row,) in samples]
+        logps = None if reshapes(args) else [row.logps for (row,) in samples]
         return [row.ids for (row,) in samples], logps
 
 

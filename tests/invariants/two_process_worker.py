@@ -190,8 +190,8 @@ def chains_on_one_process(folder: Path) -> dict[str, Any]:
         return ids[:, -num_columns:].float(), None, None
 
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 8, 9, 10, 11]])
-    with trainer._chained_as(starts):
-        values, _, _ = trainer._score_chains(score, ids, torch.ones_like(ids), 6)
+    with trainer.chained_rows.scored_as(starts):
+        values, _, _ = trainer.chained_rows.score(score, ids, torch.ones_like(ids), 6)
     return {"rows": forwarded, "values": values.tolist()}
 
 

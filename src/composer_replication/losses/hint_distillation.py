@@ -22,8 +22,6 @@ from composer_replication.losses.argument_checks import (
     wide,
 )
 
-_MOST_LOG_RATIO = 20.0  # exp of it is far above any clip, and finite in float32
-
 
 @dataclass(frozen=True, slots=True)
 class HintDistillationMetrics:
@@ -52,13 +50,16 @@ def hint_distillation_loss(
     L = sum_bt m_bt g_b v_b w_bt D_bt / sum_bt m_bt,
     g_b = 1 where the mean of D over the turn's unmasked tokens is at least ``gate_threshold``, else 0.
 
+    A hint that does not change what the teacher expects carries no information; training on its rounding errors would be
+    noise. A turn whose divergence is not a number passes: the loss must show it, not hide it.
+
     A turn that the gate closes gives no gradient at all, yet its tokens stay in the denominator: an
     uninformative turn does not make the others louder. Weights do not enter the denominator either.
 
     Args:
         divergence_BT: nats; carries gradient.
         mask_BT: 1 for sampled tokens of the hinted turn that count.
-        weight_BT: token weights at least 0 (``importance_weights``, ``certainty_weights``); no gradient; None is 1.
+        weight_BT: token weights at least 0 (``policy_terms.truncated_importance_weights``, ``certainty_weights``); no gradient; None is 1.
         turn_weight_B: weights of turns, at least 0; None is 1.
         gate_threshold: nats per token, at least 0; 0 (default) lets every turn through.
         num_tokens: denominator instead of this batch's own count, for gradient accumulation: the number of
@@ -75,9 +76,11 @@ def hint_distillation_loss(
     where = "hint_distillation_loss"
     kept_BT = _checked_mask(divergence_BT, mask_BT, where=where)
     divergence_BT = wide(divergence_BT).where(kept_BT, 0.0)
-    _, open_B = information_gate(divergence_BT, kept_BT, gate_threshold=gate_threshold)
+    open_BT = kept_BT
+    if gate_threshold > 0:  # rounding may leave a divergence of 0 slightly below it
+        mean_B1 = divergence_BT.detach().sum(-1, keepdim=True) / kept_BT.sum(-1, keepdim=True)
+        open_BT = kept_BT & ~(mean_B1 < gate_threshold)
     weights_BT = _checked_weights(divergence_BT, kept_BT, weight_BT, turn_weight_B, where=where)
-    open_BT = kept_BT & open_B[:, None]
     count = kept_BT.sum()
     loss = (weights_BT * divergence_BT).where(open_BT, 0.0).sum() / (
         count if num_tokens is None else num_tokens
@@ -92,33 +95,6 @@ def hint_distillation_loss(
     return loss, metrics
 
 
-def importance_weights(
-    logp_BT: torch.Tensor, sampled_logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, clip: float = 2.0
-) -> torch.Tensor:
-    """min(exp(logp - sampled_logp), clip), without gradient; 1 where the mask is 0.
-
-    The student has moved since it sampled; the weight corrects for that and is bounded above.
-
-    Args:
-        logp_BT: the student now, nats.
-        sampled_logp_BT: the student when it sampled.
-        mask_BT: 1 for tokens that count.
-        clip: above 0; 2 as in SDPO.
-
-    Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
-
-    Raises:
-        InputError: CR0722, shapes that differ.
-    """
-    where = "importance_weights"
-    tensors = {"logp_BT": logp_BT, "sampled_logp_BT": sampled_logp_BT, "mask_BT": mask_BT}
-    require_same_shape(tensors, where=where)
-    kept_BT = mask_BT.bool()
-    log_ratio_BT = (wide(logp_BT) - wide(sampled_logp_BT)).detach().where(kept_BT, 0.0)
-    weights_BT = log_ratio_BT.clamp(max=_MOST_LOG_RATIO).exp().clamp(max=clip)
-    return weights_BT.where(kept_BT, 1.0)
-
-
 def certainty_weights(teacher_entropy_BT: torch.Tensor, *, strength: float) -> torch.Tensor:
     """exp(-strength H_teacher), without gradient: an unsure teacher teaches less.
 
@@ -131,33 +107,6 @@ def certainty_weights(teacher_entropy_BT: torch.Tensor, *, strength: float) -> t
     Reference: SRPO (2026, arXiv 2604.02288).
     """
     return torch.exp(-strength * wide(teacher_entropy_BT).detach())
-
-
-def information_gate(
-    divergence_BT: torch.Tensor, mask_BT: torch.Tensor, *, gate_threshold: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean divergence of each turn over its unmasked tokens, and whether the turn is let through.
-
-    A hint that does not change what the teacher expects carries no information; training on its rounding
-    errors would be noise. At threshold 0 every turn with a token passes, one whose divergence is not a number
-    too: the loss must show it, not hide it.
-
-    Returns:
-        Divergence (B,), not a number where the turn has no token; open (B,) of booleans.
-
-    Raises:
-        InputError: CR0722, shapes that differ.
-    """
-    where = "information_gate"
-    require_same_shape({"divergence_BT": divergence_BT, "mask_BT": mask_BT}, where=where)
-    kept_BT = mask_BT.bool()
-    count_B = kept_BT.sum(-1)
-    mean_B = wide(divergence_BT).detach().where(kept_BT, 0.0).sum(-1) / count_B
-    # Rounding may leave a divergence of 0 slightly below it: threshold 0 means that there is no gate.
-    is_open_B = (
-        ~(mean_B < gate_threshold) if gate_threshold > 0 else torch.ones_like(count_B, dtype=torch.bool)
-    )
-    return mean_B, is_open_B & (count_B > 0)
 
 
 def decayed_weight(weight: float, *, step: int, decay_steps: int) -> float:

@@ -12,7 +12,6 @@ import torch
 from composer_replication.losses.argument_checks import (
     require,
     require_same_shape,
-    require_something,
     wide,
 )
 
@@ -105,12 +104,12 @@ def effort_cost(effort: torch.Tensor, *, scale: float, curvature: float) -> torc
 
 @dataclass(frozen=True, slots=True)
 class ImportanceMetrics:
-    """What to log of importance weights: 0-dimensional tensors without gradient, over unmasked tokens."""
+    """What to log of importance weights: 0-dimensional tensors without gradient, over the tokens that were weighed."""
 
     masked_share: torch.Tensor
-    """Share of tokens whose ratio is above the clip: truncated, or set to 0."""
+    """Share of tokens whose ratio is above the clip; 0 of none."""
     effective_sample_share: torch.Tensor
-    """(sum w)^2 / (n sum w^2), 1 where all weights are equal; 0 where all are 0."""
+    """(sum w)^2 / (n sum w^2) after truncation: 1 where all weights are equal, and of none."""
 
 
 def truncated_importance_weights(
@@ -122,33 +121,32 @@ def truncated_importance_weights(
 ) -> tuple[torch.Tensor, ImportanceMetrics]:
     """Token weights min(r, clip) with r = exp(train_logp - sampler_logp), no gradient; and what to log.
 
-    The engine that samples and the model that trains disagree about the same tokens. Token by token, since
-    the ratio of a long rollout is near 0 or beyond any bound.
+    The engine that samples and the model that trains disagree about the same tokens, and the model moves between
+    sampling and training. Truncation from above bounds the variance; the bias is towards tokens that the sampler liked
+    better. Token by token, since the ratio of a long rollout is near 0 or beyond any bound.
 
     Args:
-        train_logp_BT: the training model's, before the update, nats.
-        sampler_logp_BT: the sampling engine's.
-        mask_BT: 1 for tokens that count; the weight is 0 elsewhere.
+        train_logp_BT: the training model's, before the update, nats; any shape.
+        sampler_logp_BT: the sampling engine's; NaN where it gave no number.
+        mask_BT: 1 for tokens that count; elsewhere, and where the sampler gave no number, the weight is 1.
         clip: above 0; 2 by default.
 
-    Reference: Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025, Fengyuan et al.).
+    Reference: Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025, Fengyuan et al.);
+    Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802) for hinted turns.
 
     Raises:
-        EmptyMaskError: CR0722, no unmasked token.
         InputError: CR0722, shapes that differ.
     """
-    where = "truncated_importance_weights"
     tensors = {"train_logp_BT": train_logp_BT, "sampler_logp_BT": sampler_logp_BT, "mask_BT": mask_BT}
-    require_same_shape(tensors, where=where)
-    kept_BT = mask_BT.bool()
-    require_something(kept_BT, "unmasked token", where=where)
-    log_ratio_BT = (wide(train_logp_BT) - wide(sampler_logp_BT)).detach().where(kept_BT, 0.0)
+    require_same_shape(tensors, where="truncated_importance_weights")
+    known_BT = mask_BT.bool() & ~torch.isnan(sampler_logp_BT)
+    log_ratio_BT = (wide(train_logp_BT) - wide(sampler_logp_BT)).detach().where(known_BT, 0.0)
     ratio_BT = log_ratio_BT.clamp(max=_MOST_LOG_RATIO).exp()
-    is_above_BT = (ratio_BT > clip) & kept_BT
-    weights_BT = ratio_BT.masked_fill(is_above_BT, clip).where(kept_BT, 0.0)
+    is_above_BT = (ratio_BT > clip) & known_BT
+    weights_BT = ratio_BT.masked_fill(is_above_BT, clip)
     metrics = ImportanceMetrics(
-        masked_share=is_above_BT.sum() / kept_BT.sum(),
-        effective_sample_share=effective_share(weights_BT[kept_BT]),
+        masked_share=is_above_BT.sum() / known_BT.sum().clamp(min=1),
+        effective_sample_share=effective_share(weights_BT[known_BT]),
     )
     return weights_BT, metrics
 

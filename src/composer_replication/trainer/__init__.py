@@ -8,7 +8,7 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     composer_trainer   ComposerReplicationTrainer; import it from there
     guard              one fold of the guard: when it is asked, with which numbers, and what follows
     guard_callback     the guard for any other trainer of transformers or TRL
-    checkpoints        whole, half-written or damaged, and whose they are; run_borders has what we put into them
+    checkpoints        whole, half-written or damaged, and whose they are
     metrics_log        metrics.jsonl and verdicts.jsonl
     packed_rows        each prompt forwarded once in training; prefix_generation in sampling, prefix_wiring where
     preset_settings    a recipe's method of the GRPO family; policy_terms_wiring and fresh_groups carry it out

@@ -21,8 +21,7 @@ import torch
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.processes import gathered
-from composer_replication.trainer.router_replay import ROUTED_EXPERTS, refusal
-from composer_replication.trainer.trl_surface import TrlSurface
+from composer_replication.trainer.router_replay import ROUTED_EXPERTS, Routers, laid_out, refusal
 
 SEGMENT_STARTS = "segment_starts"
 """Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
@@ -105,34 +104,33 @@ Answer = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 Scorer = Callable[[torch.Tensor, torch.Tensor, int], Answer]
 
 
-class ChainedRows(TrlSurface):
-    """A mixin of the trainer: whether the rows at hand are chained, and what then goes through the model."""
+class ChainedRows:
+    """Whether the rows at hand are chained, and what then goes through the model.
 
-    _segment_starts: torch.Tensor | None = None
+    Attributes:
+        starts_BS: completion columns at which later conversations of these rows begin; None for no chains.
+    """
 
-    def take_segment_starts(self, starts: Sequence[Sequence[int]]) -> None:
-        """What the rollout function under way said of its rows."""
-        self._segment_starts = starts_tensor(starts).to(self.accelerator.device)
+    def __init__(self) -> None:
+        self.starts_BS: torch.Tensor | None = None
 
     @contextmanager
-    def _chained_as(self, starts_BS: torch.Tensor | None) -> Iterator[None]:
+    def scored_as(self, starts_BS: torch.Tensor | None) -> Iterator[None]:
         """Inside, the rows that are scored are chained so; None: as a rollout function says, which says nothing yet."""
-        kept, self._segment_starts = self._segment_starts, starts_BS
+        kept, self.starts_BS = self.starts_BS, starts_BS
         try:
             yield
         finally:
-            self._segment_starts = kept
+            self.starts_BS = kept
 
-    def _with_segment_starts(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._segment_starts is not None:
-            batch[SEGMENT_STARTS] = self._segment_starts
-        return batch
+    def after_generation(self, batch: dict[str, Any]) -> None:
+        """What the rollout function has said of its rows goes with them."""
+        if self.starts_BS is not None:
+            batch[SEGMENT_STARTS] = self.starts_BS
 
-    def _score_chains(
-        self, score: Scorer, ids_BW: torch.Tensor, mask_BW: torch.Tensor, num_columns: int
-    ) -> Answer:
+    def score(self, score: Scorer, ids_BW: torch.Tensor, mask_BW: torch.Tensor, num_columns: int) -> Answer:
         """``score(ids, mask, columns)`` of rows of one conversation each; the values are those of the rows given."""
-        starts_BS = self._segment_starts
+        starts_BS = self.starts_BS
         if starts_BS is None:
             return score(ids_BW, mask_BW, num_columns)
         # Every process forwards as many rows as the others: sharded weights are gathered in each forward.
@@ -162,15 +160,20 @@ class CheckedRollouts:
         output = dict(self.rollout_func(prompts, trainer))
         completion_ids = output.get("completion_ids", ())
         refuse_empty_completions(completion_ids, where="the rollout function")
-        starts = output.pop(SEGMENT_STARTS, None)
+        starts, routing = output.pop(SEGMENT_STARTS, None), output.pop(ROUTED_EXPERTS, None)
+        if routing is not None and any(starts or ()):
+            raise refusal("a row is a chain of conversations (segment_starts)")
         if starts is not None:
             refuse_bad_starts(starts, completion_ids, output.get("env_mask"))
-            trainer.take_segment_starts(starts)
-        routing = output.pop(ROUTED_EXPERTS, None)
-        if routing is not None:
-            if any(starts or ()):
-                raise refusal("a row is a chain of conversations (segment_starts)")
-            trainer.take_routed_experts(routing, output.get("prompt_ids", ()), completion_ids)
+            trainer.chained_rows.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
+        if routing is not None and trainer.model.training:  # in evaluation it is not used
+            trainer.router_replay.routing_BWLK = laid_out(
+                routing,
+                output.get("prompt_ids", ()),
+                completion_ids,
+                Routers.of(trainer.model),
+                pad_to_multiple_of=trainer.pad_to_multiple_of,
+            )
         return output
 
 

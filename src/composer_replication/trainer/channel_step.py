@@ -5,40 +5,71 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
-from composer_replication.trainer.trl_surface import TrlSurface
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
 R = TypeVar("R")
 Scope = Callable[[], AbstractContextManager[Any]]
 """Opens what a forward is made in: autocast, or the teacher's weights."""
 
 
-class ChannelStep(TrlSurface):
-    """Which part of the optimizer step a micro-batch is, and where a channel's numbers go."""
+class LossChannel:
+    """What both channels need of TRL's trainer and of the step under way.
 
-    _in_evaluation: bool = False
-    _weights_are_sharded: bool = False
-    _micro_steps: dict[str, tuple[int, int]] | None = None
+    Args:
+        trainer: whose step it is; read when a step runs, not before.
+    """
 
-    def _part_of_step(self, channel: str) -> tuple[int, int]:
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self._trainer = trainer
+        self._weights_are_sharded = False
+        self._newest_part = (-1, 0)
+
+    def begin(self) -> None:
+        """Set the channel to the run's start."""
+        self._weights_are_sharded = weights_are_sharded(self._trainer.model)
+        self._newest_part = (-1, 0)
+
+    @property
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step)
+
+    @property
+    def _model(self) -> Any:
+        """Without the wrappers of several processes."""
+        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+
+    @property
+    def _pad_id(self) -> int:
+        return int(self._trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
+
+    @property
+    def _device(self) -> Any:
+        return self._trainer.accelerator.device
+
+    def _part_of_step(self) -> tuple[int, int]:
         """This micro-batch's number among all micro-batches of the step on all processes, and how many there are.
 
         Counted here and not from TRL's micro-step, which runs on over steps that have fewer micro-batches.
         """
-        known = self._micro_steps = self._micro_steps or {}
-        step, count = known.get(channel, (-1, 0))
-        count = count + 1 if step == self.state.global_step else 0
-        known[channel] = (self.state.global_step, count)
-        num_micro_steps = int(self.current_gradient_accumulation_steps)
+        step, count = self._newest_part
+        count = count + 1 if step == self._step else 0
+        self._newest_part = (self._step, count)
+        num_micro_steps = int(self._trainer.current_gradient_accumulation_steps)
         return process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
 
     def _window_share(self) -> float:
         """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
-        return float(self.current_gradient_accumulation_steps) / float(self.args.steps_per_generation)
+        num_micro_steps = float(self._trainer.current_gradient_accumulation_steps)
+        args: Any = self._trainer.args
+        return num_micro_steps / float(args.steps_per_generation)
 
     def _rows_to_forward(self, rows: R | None, stand_in: Callable[[], R]) -> R | None:
         """The rows themselves; a stand-in, whose loss is not to count, where only other processes have some.
@@ -50,17 +81,17 @@ class ChannelStep(TrlSurface):
         return stand_in() if rows is None else rows
 
     def _no_loss(self) -> torch.Tensor:
-        return torch.zeros((), device=self.accelerator.device)
+        return torch.zeros((), device=self._device)
 
-    def _note(self, channel: str, **figures: float) -> None:
+    def _note(self, prefix: str, **figures: float) -> None:
         """Keep a micro-batch's figures for the log."""
         for name, value in figures.items():
-            self._metrics["train"].setdefault(f"{channel}/{name}", []).append(value)
+            self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)  # noqa: SLF001 - TRL's only name
 
     def _gathered_sum(self, value: float) -> torch.Tensor:
         """The sum over all processes, as a 0-dimensional tensor: TRL leaves such alone when it splits a batch."""
-        local = torch.tensor(value, dtype=torch.float32, device=self.accelerator.device)
-        total: torch.Tensor = self.accelerator.gather(local).sum()
+        local = torch.tensor(value, dtype=torch.float32, device=self._device)
+        total: torch.Tensor = self._trainer.accelerator.gather(local).sum()
         return total
 
 

@@ -22,11 +22,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
+from composer_replication.trainer.processes import process_rank
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"
+PLAIN_STATE = {
+    "micro_step": "_step",
+    "gate_step": "_gate_step",
+    "last_round_idx": "_last_round_idx",
+    "num_cadence_hits_without_new_reward": "num_cadence_hits_without_new_reward",
+    "num_groups_replaced": "num_groups_replaced",
+    "last_verdict": "last_verdict",
+}
+"""What ``composer_state.json`` has as it is, by its name there and on the trainer."""
 logger = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -183,6 +195,33 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         InputError: it is missing, or not ours (CR0401).
     """
     return read_json(checkpoint / STATE_NAME)
+
+
+def buffer_name() -> str:
+    """Where this process keeps the rollouts that are still to be trained on."""
+    return f"buffered_inputs_{process_rank()}.pt"
+
+
+def read_buffer(checkpoint: Path, device: Any) -> list[dict[str, Any]]:
+    """Those rollouts, micro-batch by micro-batch.
+
+    Raises:
+        InputError: they are missing (CR0706).
+    """
+    path = checkpoint / buffer_name()
+    if not path.is_file():
+        raise InputError(
+            "CR0706",
+            "the checkpoint has no buffered rollouts for this process.",
+            where=str(path),
+            fix="resume with as many processes as the run had.",
+        )
+    # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
+    inputs = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)["inputs"]
+    return [
+        {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in batch.items()}
+        for batch in inputs
+    ]
 
 
 def _checkpoints(folder: Path) -> list[Path]:

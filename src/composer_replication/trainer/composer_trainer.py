@@ -7,55 +7,76 @@ training is TRL's, bit for bit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import rotate_checkpoints
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
-from composer_replication.errors import CollapseStopError
-from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
-from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.run_folder import RunFolder
+from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.interfaces import Guard, HintGenerator, PromptChooser, PromptSource, Stateful
+from composer_replication.records import Finding, HintedTurn, PreferencePair
+from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.trainer.chained_rows import SEGMENT_STARTS, ChainedRows
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
+    PLAIN_STATE,
+    STATE_NAME,
+    buffer_name,
+    check_is_resumable,
+    checkpoint_step,
     choose_checkpoint,
+    identity_of,
+    read_buffer,
+    read_state,
+    refuse_foreign_run,
     write_manifest,
 )
 from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
-from composer_replication.trainer.fresh_groups import without_lone_punishments
-from composer_replication.trainer.guard import HeldoutEval
-from composer_replication.trainer.loss_channels import LossChannels
+from composer_replication.trainer.fresh_groups import chosen_inputs, learn_outcomes, without_lone_punishments
+from composer_replication.trainer.guard import GuardHook, HeldoutEval, refuse_foreign_split
+from composer_replication.trainer.hint_channel import HintChannel, Sampled, nothing_to_distil
+from composer_replication.trainer.loss_channels import (
+    ROW_REWARD,
+    LossChannels,
+    refuse_bad_weight,
+    refuse_other_channels,
+)
+from composer_replication.trainer.metrics_log import RunLog, StepWindow, finite
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
 from composer_replication.trainer.prefix_generation import sampling_for_step
-from composer_replication.trainer.prefix_wiring import PrefixWiring
-from composer_replication.trainer.processes import once, process_rank, wait_for_all, wait_for_gloo_at_exit
+from composer_replication.trainer.prefix_wiring import SharedPrompts, check_sharing
+from composer_replication.trainer.processes import (
+    gathered,
+    num_processes,
+    once,
+    process_rank,
+    together,
+    wait_for_all,
+    wait_for_gloo_at_exit,
+)
+from composer_replication.trainer.replay_channel import ReplayChannel, nothing_to_replay
 from composer_replication.trainer.router_replay import RouterLoad, RouterReplay
-from composer_replication.trainer.run_borders import RunBorders
-from composer_replication.trainer.run_callback import InterruptOnce
+from composer_replication.trainer.run_callback import InterruptOnce, RunCallback
 from composer_replication.trainer.served_rollouts import load_weights
-from composer_replication.trainer.setting_errors import TrainerSettingError, refusals
+from composer_replication.trainer.setting_errors import TrainerSettingError, refusals, refuse_few_prompts
 
 logger = logging.getLogger(__name__)
 
 
-class ComposerReplicationTrainer(
-    GRPOTrainer,
-    RunBorders,
-    LossChannels,
-    PrefixWiring,
-    PolicyTerms,
-    ChecksThatSpeak,
-    ChainedRows,
-    RouterLoad,
-    RouterReplay,
-):
+class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     """GRPO under a guard.
 
     total loss = TRL's loss + alpha_sdpo * L_sdpo + beta_replay * L_replay, where a channel of
@@ -96,11 +117,28 @@ class ComposerReplicationTrainer(
         InputError: a hinted turn or a pair cannot be learned from (CR0722, CR0751).
     """
 
+    # TRL and transformers type these more loosely than they are while a run trains; nothing is set here.
+    args: Any
+    model: Any
+    num_generations: Any
+    train_dataset: Any
+    callback_handler: Any
+    _buffered_inputs: Any
+    prefix_sharing: bool = False
+    is_finished: Callable[[str], bool] | None = None
     alpha_sdpo: float = 0.0
     beta_replay: float = 0.0
+    _newest_sampled: Sampled = ((), None)
     generation_rows: Sequence[Mapping[str, Any]] = ()
     """Rows of the generation under way, for a ``rollout_func`` that needs more of them than their prompts."""
+    run_folder: RunFolder | None = None
+    stateful: Mapping[str, Stateful] | None = None
+    run_identity: str = ""
     _interrupt: InterruptOnce | None = None
+    _num_permutations_to_skip: int = 0
+    _run_callback: RunCallback | None = None
+    _halt_is_saved: bool = False
+    _check_thresholds: CheckThresholds | None = None
 
     def __init__(
         self,
@@ -136,25 +174,71 @@ class ComposerReplicationTrainer(
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         self.policy_options = policy_options
         self.prompt_source = prompt_source
-        self.checks = checks
+        if checks:
+            self._check_thresholds = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
         self.heldout_guard = heldout_guard
         self.heldout_eval_fn = heldout_eval_fn
         self.strict_killswitch = strict_killswitch
-        self.alpha_sdpo = alpha_sdpo
-        self.hints = hints
-        self.hint_source, self.hinted_turns = hint_source, hinted_turns
-        self.beta_replay, self.replay_pairs = beta_replay, replay_pairs
-        self.replay = replay
+        self.alpha_sdpo, self.beta_replay = alpha_sdpo, beta_replay
+        for name in ("alpha_sdpo", "beta_replay"):
+            refuse_bad_weight(name, getattr(self, name))
+        distils = (
+            HintChannel(self, hints or HintsSection(), hint_source, hinted_turns) if alpha_sdpo else None
+        )
+        replays = ReplayChannel(self, replay or ReplaySection(), replay_pairs) if beta_replay else None
+        if distils or replays:
+            self.channels = LossChannels(self, distils, replays)
         self.prefix_sharing = prefix_sharing
         self.is_finished = is_finished
         self.run_folder = run_folder
         self.stateful = stateful
         self.split_fingerprint = split_fingerprint
         self.run_identity = run_identity
-        self._check_channel_settings()
         super().__init__(*args, **kwargs)
         wait_for_gloo_at_exit()
         self._take_kl_out_of_the_loss()
+
+    # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
+
+    @cached_property
+    def chained_rows(self) -> ChainedRows:  # type: ignore[override]  # its class names it for the mixins
+        """Which rows at hand are chains of conversations."""
+        return ChainedRows()
+
+    @cached_property
+    def router_load(self) -> RouterLoad:
+        """How evenly routers choose their experts."""
+        return RouterLoad()
+
+    @cached_property
+    def router_replay(self) -> RouterReplay:  # type: ignore[override]
+        """Which experts the rows at hand went to."""
+        return RouterReplay()
+
+    @cached_property
+    def shared_prompts(self) -> SharedPrompts:
+        """Forwards with each distinct prompt once; used where ``prefix_sharing`` is on."""
+        return SharedPrompts(self, self.is_finished)
+
+    @property
+    def prefix_sharing_off_reasons(self) -> tuple[str, ...]:
+        """Every reason met so far for falling back to TRL's path."""
+        return self.shared_prompts.off_reasons
+
+    @cached_property
+    def checks(self) -> ChecksThatSpeak | None:  # type: ignore[override]  # its class names it for the other parts
+        """The checks that speak, None where they are off."""
+        if self._check_thresholds is None:
+            return None
+        return ChecksThatSpeak(
+            self._check_thresholds,
+            self.args,
+            tokenizer=self._tokenizer,
+            eos_token_ids=self.eos_token_ids,
+            accelerator=self.accelerator,
+            metrics=self._metrics,
+            run_folder=self.run_folder,
+        )
 
     # ---- loss -----------------------------------------------------------------------------
 
@@ -166,12 +250,16 @@ class ComposerReplicationTrainer(
             self._fold_rows = inputs
             self._maybe_update_killswitch()
             self._fold_rows = None
-        self._begin_micro_step()
-        inputs = self._without_distilled_rows(inputs)
+        checks = None if self._in_evaluation else self.checks
+        if checks is not None:
+            checks.before_loss()
+        hints = None if self.channels is None else self.channels.hints
+        if hints is not None:
+            inputs = hints.policy_inputs(inputs)
         with (
-            self._chained_as(inputs.get(SEGMENT_STARTS)),
-            self._routed_as(inputs),
-            self._counting_experts(model),
+            self.chained_rows.scored_as(inputs.get(SEGMENT_STARTS)),
+            self.router_replay.scored_as(inputs),
+            self.router_load.counting(model),
         ):
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         components = {"loss/grpo": loss}
@@ -181,17 +269,50 @@ class ComposerReplicationTrainer(
         if self.beta_replay != 0.0:
             components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * components["loss/trace_replay"]
-        ended = {"loss/sdpo"} if self._hints_have_ended else set()  # its zero is what was asked for
-        judged = {name: value for name, value in components.items() if name not in ended}
-        self._check_micro_step(inputs, loss, judged)
-        self._log_router_load()
-        self._log_router_replay()
+        if checks is not None:
+            has_ended = hints is not None and hints.has_ended
+            ended = {"loss/sdpo"} if has_ended else set()  # its zero is what was asked for
+            others = components.keys() - ended - {"loss/grpo"}
+            checks.after_loss(inputs, loss, {name.removeprefix("loss/"): components[name] for name in others})
+        for part in (self.router_load, self.router_replay):
+            if part.has_news:
+                part.log(self.accelerator, self._metrics["train"])
         if is_open and len(components) > 1:
             metrics: Any = self._metrics
             for name, value in components.items():
                 number = value.item() if isinstance(value, torch.Tensor) else value
                 metrics.setdefault("train", {}).setdefault(name, []).append(float(number))
         return loss
+
+    def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
+        """This micro-batch's part of hint distillation, not weighted; 0 in evaluation.
+
+        Raises:
+            TrainerSettingError: there is nothing to distil (CR0755).
+        """
+        if self.channels is None or self.channels.hints is None:
+            raise nothing_to_distil()
+        return self._outside_evaluation(self.channels.hints.loss, model, inputs)
+
+    def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
+        """The same of replayed preferences.
+
+        Raises:
+            TrainerSettingError: there is no pair (CR0755).
+        """
+        if self.channels is None or self.channels.replay is None:
+            raise nothing_to_replay()
+        return self._outside_evaluation(self.channels.replay.loss, model, inputs)
+
+    def _outside_evaluation(self, loss: Callable[[Any, Any], torch.Tensor], model: Any, inputs: Any) -> Any:
+        if self._in_evaluation:
+            return torch.zeros((), device=self.accelerator.device)
+        return loss(model, inputs)
+
+    def check_channel_model(self) -> None:
+        """Refuse a model that the channels cannot train; a run asks before it measures anything."""
+        if self.channels is not None:
+            self.channels.check_model()
 
     # ---- log-probabilities and sampling -----------------------------------------------------
 
@@ -209,11 +330,14 @@ class ComposerReplicationTrainer(
         """As TRL's; with prefix sharing each distinct prompt is forwarded once, and chained rows come apart."""
 
         def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
-            if self.prefix_sharing and self._may_share(
-                "log-probabilities",
-                self._replay_reason(model) or self._logps_sharing_reason(model, compute_aux_loss, multimodal),
+            is_replayed = self.router_replay.is_followed_by(model, self.ref_model)
+            reason = "the routing of the rollouts is replayed." if is_replayed else ""
+            reason = reason or ("the auxiliary router loss is on." if compute_aux_loss else "")
+            has_images = any(value is not None for value in multimodal.values())
+            if self.prefix_sharing and self.shared_prompts.may_score(
+                model, has_images=has_images, other_reason=reason
             ):
-                return self._shared_logps(model, ids, mask, num_columns, batch_size, compute_entropy)
+                return self.shared_prompts.logps(model, ids, mask, num_columns, batch_size, compute_entropy)
             return super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies(
                 model,
                 ids,
@@ -225,9 +349,10 @@ class ComposerReplicationTrainer(
                 **multimodal,
             )
 
-        with self._replaying(model, attention_mask):
-            answer: Any = self._score_chains(score, input_ids, attention_mask, logits_to_keep)
-        self._keep_step_tensors(answer)
+        with self.router_replay.replaying(model, self.ref_model, attention_mask):
+            answer: Any = self.chained_rows.score(score, input_ids, attention_mask, logits_to_keep)
+        if self.checks is not None:
+            self.checks.take_logps(answer)
         return answer
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -237,12 +362,23 @@ class ComposerReplicationTrainer(
         def generate(rows: Any) -> dict[str, Any]:
             self.generation_rows = rows
             step = self.state.global_step + 1
-            with self._chained_as(None), self._routed_as(None), sampling_for_step(step):
-                batch = self._with_routing(self._with_segment_starts(of_trl(rows)))
-            return self._with_sampled_ids(self._with_row_rewards(self._learn_outcomes(batch)))
+            parts = (self.chained_rows, self.router_replay)
+            with parts[0].scored_as(None), parts[1].scored_as(None), sampling_for_step(step):
+                batch: dict[str, Any] = of_trl(rows)
+                for part in parts:
+                    part.after_generation(batch)
+            learn_outcomes(self.prompt_source, is_training=self.model.training)
+            rewards = self._newest_rewards
+            if self.channels is not None and not self._in_evaluation and rewards is not None:
+                self.channels.keep_rewards(batch, rewards, self.reward_weights, self._newest_sampled)
+            return batch
 
-        inputs = self._chosen_inputs(inputs)
-        return self._with_channel_tensors(inputs, self._with_policy_terms(generate, inputs))
+        if self.model.training:
+            inputs = chosen_inputs(self.prompt_source, inputs, self.num_generations, self._metrics["train"])
+        batch = self._with_policy_terms(generate, inputs)
+        if self.channels is not None and ROW_REWARD in batch:
+            self.channels.after_generation(inputs, batch)
+        return batch
 
     def _generate(self, prompts: Any) -> Any:
         """As TRL's; which ids were sampled is remembered before any mask is emptied."""
@@ -271,37 +407,47 @@ class ComposerReplicationTrainer(
         has_tool_images: bool = False,
     ) -> Any:
         """As TRL's; with prefix sharing one prefill a distinct prompt, and rows stop by ``is_finished``."""
-        if self.prefix_sharing and self._may_share(
-            "sampling", self._generation_sharing_reason(images, multimodal_fields)
-        ):
-            return self._shared_completions(prompt_ids)
+        if self.prefix_sharing and self.shared_prompts.may_sample(images, multimodal_fields):
+            with self.model_for_generation() as model:
+                return self.shared_prompts.completions(model, prompt_ids)
         return super()._generate_single_turn(  # type: ignore[no-untyped-call]
             prompt_ids, images, multimodal_fields, num_generations, has_tool_images
         )
 
+    @contextmanager
+    def model_for_generation(self) -> Iterator[Any]:
+        """Inside, the bare model with all its weights, as TRL has it for sampling."""
+        with (
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as model,
+            self._dist.summon_full_params(self.model_wrapped, recurse=False),
+        ):
+            yield model
+
     # ---- evaluation and logging -----------------------------------------------------------------
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> Any:
-        """As TRL's; the guard is never folded meanwhile."""
-        was_in_evaluation = self._in_evaluation
-        self._in_evaluation = True
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Inside, the guard is never folded."""
+        was_in_evaluation, self._in_evaluation = self._in_evaluation, True
         try:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            yield
         finally:
             self._in_evaluation = was_in_evaluation
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: Any, ignore_keys: list[str] | None = None
-    ) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's; the guard is never folded meanwhile."""
-        was_in_evaluation = self._in_evaluation
-        self._in_evaluation = True
-        try:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        finally:
-            self._in_evaluation = was_in_evaluation
+        with self._evaluating():
+            return super().evaluate(*args, **kwargs)
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's; the guard is never folded meanwhile."""
+        with self._evaluating():
+            return super().prediction_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As TRL's, but a row of the guard's keys alone passes by TRL's merge and clear."""
@@ -320,8 +466,14 @@ class ComposerReplicationTrainer(
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """As transformers'; a norm that is not finite makes the step a bad one."""
         norm: Any = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        self._note_grad_norm(norm)
+        if self.checks is not None:
+            self.checks.note_grad_norm(norm)
         return norm
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the checks have said in this run."""
+        return () if self.checks is None else self.checks.findings
 
     @property
     def is_interrupted(self) -> bool:
@@ -366,7 +518,8 @@ class ComposerReplicationTrainer(
         self._open_run_log(checkpoint)
         if checkpoint is not None and self._has_all_steps(checkpoint):
             return self._keep_finished_run(checkpoint)
-        self._begin_channels()
+        if self.channels is not None:
+            self.channels.begin()
         self._interrupt = InterruptOnce()
         try:
             with self._interrupt:
@@ -436,3 +589,205 @@ class ComposerReplicationTrainer(
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         self._num_permutations_to_skip = 0
         return sampler
+
+    # ---- before the first step of a run and after its last ----------------------------------------
+
+    def _check_before_training(self) -> None:
+        if self.prefix_sharing:
+            check_sharing(self.args, stops_rows=self.is_finished is not None)
+        self._check_policy_settings()
+        if self.heldout_guard is not None and not self.args.logging_steps > 0:
+            raise TrainerSettingError(
+                "CR0710",
+                "logging_steps is the guard's cadence and must be above 0.",
+                where="trl.logging_steps",
+                fix="set trl.logging_steps = 1.",
+            )
+        if isinstance(self.train_dataset, Sized):
+            refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
+        if len(set(gathered(self.heldout_guard is None))) > 1:
+            raise TrainerSettingError(
+                "CR0710",
+                "some processes have a guard and some have none.",
+                where="ComposerReplicationTrainer(heldout_guard=)",
+                fix="construct the trainer alike on every process.",
+            )
+
+    def _begin_run(self, checkpoint: Path | None) -> None:
+        """Set our own state to the run's start, or to the checkpoint."""
+        self._gate_step = self._last_round_idx = self.halted_at = None
+        self._loss_seen, self._halt_is_saved = 0.0, False
+        self._step_window = StepWindow()
+        self._num_permutations_to_skip = 0
+        if self._run_callback is None:
+            self._run_callback = RunCallback(self)
+            self.add_callback(self._run_callback)
+            if self.checks is not None:  # after it: a run that the checks stop has its line
+                self.add_callback(self.checks)
+        self._has_trackers = bool(self.args.report_to)
+        if self.checks is not None:
+            self.checks.begin()
+        if checkpoint is not None:
+            together(lambda: self._read_own_state(checkpoint))
+            self._window().take(self._metrics["train"])
+        self.choose_kl_path()
+        self._weights_are_sharded = weights_are_sharded(self.model)
+
+    def _refuse_inexact_resume(self, checkpoint: Path | None) -> None:
+        """Where steps are still to be taken. A collective call."""
+        if checkpoint is not None and not self._has_all_steps(checkpoint):
+            together(
+                lambda: check_is_resumable(checkpoint, rank=process_rank(), num_processes=num_processes())
+            )
+
+    def _open_run_log(self, checkpoint: Path | None) -> None:
+        if self.run_folder is not None and process_rank() == 0:
+            self._run_log = RunLog(self.run_folder)
+            self._run_log.cut_back(
+                0 if checkpoint is None else checkpoint_step(checkpoint), self._last_round_idx
+            )
+
+    def _refuse_halted_run(self, guard: Guard, checkpoint: Path | None) -> TrainOutput:
+        """A guard that has fired stays fired: weights and step are loaded, nothing is trained or written."""
+        self.halted_at = self._last_round_idx
+        if checkpoint is not None:
+            self._load_without_training(checkpoint)
+        if self.strict_killswitch:
+            guard.raise_if_fired()
+            raise CollapseStopError(getattr(guard, "last_status", None))
+        logger.warning("the guard had halted this run before; nothing was trained.")
+        return TrainOutput(self.state.global_step, 0.0, {})
+
+    def _has_all_steps(self, checkpoint: Path) -> bool:
+        """Whether ``max_steps`` were taken; transformers would take one more in the middle of an epoch."""
+        max_steps = int(self.args.max_steps)
+        return 0 < max_steps <= checkpoint_step(checkpoint)
+
+    def _keep_finished_run(self, checkpoint: Path) -> TrainOutput:
+        """All steps were taken before the run was cut: weights and step are loaded, nothing is trained."""
+        self._load_without_training(checkpoint)
+        logger.warning("all %d steps were taken before; nothing was trained.", self.state.global_step)
+        return TrainOutput(self.state.global_step, 0.0, {})
+
+    def _load_without_training(self, checkpoint: Path) -> None:
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if self._weights_are_sharded:  # they are spread first, and each process loads its parts
+            loader = self.get_train_dataloader()  # type: ignore[no-untyped-call]
+            self._prepare_for_training(self.state.max_steps, loader, str(checkpoint))  # type: ignore[no-untyped-call]
+        else:
+            self._load_from_checkpoint(str(checkpoint))
+
+    def _finish_halted_run(self, trial: Any) -> None:
+        """Line, checkpoint and the callbacks' end of a run that the guard stopped inside a step."""
+        self._finish_broken_line()
+        self.model.zero_grad()  # what the broken-off step had accumulated
+        self._save_checkpoint(self.model, trial)
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        if self.is_in_train:
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.is_in_train = False
+
+    # ---- our part of a checkpoint --------------------------------------------------------------------
+
+    def _write_own_state(self, checkpoint: Path) -> None:
+        """Add our files to a folder that transformers has written. Every process calls it."""
+        if self.channels is not None:
+            self.channels.write(checkpoint, is_inside_generation=self._is_inside_generation())
+        if self._is_inside_generation():
+            torch.save({"inputs": self._buffered_inputs}, checkpoint / buffer_name())
+        if process_rank() != 0:
+            return
+        metrics = {
+            name: [finite(value) for value in values] for name, values in self._metrics["train"].items()
+        }
+        parts = self._parts_with_state().items()
+        state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
+        state |= {key: getattr(self, attribute) for key, attribute in PLAIN_STATE.items()}
+        state |= {
+            "run": self._identity(),
+            "global_step": self.state.global_step,
+            "has_buffered_inputs": self._is_inside_generation(),
+            "num_permutations_done": self._num_epochs_done(),
+            "metrics": metrics,
+            "split_fingerprint": self.split_fingerprint,
+            "stateful": {name: part.state_dict() for name, part in (self.stateful or {}).items()},
+        }
+        write_json(checkpoint / STATE_NAME, state)
+
+    def _parts_with_state(self) -> dict[str, Stateful | None]:
+        return {
+            "guard": self.heldout_guard,
+            "in_loop_signals": self._signals(),
+            "checks": None if self.checks is None else self.checks.judgement,
+            "prompt_source": self.prompt_source,
+        }
+
+    def _read_own_state(self, checkpoint: Path) -> None:
+        """Restore what ``_write_own_state`` wrote.
+
+        Raises:
+            InputError: another run (CR0884), another split (CR0884), other extra states (CR0884), or rollouts of this
+                process are missing (CR0706).
+            TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0884).
+        """
+        saved = read_state(checkpoint)
+        self._check_belongs(saved, checkpoint)
+        for key, attribute in PLAIN_STATE.items():
+            if key in saved:  # an older checkpoint has fewer
+                setattr(self, attribute, saved[key])
+        self._buffered_inputs = (
+            read_buffer(checkpoint, self.args.device) if saved["has_buffered_inputs"] else None
+        )
+        self._num_permutations_to_skip = 0 if self.args.ignore_data_skip else saved["num_permutations_done"]
+        self._in_loop_signals = None
+        for name, values in saved["metrics"].items():
+            self._metrics["train"][name] = [math.nan if value is None else value for value in values]
+        for name, part in self._parts_with_state().items():
+            if part is not None and saved.get(name) is not None:
+                part.load_state_dict(saved[name])
+        for name, part in (self.stateful or {}).items():
+            part.load_state_dict(saved["stateful"][name])
+        refuse_other_channels(checkpoint, has_channels=self.channels is not None)
+        if self.channels is not None:
+            self.channels.read(checkpoint)
+        if isinstance(self.prompt_source, PromptChooser) and saved.get("prompt_source") is None:
+            logger.warning("%s has no state of the prompt source: it starts afresh from here.", checkpoint)
+
+    def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
+        refuse_foreign_run(saved, self._identity(), checkpoint)
+        refuse_foreign_split(saved["split_fingerprint"], self.split_fingerprint, where=str(checkpoint))
+        if saved["guard"] is not None and self.heldout_guard is None:
+            raise TrainerSettingError(
+                "CR0884",
+                "the checkpoint was written under a guard, and this trainer has none.",
+                where=str(checkpoint),
+                fix="pass heldout_guard and heldout_eval_fn again.",
+            )
+        if saved["guard"] is None and self.heldout_guard is not None:
+            logger.warning("%s has no guard state: the guard starts afresh from here.", checkpoint)
+        names = set(self.stateful or {})
+        if names != set(saved["stateful"]):
+            raise InputError(
+                "CR0884",
+                f"the checkpoint has extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
+                where=str(checkpoint),
+                fix="pass the same stateful parts as in the run that saved it.",
+            )
+
+    def _identity(self) -> dict[str, str]:
+        return identity_of(self.run_identity, self.accelerator.unwrap_model(self.model))
+
+    def _is_inside_generation(self) -> bool:
+        """The buffered rollouts are still needed by the next micro-step."""
+        every = self.args.steps_per_generation * self.num_iterations
+        return self._buffered_inputs is not None and self._step % every != 0
+
+    def _num_epochs_done(self) -> int:
+        """How many permutations the sampler has used up, by transformers' own count of epochs."""
+        try:
+            num_batches = len(self.callback_handler.train_dataloader)
+        except TypeError:  # an iterable dataset has no length and no permutation
+            return 0
+        return int(
+            self.state.global_step // max(math.ceil(num_batches / self.args.gradient_accumulation_steps), 1)
+        )

@@ -14,11 +14,11 @@ import torch
 from torch.nn.functional import pad
 
 from composer_replication.interfaces import PromptChooser, PromptSource
+from composer_replication.trainer.metrics_log import TrlSurface
 from composer_replication.trainer.policy_options import PolicyOptions
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 from composer_replication.trainer.router_replay import ROUTED_EXPERTS, UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.trl_surface import TrlSurface
 
 Generate = Callable[[Any], dict[str, Any]]
 NOT_BY_ROW = "num_items_in_batch"
@@ -205,39 +205,33 @@ def _widened(part: torch.Tensor, width: int, fill: int, *, is_left: bool) -> tor
     return pad(part, [*before, missing, 0] if is_left else [*before, 0, missing], value=fill)
 
 
-class ChosenPrompts(TrlSurface):
-    """Asks a ``PromptChooser`` and tells it what came of its prompts; with any other source nothing happens here."""
+def chosen_inputs(
+    chooser: PromptSource | None, inputs: Any, group_size: int, metrics: dict[str, list[float]]
+) -> Any:
+    """This process's part of the rows that a ``PromptChooser`` chose, each once a rollout of its group; else ``inputs``.
 
-    prompt_source: PromptSource | None = None
+    TRL puts the rows of all processes one after the other and cuts groups out of them, so a group may lie
+    across two processes; it has one prompt there too.
 
-    def _chosen_inputs(self, inputs: Any) -> Any:
-        """In training this process's part of the rows that were chosen, each once a rollout of its group.
+    Raises:
+        TrainerSettingError: the processes chose different rows (CR0849).
+    """
+    if not isinstance(chooser, PromptChooser):
+        return inputs
+    rows = chooser.chosen_rows(len(inputs) * num_processes() // group_size)
+    _refuse_different(rows)
+    for name, value in chooser.figures().items():
+        metrics[name].append(value)
+    first = process_rank() * len(inputs)
+    return [dict(rows[(first + n) // group_size]) for n in range(len(inputs))]
 
-        TRL puts the rows of all processes one after the other and cuts groups out of them, so a group may lie
-        across two processes; it has one prompt there too.
 
-        Raises:
-            TrainerSettingError: the processes chose different rows (CR0849).
-        """
-        chooser = self.prompt_source
-        if not (isinstance(chooser, PromptChooser) and self.model.training):
-            return inputs
-        group = self.num_generations
-        rows = chooser.chosen_rows(len(inputs) * num_processes() // group)
-        _refuse_different(rows)
-        for name, value in chooser.figures().items():
-            self._metrics["train"][name].append(value)
-        first = process_rank() * len(inputs)
-        return [dict(rows[(first + n) // group]) for n in range(len(inputs))]
-
-    def _learn_outcomes(self, output: dict[str, Any]) -> dict[str, Any]:
-        """After each generation, replacements included; what an evaluation brought is dropped."""
-        chooser = self.prompt_source
-        if isinstance(chooser, PromptChooser):
-            outcomes = chooser.take_outcomes()
-            if self.model.training:
-                chooser.learn([outcome for part in gathered(outcomes) for outcome in part])
-        return output
+def learn_outcomes(chooser: PromptSource | None, *, is_training: bool) -> None:
+    """Tell a ``PromptChooser`` what came of its prompts, replacements included; what an evaluation brought is dropped."""
+    if isinstance(chooser, PromptChooser):
+        outcomes = chooser.take_outcomes()
+        if is_training:
+            chooser.learn([outcome for part in gathered(outcomes) for outcome in part])
 
 
 def _refuse_different(rows: Sequence[Mapping[str, Any]]) -> None:

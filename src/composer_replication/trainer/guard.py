@@ -23,7 +23,6 @@ from composer_replication.records import HeldoutReading, Verdict
 from composer_replication.trainer.chained_rows import SEGMENT_STARTS
 from composer_replication.trainer.metrics_log import InLoopSignals, RunLines
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
-from composer_replication.trainer.weight_copy import WeightCopy
 
 logger = logging.getLogger(__name__)
 kl_logger = logger.getChild("kl_path")  # a command says the same itself, and silences it
@@ -254,8 +253,6 @@ class GuardHook(RunLines):
     _kl_path_is_chosen: bool = False
     _kl_beta: float = 0.0
     _fold_rows: Any = None
-    _keeps_first_weights: Callable[[], bool]
-    _first_weight_copy: Callable[[], WeightCopy | None]
     _weights_are_sharded: bool = False
 
     def _gate_is_open(self) -> bool:
@@ -355,7 +352,7 @@ class GuardHook(RunLines):
                 self.model,
                 beta=self.beta or self._kl_beta,
                 sync_ref_model=bool(self.args.sync_ref_model),
-                has_first_weights=self._keeps_first_weights(),
+                has_first_weights=self.channels is not None and self.channels.keep_first_weights,
             )
             self.kl_path_off_reason = reason or None
             self._kl_path_is_chosen = True
@@ -371,8 +368,8 @@ class GuardHook(RunLines):
         num_columns = rows["completion_ids"].size(1)
         input_ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         attention_mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-        with torch.no_grad(), self._chained_as(rows.get(SEGMENT_STARTS)):
-            with self._routed_as(rows):
+        with torch.no_grad(), self.chained_rows.scored_as(rows.get(SEGMENT_STARTS)):
+            with self.router_replay.scored_as(rows):
                 policy_logps, *_ = self._get_per_token_logps_and_entropies(
                     self.model, input_ids, attention_mask, num_columns
                 )
@@ -387,9 +384,9 @@ class GuardHook(RunLines):
         if self._kl_path is KlPath.ADAPTER_OFF:
             scope: AbstractContextManager[None] = model.disable_adapter()
             return scope
-        first = self._first_weight_copy()
+        first = None if self.channels is None else self.channels.first_weights
         if first is None:
-            raise RuntimeError("no copy of the first weights was made")  # _keeps_first_weights said so
+            raise RuntimeError("no copy of the first weights was made")  # keep_first_weights said so
         return first.in_place_of(model)
 
     def _count_stale_reward(self, reward: float) -> None:

@@ -2,7 +2,7 @@
 
 For a turn that went wrong the teacher scores the very ids that the student sampled, after a prompt that
 differs by the hint; the student's distribution at those positions is moved towards the teacher's.
-Hinted turns come from a ``hint_source``, which sees each generation, and from recorded ones. A mixin of the trainer.
+Hinted turns come from a ``hint_source``, which sees each generation, and from recorded ones.
 
 Letters: M positions that carry loss, N turns, T completion columns, K tokens of the student's support.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,8 +26,8 @@ from composer_replication.losses.hint_distillation import (
     certainty_weights,
     decayed_weight,
     hint_distillation_loss,
-    importance_weights,
 )
+from composer_replication.losses.policy_terms import truncated_importance_weights
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.batch_records import (
     SAMPLED,
@@ -35,15 +35,18 @@ from composer_replication.trainer.batch_records import (
     rollouts_of,
     sampled_tensor,
 )
-from composer_replication.trainer.channel_step import ChannelStep, RecordDraws, Scope
-from composer_replication.trainer.collator import HintedRows, collate_hinted_turns
+from composer_replication.trainer.channel_step import LossChannel, RecordDraws, Scope
+from composer_replication.trainer.collator import HintedRows, collate_hinted_turns, refuse_other_contexts
 from composer_replication.trainer.model_modes import evaluation_mode
-from composer_replication.trainer.output_head import Head, head_of
+from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.packed_rows import completion_states, scored_ids
 from composer_replication.trainer.processes import gathered, num_processes, together
-from composer_replication.trainer.prompt_fit import turns_that_fit
+from composer_replication.trainer.prompt_fit import refuse_unfit_turns, turns_that_fit
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,15 @@ def hint_loss(
         )
         now_M = scores.logp_N.detach()
         if sampling_temperature != 1.0:
-            now_M = _logp_at_temperature(states_MH, head, rows, sampling_temperature)
+            options = {**head.arguments(), "temperature": sampling_temperature}
+            with torch.no_grad():
+                now_M, _ = sampled_logp(states_MH, head.weight_VH, scored_ids(rows.student), **options)
     with teacher(), torch.no_grad(), autocast():
         teacher_MK, entropy_M = _teacher_logps(model, rows, scores.top_index_NK, settings)
     divergence_M = support_divergence(scores.top_logp_NK, teacher_MK, jsd_alpha=settings.jsd_alpha)
     sampled_M = rows.sampled_logp_NT[mask_NT].to(now_M.dtype)
-    sampled_M = torch.where(sampled_M.isnan(), now_M, sampled_M)
-    weight_M = ratio_M = importance_weights(now_M, sampled_M, mask_NT[mask_NT])
+    ratio_M, _ = truncated_importance_weights(now_M, sampled_M, torch.ones_like(now_M))
+    weight_M = ratio_M
     if entropy_M is not None:
         weight_M = ratio_M * certainty_weights(entropy_M, strength=settings.entropy_decay)
     loss, metrics = hint_distillation_loss(
@@ -130,19 +135,12 @@ def _teacher_logps(
     return logp_MK, sampled_logp(states_MH, head.weight_VH, scored_ids(rows.teacher), **options)[1]
 
 
-@torch.no_grad()
-def _logp_at_temperature(
-    states_MH: torch.Tensor, head: Head, rows: HintedRows, temperature: float
-) -> torch.Tensor:
-    ids_M = scored_ids(rows.student)
-    return sampled_logp(states_MH, head.weight_VH, ids_M, temperature=temperature, **head.arguments())[0]
-
-
 def _in_rows(values_M: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:
     """The flat values at the places of the mask, zeros elsewhere."""
     return values_M.new_zeros(mask_NT.shape).masked_scatter(mask_NT, values_M)
 
 
+Sampled = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]
 _PASSED = 1.0  # the least reward of a rollout that needs no hint
 DISTILLED = "is_distilled"
 """Under this name a batch says which rows (B,) the teacher takes from the policy gradient."""
@@ -150,67 +148,116 @@ TURN_ROW = "hint_row"
 """Under this name a batch says which row of its generation each row (B,) is: TRL shuffles and splits them."""
 
 
-def schedule_share(settings: HintsSection, step: int) -> float:
-    """What is left of the channel's weight at a global step: a cosine from 1 to 0, or 1 for good."""
-    return decayed_weight(1.0, step=step, decay_steps=settings.decay_steps)
+def nothing_to_distil() -> TrainerSettingError:
+    """The error for hint distillation without any hinted turn."""
+    return TrainerSettingError(
+        "CR0755",
+        "alpha_sdpo is not 0, but there is no hinted turn to learn from.",
+        where="ComposerReplicationTrainer(hint_source=, hinted_turns=)",
+        fix="pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0.",
+    )
 
 
-class HintChannel(ChannelStep):
-    """Hinted turns into the batch, their loss out of it, and the teacher's weights."""
+class HintChannel(LossChannel):
+    """Hinted turns into the batch, their loss out of it, and the teacher's weights.
 
-    alpha_sdpo: float = 0.0
-    hints: HintsSection | None = None
-    hint_source: HintGenerator | None = None
-    hinted_turns: Sequence[HintedTurn] | None = None
-    _newest_sampled: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None] = ((), None)
-    _hints_have_ended: bool = False
-    _turns_of_row: Sequence[Sequence[HintedTurn]] = ()
-    """Hinted turns of the newest generation, by its rows in the order of sampling."""
-    _teacher_weights: WeightCopy | None = None
-    _recorded_draws: RecordDraws | None = None
+    Args:
+        trainer: whose channel it is.
+        settings: the ``[hints]`` table.
+        source: asked about each generation.
+        turns: recorded ones.
 
-    def _hint_settings(self) -> HintsSection:
-        """The ``[hints]`` table, or its defaults.
+    Attributes:
+        turns_of_row: hinted turns of the newest generation, by its rows in the order of sampling.
+        teacher_weights: None where the teacher is the model without its adapter.
+        has_ended: the weight schedule has come to 0.
+
+    Raises:
+        TrainerSettingError: there is nothing to distil (CR0755).
+        InputError: a recorded turn cannot be learned from (CR0722, CR0751).
+    """
+
+    def __init__(
+        self,
+        trainer: GRPOTrainer,
+        settings: HintsSection,
+        source: HintGenerator | None,
+        turns: Sequence[HintedTurn] | None,
+    ) -> None:
+        super().__init__(trainer)
+        if source is None and not turns:
+            raise nothing_to_distil()
+        self.settings, self.source, self.turns = settings, source, turns
+        self.turns_of_row: Sequence[Sequence[HintedTurn]] = ()
+        self.teacher_weights: WeightCopy | None = None
+        self.has_ended = False
+        self._draws: RecordDraws | None = None
+        if turns:
+            collate_hinted_turns(turns, pad_id=0, strict=settings.strict)
+
+    def check_model(self, model: Any) -> None:
+        """Refuse a model that has no such teacher, or that these turns do not fit.
 
         Raises:
-            TrainerSettingError: hint distillation without anything to distil (CR0755).
+            TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0755).
+            InputError: a turn has ids that the model does not know (CR0751) or more than its context (CR0705), or its hint
+                changes more than it adds (CR0751).
         """
-        if self.hint_source is None and not self.hinted_turns:
+        if self.settings.teacher == "lora-off" and not _has_lora(model):
             raise TrainerSettingError(
                 "CR0755",
-                "alpha_sdpo is not 0, but there is no hinted turn to learn from.",
-                where="ComposerReplicationTrainer(hint_source=, hinted_turns=)",
-                fix="pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0.",
+                'the teacher "lora-off" is the model without its adapter, and this model has none.',
+                where="hints.teacher",
+                fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
             )
-        return self.hints or HintsSection()
+        refuse_unfit_turns(self.turns or (), model)
+        if self.settings.strict:
+            refuse_other_contexts(self.turns or ())
+
+    def begin(self) -> None:
+        """Teacher and draws as they are before the first step."""
+        super().begin()
+        if self.settings.teacher != "lora-off":
+            self.teacher_weights = WeightCopy(self._model)
+        if self.turns:
+            seed = self._trainer.args.seed
+            self._draws = RecordDraws(self.turns, per_step=self.settings.turns_per_step, seed=seed)
+
+    def after_step(self) -> None:
+        """The weights have moved: the teacher follows the policy."""
+        if self.settings.teacher == "ema" and self.teacher_weights is not None:
+            self.teacher_weights.move_towards(self._model, self.settings.ema_rate)
 
     # ---- into the batch ---------------------------------------------------------------------------
 
-    def _with_sampled_ids(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Where TRL empties the masks of answers that were cut off, a hint still finds the turns of such rows."""
-        asks = self.alpha_sdpo != 0.0 and self.hint_source is not None and not self._in_evaluation
-        if asks and self.mask_truncated_completions:
-            batch[SAMPLED] = sampled_tensor(*self._newest_sampled, batch["completion_mask"])
-        return batch
+    def keep_sampled(self, batch: dict[str, Any], sampled: Sampled) -> None:
+        """Where TRL empties the masks of answers that were cut off, a hint still finds the turns of such rows.
 
-    def _add_hints(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
+        Args:
+            batch: of a generation.
+            sampled: its completion ids, and which of them are the policy's where tools have written some.
+        """
+        if self.source is not None and self._trainer.mask_truncated_completions:
+            batch[SAMPLED] = sampled_tensor(*sampled, batch["completion_mask"])
+
+    def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         """Ask the hint source about a fresh generation; its turns join the batch as tensors.
 
         Not where the weight schedule has ended: it only falls, so no later step that uses this generation trains hints.
         """
-        if self.hint_source is None or self._in_evaluation or self._hint_share() == 0.0:
+        if self.source is None or self._share() == 0.0:
             return
-        settings = self._hint_settings()
+        settings = self.settings
         rollouts = rollouts_of(
             rows,
             batch,
             rewards,
-            self._tokenizer,
-            step=self.state.global_step,
-            eos_token_ids=self.eos_token_ids,
+            self._trainer._tokenizer,  # noqa: SLF001 - TRL's only name
+            step=self._step,
+            eos_token_ids=self._trainer.eos_token_ids,
         )
         batch.pop(SAMPLED, None)
-        source, before = self.hint_source, _counts_of(self.hint_source)
+        source, before = self.source, _counts_of(self.source)
         turns, num_left_out = together(
             lambda: matched_turns(
                 source.hinted_turns(rollouts),
@@ -219,9 +266,7 @@ class HintChannel(ChannelStep):
                 are_samplers=batch.get("sampling_per_token_logps") is not None,
             )
         )
-        turns, num_too_long = together(
-            lambda: turns_that_fit(turns, self.accelerator.unwrap_model(self.model))
-        )
+        turns, num_too_long = together(lambda: turns_that_fit(turns, self._model))
         num_left_out += num_too_long
         self._note_source_counts(before, _counts_of(source))
         if settings.srpo_routing:
@@ -229,14 +274,12 @@ class HintChannel(ChannelStep):
                 [] if reward is None or reward >= _PASSED else list(of_row)
                 for of_row, reward in zip(turns, rewards, strict=True)
             ]
-            batch[DISTILLED] = torch.tensor(
-                [bool(of_row) for of_row in turns], device=self.accelerator.device
-            )
-        self._turns_of_row = turns
-        batch[TURN_ROW] = torch.arange(len(turns), device=self.accelerator.device)
+            batch[DISTILLED] = torch.tensor([bool(of_row) for of_row in turns], device=self._device)
+        self.turns_of_row = turns
+        batch[TURN_ROW] = torch.arange(len(turns), device=self._device)
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
-        self._metrics["train"].setdefault("sdpo/turns_left_out", []).append(float(num_left_out))
+        self._note("sdpo", turns_left_out=float(num_left_out))
 
     def _note_source_counts(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """What a source that counts has added for this generation, over all processes: why turns got no hint, too."""
@@ -247,128 +290,94 @@ class HintChannel(ChannelStep):
 
     # ---- out of the batch -------------------------------------------------------------------------
 
-    def _hint_share(self) -> float:
-        """What the schedule leaves of the channel's weight in this step; 0 where the channel is off."""
-        if self.alpha_sdpo == 0.0:
-            return 0.0
-        return schedule_share(self._hint_settings(), self.state.global_step)
+    def _share(self) -> float:
+        """What the schedule leaves of the channel's weight in this step."""
+        return decayed_weight(1.0, step=self._step, decay_steps=self.settings.decay_steps)
 
-    def _without_distilled_rows(self, inputs: Any) -> Any:
+    def policy_inputs(self, inputs: Any) -> Any:
         """Rows that learn from a hint have no advantage; the others keep the one of their whole group.
 
         A generation may be used in steps before and after the weight schedule ends; from there on its rows have theirs again.
         """
-        if DISTILLED not in inputs or self._hint_share() == 0.0:
+        if DISTILLED not in inputs or self._share() == 0.0:
             return inputs
         advantages, rows_B = inputs["advantages"], inputs[DISTILLED]
         rows = rows_B.view(-1, *[1] * (advantages.dim() - 1))
         return {**inputs, "advantages": advantages.masked_fill(rows, 0.0)}
 
-    def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
+    def loss(self, model: Any, inputs: Any) -> torch.Tensor:
         """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part.
 
         The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
         a step is split; gated turns count in it. The weight schedule is in it too.
-
-        Raises:
-            TrainerSettingError: there is nothing to distil (CR0755).
         """
-        settings = self._hint_settings()
-        share = self._hint_share()
-        self._hints_have_ended = share == 0.0
-        if self._in_evaluation or share == 0.0:
+        share = self._share()
+        self.has_ended = share == 0.0
+        if self.has_ended:
             return self._no_loss()
-        recorded, num_recorded_tokens = self._recorded_part(settings)
+        recorded, num_recorded_tokens = self._recorded_part()
         num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
         total, counted = self._no_loss(), []
-        for own in (self._sampled_part(inputs, settings), recorded):
+        for own in (self._sampled_part(inputs), recorded):
             rows = self._rows_to_forward(own, self._turn_for_nothing)
             if rows is None:
                 continue
-            part = self._distil(model, rows, settings, num_tokens)
+            part = self._distil(model, rows, num_tokens)
             total = total + (part.loss if own is not None else part.loss * 0.0)
             counted += [part] if own is not None else []
-        self._note_distilled(counted, share)
+        self._note("sdpo", **({**_figures(counted), "weight_share": share} if counted else {"turns": 0.0}))
         return total * (share * num_processes())
 
-    def _note_distilled(self, losses: Sequence[HintLoss], share: float) -> None:
-        if not losses:
-            self._note("sdpo", turns=0.0)
-            return
-        self._note("sdpo", **_figures(losses), weight_share=share)
-
     def _turn_for_nothing(self) -> HintedRows:
-        pad_id = self._tokenizer.pad_token_id
-        rows = collate_hinted_turns([HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))], pad_id=pad_id)
-        return rows.to(self.accelerator.device)
+        pad_id = self._pad_id
+        return self._collated([HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))])
 
-    def _sampled_part(self, inputs: Any, settings: HintsSection) -> HintedRows | None:
+    def _collated(self, turns: Sequence[HintedTurn]) -> HintedRows:
+        rows = collate_hinted_turns(turns, pad_id=self._pad_id, strict=self.settings.strict)
+        return rows.to(self._device)
+
+    def _sampled_part(self, inputs: Any) -> HintedRows | None:
         """The hinted turns of the rows of this micro-batch."""
         rows = inputs[TURN_ROW].tolist() if TURN_ROW in inputs else []
-        turns = [turn for row in rows for turn in self._turns_of_row[row]]
-        if not turns:
-            return None
-        made = collate_hinted_turns(turns, pad_id=self._tokenizer.pad_token_id, strict=settings.strict)
-        return made.to(self.accelerator.device)
+        turns = [turn for row in rows for turn in self.turns_of_row[row]]
+        return self._collated(turns) if turns else None
 
-    def _recorded_part(self, settings: HintsSection) -> tuple[HintedRows | None, int]:
+    def _recorded_part(self) -> tuple[HintedRows | None, int]:
         """The recorded turns of this micro-batch, and the tokens of all those of the step."""
-        draws, turns = self._recorded_draws, self.hinted_turns
+        draws, turns = self._draws, self.turns
         if draws is None or not turns:
             return None, 0
-        step = self.state.global_step
-        num_tokens = sum(len(turns[idx].completion_ids) for idx in draws.of_step(step))
-        own = [turns[idx] for idx in draws.share(step, *self._part_of_step("sdpo"))]
-        if not own:
-            return None, num_tokens
-        rows = collate_hinted_turns(own, pad_id=self._tokenizer.pad_token_id, strict=settings.strict)
-        return rows.to(self.accelerator.device), num_tokens
+        num_tokens = sum(len(turns[idx].completion_ids) for idx in draws.of_step(self._step))
+        own = [turns[idx] for idx in draws.share(self._step, *self._part_of_step())]
+        return self._collated(own) if own else None, num_tokens
 
-    def _distil(self, model: Any, rows: HintedRows, settings: HintsSection, num_tokens: float) -> HintLoss:
+    def _distil(self, model: Any, rows: HintedRows, num_tokens: float) -> HintLoss:
         return hint_loss(
             model,
             rows,
-            settings,
+            self.settings,
             num_tokens=num_tokens,
-            teacher=lambda: self._teacher_in_place(settings),
-            autocast=self.accelerator.autocast,
-            sampling_temperature=self.temperature,
+            teacher=self._teacher_in_place,
+            autocast=self._trainer.accelerator.autocast,
+            sampling_temperature=self._trainer.temperature,
         )
 
-    # ---- the teacher --------------------------------------------------------------------------------
-
     @contextmanager
-    def _teacher_in_place(self, settings: HintsSection) -> Iterator[None]:
+    def _teacher_in_place(self) -> Iterator[None]:
         """Inside, the model is the teacher: its weights, and no dropout."""
-        model = self.accelerator.unwrap_model(self.model)
-        if settings.teacher == "lora-off":
+        model = self._model
+        if self.teacher_weights is None:
             scope: Any = model.disable_adapter()
         else:
-            scope = (
-                nullcontext() if self._teacher_weights is None else self._teacher_weights.in_place_of(model)
-            )
+            scope = self.teacher_weights.in_place_of(model)
         with scope, evaluation_mode(model):
             yield
 
-    def _begin_hints(self) -> None:
-        """Teacher and draws as they are before the first step."""
-        if self.alpha_sdpo == 0.0:
-            return
-        settings = self._hint_settings()
-        if settings.teacher != "lora-off":
-            self._teacher_weights = WeightCopy(self.accelerator.unwrap_model(self.model))
-        if self.hinted_turns:
-            self._recorded_draws = RecordDraws(
-                self.hinted_turns, per_step=settings.turns_per_step, seed=self.args.seed
-            )
 
-    def _move_teacher(self) -> None:
-        """After each optimizer step: the teacher follows the policy."""
-        if self.alpha_sdpo == 0.0:
-            return
-        settings = self._hint_settings()
-        if settings.teacher == "ema" and self._teacher_weights is not None:
-            self._teacher_weights.move_towards(self.accelerator.unwrap_model(self.model), settings.ema_rate)
+def _has_lora(model: Any) -> bool:
+    configs = getattr(model, "peft_config", None)
+    kinds = [str(getattr(config.peft_type, "value", config.peft_type)) for config in (configs or {}).values()]
+    return "LORA" in kinds and hasattr(model, "disable_adapter")
 
 
 def _counts_of(source: HintGenerator) -> dict[str, int]:

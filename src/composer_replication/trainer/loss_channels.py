@@ -1,7 +1,4 @@
-"""The two loss channels beside the policy gradient: what they refuse, when they begin, what a checkpoint keeps.
-
-A mixin of the trainer. A channel whose weight is 0 makes no tensor, draws no number and reads no setting.
-"""
+"""The two loss channels beside the policy gradient: what they refuse, when they begin, what a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback
@@ -20,199 +17,187 @@ from transformers import TrainerCallback
 from composer_replication.channel_tables import Section
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn
-from composer_replication.trainer.collator import check_pairs, collate_hinted_turns, refuse_other_contexts
-from composer_replication.trainer.hint_channel import HintChannel
+from composer_replication.trainer.hint_channel import HintChannel, Sampled
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.prompt_fit import refuse_unfit_pairs, refuse_unfit_turns
+from composer_replication.trainer.prompt_fit import refuse_unfit_pairs
 from composer_replication.trainer.replay_channel import ReplayChannel
-from composer_replication.trainer.run_borders import OwnState
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
 STATE_FILE = "loss_channels.pt"
+ROW_REWARD = "row_reward"
+"""Under this name a batch has each row's weighted reward (B,), NaN where nothing scored it."""
 
 
-class LossChannels(HintChannel, ReplayChannel, OwnState):
-    """Both channels as one part of the trainer."""
+class LossChannels(TrainerCallback):
+    """Both channels as one part of the trainer; one whose weight is 0 is None. At the end of each step the teacher follows.
 
-    _saved_channels: dict[str, Any] | None = None
-    _channel_callback: TrainerCallback | None = None
-    _newest_rewards: torch.Tensor | None
+    Args:
+        trainer: whose channels they are.
+        hints: hint distillation.
+        replay: replayed preferences.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, hints: HintChannel | None, replay: ReplayChannel | None) -> None:
+        self._trainer, self.hints, self.replay = trainer, hints, replay
+        self._saved: dict[str, Any] | None = None
 
     # ---- before the first step --------------------------------------------------------------------
 
-    def _check_channel_settings(self) -> None:
-        """What is wrong with the arguments alone; nothing of TRL's is read.
-
-        Raises:
-            TrainerSettingError: a weight that is no number, below zero or not finite (CR0722), or a channel with nothing to
-                learn from (CR0755).
-            InputError: a record that cannot be learned from (CR0722, CR0751).
-        """
-        for name in ("alpha_sdpo", "beta_replay"):
-            _refuse_bad_weight(name, getattr(self, name))
-        if self.alpha_sdpo != 0.0:
-            settings = self._hint_settings()
-            if self.hinted_turns:
-                collate_hinted_turns(self.hinted_turns, pad_id=0, strict=settings.strict)
-        if self.beta_replay != 0.0:
-            self._replay_settings()
-            check_pairs(self.replay_pairs or ())
-
-    def _begin_channels(self) -> None:
-        """Set both channels to the run's start, or to the checkpoint that ``_read_own_state`` has read.
+    def check_model(self) -> None:
+        """Refuse a model that the channels cannot train, or not on these records.
 
         Raises:
             TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0755), a model that cannot take the
                 channels (CR0757).
-            InputError: the checkpoint was written with other channels (CR0884), a record has ids that the model does not
-                know (CR0751) or more than its context (CR0705), a recorded turn's hint changes more than it adds (CR0751).
+            InputError: a record has ids that the model does not know (CR0751) or more than its context (CR0705), a recorded
+                turn's hint changes more than it adds (CR0751).
         """
-        saved, self._saved_channels = self._saved_channels, None
-        self._micro_steps = {}
-        if not self._has_channels():
-            return
-        self.check_channel_model()
-        self._begin_hints()
-        self._begin_replay(None if saved is None else saved["reference"])
-        if saved is not None:
-            self._restore_channels(saved)
-        if self._channel_callback is None:
-            self._channel_callback = _AfterStep(self)
-            self.add_callback(self._channel_callback)
-
-    def _has_channels(self) -> bool:
-        return self.alpha_sdpo != 0.0 or self.beta_replay != 0.0
-
-    def check_channel_model(self) -> None:
-        """Refuse a model that the channels cannot train, or not on these records; a run asks before it measures anything.
-
-        Errors as ``_begin_channels``.
-        """
-        if not self._has_channels():
-            return
-        model = self.accelerator.unwrap_model(self.model)
-        if self.alpha_sdpo != 0.0 and self._hint_settings().teacher == "lora-off" and not _has_lora(model):
-            raise TrainerSettingError(
-                "CR0755",
-                'the teacher "lora-off" is the model without its adapter, and this model has none.',
-                where="hints.teacher",
-                fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
-            )
-        problem = states_problem(model)
-        if problem is not None:
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        if (problem := states_problem(model)) is not None:
             raise TrainerSettingError(
                 "CR0757",
                 f"hint distillation and replay cannot train this model: {problem}",
                 where="trainer.alpha_sdpo, trainer.beta_replay",
                 fix="set both weights to 0, or change what the sentence names.",
             )
-        if self.beta_replay != 0.0:
-            refuse_unfit_pairs(self.replay_pairs or (), model)
-        if self.alpha_sdpo != 0.0:
-            refuse_unfit_turns(self.hinted_turns or (), model)
-            if self._hint_settings().strict:
-                refuse_other_contexts(self.hinted_turns or ())
+        if self.replay is not None:
+            refuse_unfit_pairs(self.replay.pairs or (), model)
+        if self.hints is not None:
+            self.hints.check_model(model)
+
+    def begin(self) -> None:
+        """Set both channels to the run's start, or to the checkpoint that ``read`` has read. Errors as ``check_model``."""
+        saved, self._saved = self._saved, None
+        self.check_model()
+        if self.hints is not None:
+            self.hints.begin()
+        if self.replay is not None:
+            self.replay.reference_P2 = None if saved is None else saved["reference"]
+            self.replay.begin()
+        for copy, name in ((self._teacher_weights, "teacher"), (self._replay_weights, "first")):
+            if saved is not None and copy is not None:
+                copy.load(saved[name])
+        if self not in self._trainer.callback_handler.callbacks:
+            self._trainer.add_callback(self)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The weights have moved; a checkpoint of the step is written after it."""
+        if self.hints is not None:
+            self.hints.after_step()
 
     # ---- one generation ---------------------------------------------------------------------------
 
-    def _with_row_rewards(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Put each row's weighted reward, NaN where nothing scored it, beside TRL's tensors as ``row_reward`` (B,)."""
-        if self._has_channels() and not self._in_evaluation and self._newest_rewards is not None:
-            num_rows = batch["prompt_ids"].size(0)
-            rewards_NF = self._newest_rewards.float()
-            total_N = (rewards_NF * self.reward_weights.to(rewards_NF)).nansum(dim=1)
-            total_N[rewards_NF.isnan().all(dim=1)] = torch.nan
-            own_B = total_N[process_rank() * num_rows : (process_rank() + 1) * num_rows]
-            batch["row_reward"] = own_B.to(self.accelerator.device)
-        return batch
+    def keep_rewards(
+        self,
+        batch: dict[str, Any],
+        rewards_NF: torch.Tensor,
+        reward_weights_F: torch.Tensor,
+        sampled: Sampled,
+    ) -> None:
+        """Put what the channels need of each row beside TRL's tensors, so that it stays with the row.
 
-    def _with_channel_tensors(self, rows: Any, batch: dict[str, Any]) -> dict[str, Any]:
-        """A fresh generation with what the channels need of it; the very batch where they are off."""
-        if "row_reward" in batch:
-            rewards = [None if math.isnan(reward) else reward for reward in batch["row_reward"].tolist()]
-            self._add_hints(rows, batch, rewards)
-            self._add_siblings(batch, rewards)
-        return batch
+        Args:
+            batch: of one process.
+            rewards_NF: of all processes, by reward function.
+            reward_weights_F: TRL's.
+            sampled: completion ids of this process, and which of them are the policy's.
+        """
+        num_rows = batch["prompt_ids"].size(0)
+        rewards_NF = rewards_NF.float()
+        total_N = (rewards_NF * reward_weights_F.to(rewards_NF)).nansum(dim=1)
+        total_N[rewards_NF.isnan().all(dim=1)] = torch.nan
+        own_B = total_N[process_rank() * num_rows : (process_rank() + 1) * num_rows]
+        batch[ROW_REWARD] = own_B.to(self._trainer.accelerator.device)
+        if self.hints is not None:
+            self.hints.keep_sampled(batch, sampled)
+
+    def after_generation(self, rows: Any, batch: dict[str, Any]) -> None:
+        """A fresh generation gets what the channels train on."""
+        rewards = [None if math.isnan(reward) else reward for reward in batch[ROW_REWARD].tolist()]
+        if self.hints is not None:
+            self.hints.after_generation(rows, batch, rewards)
+        if self.replay is not None:
+            self.replay.after_generation(batch, rewards)
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
-    def _write_own_state(self, checkpoint: Path) -> None:
-        """As ``OwnState``'s; where a channel is on, its weights and numbers in a file of their own."""
-        if self._has_channels():
-            state = {
-                "fingerprint": self._channels_fingerprint(),
-                "teacher": None if self._teacher_weights is None else self._teacher_weights.tensors(),
-                "first": None if self._first_weights is None else self._first_weights.tensors(),
-                "reference": self._reference_P2,
-            }
-            if process_rank() == 0:
-                torch.save(state, checkpoint / STATE_FILE)
-            if self._is_inside_generation():
-                turns = [[asdict(turn) for turn in of_row] for of_row in self._turns_of_row]
-                torch.save(turns, checkpoint / _turns_name())
-        super()._write_own_state(checkpoint)
+    @property
+    def _teacher_weights(self) -> WeightCopy | None:
+        return None if self.hints is None else self.hints.teacher_weights
 
-    def _read_own_state(self, checkpoint: Path) -> None:
-        """As ``OwnState``'s; what the channels kept waits for ``_begin_channels``.
+    @property
+    def _replay_weights(self) -> WeightCopy | None:
+        return None if self.replay is None else self.replay.first_weights
+
+    @property
+    def keep_first_weights(self) -> bool:
+        """Whether a channel keeps the trained weights as they are before the first step."""
+        teaches = self.hints is not None and self.hints.settings.teacher == "frozen"
+        return teaches or (self.replay is not None and self.replay.keeps_first_weights)
+
+    @property
+    def first_weights(self) -> WeightCopy | None:
+        """Those weights, where they are kept."""
+        return self._replay_weights if self._replay_weights is not None else self._teacher_weights
+
+    def write(self, checkpoint: Path, *, is_inside_generation: bool) -> None:
+        """Weights and numbers in a file of their own; hinted turns that are still to be trained on in one a process."""
+        state = {
+            "fingerprint": self._fingerprint(),
+            "teacher": None if self._teacher_weights is None else self._teacher_weights.tensors(),
+            "first": None if self._replay_weights is None else self._replay_weights.tensors(),
+            "reference": None if self.replay is None else self.replay.reference_P2,
+        }
+        if process_rank() == 0:
+            torch.save(state, checkpoint / STATE_FILE)
+        if is_inside_generation:
+            of_rows = () if self.hints is None else self.hints.turns_of_row
+            torch.save([[asdict(turn) for turn in of_row] for of_row in of_rows], checkpoint / _turns_name())
+
+    def read(self, checkpoint: Path) -> None:
+        """What the channels kept waits for ``begin``.
 
         Raises:
-            InputError: as ``OwnState``'s, or the checkpoint was written with other channels (CR0884).
+            InputError: the checkpoint was written with other hints, pairs or settings (CR0884).
         """
-        super()._read_own_state(checkpoint)
         path = checkpoint / STATE_FILE
-        if path.is_file() is not self._has_channels():
-            had = "has" if path.is_file() else "has no"
-            raise _other_channels(
-                f"the checkpoint {had} state of loss channels, and this trainer is otherwise", path
-            )
-        if path.is_file():
-            self._saved_channels = torch.load(
-                path, map_location=lambda storage, _tag: storage, weights_only=True
-            )
-            if self._saved_channels["fingerprint"] != self._channels_fingerprint():
-                raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
-        if (checkpoint / _turns_name()).is_file():
+        self._saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
+        if self._saved["fingerprint"] != self._fingerprint():
+            raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
+        if self.hints is not None and (checkpoint / _turns_name()).is_file():
             turns = torch.load(checkpoint / _turns_name(), weights_only=True)
-            self._turns_of_row = [[HintedTurn(**turn) for turn in of_row] for of_row in turns]
+            self.hints.turns_of_row = [[HintedTurn(**turn) for turn in of_row] for of_row in turns]
 
-    def _keeps_first_weights(self) -> bool:
-        """Whether a channel keeps the trained weights as they are before the first step."""
-        teaches = self.alpha_sdpo != 0.0 and self._hint_settings().teacher == "frozen"
-        return teaches or (self.beta_replay != 0.0 and self._needs_first_weights())
-
-    def _first_weight_copy(self) -> WeightCopy | None:
-        return self._first_weights if self._first_weights is not None else self._teacher_weights
-
-    def _restore_channels(self, saved: dict[str, Any]) -> None:
-        for copy, name in ((self._teacher_weights, "teacher"), (self._first_weights, "first")):
-            if copy is not None:
-                copy.load(saved[name])
-        if self._reference_P2 is not None:
-            self._reference_P2 = self._reference_P2.to(self.accelerator.device)
-
-    def _channels_fingerprint(self) -> str:
+    def _fingerprint(self) -> str:
         """Of both tables, the records and the seed of their order; weights may change between runs."""
-        digest = hashlib.sha256(str(self.args.seed).encode())
-        if self.alpha_sdpo != 0.0:
-            digest.update(_as_bytes("hints", self._hint_settings(), self.hinted_turns))
-        if self.beta_replay != 0.0:
-            digest.update(_as_bytes("replay", self._replay_settings(), self.replay_pairs))
+        digest = hashlib.sha256(str(self._trainer.args.seed).encode())
+        if self.hints is not None:
+            digest.update(_as_bytes("hints", self.hints.settings, self.hints.turns))
+        if self.replay is not None:
+            digest.update(_as_bytes("replay", self.replay.settings, self.replay.pairs))
         return digest.hexdigest()
 
 
-class _AfterStep(TrainerCallback):
-    """Tells the channels that the weights have moved; before a checkpoint of the step is written."""
+def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
+    """A run goes on with the channels that it began with.
 
-    def __init__(self, channels: LossChannels) -> None:
-        self._channels = channels
+    Raises:
+        InputError: the checkpoint has channels and the trainer none, or the other way round (CR0884).
+    """
+    path = checkpoint / STATE_FILE
+    if path.is_file() is not has_channels:
+        had = "has" if path.is_file() else "has no"
+        raise _other_channels(
+            f"the checkpoint {had} state of loss channels, and this trainer is otherwise", path
+        )
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._channels._move_teacher()  # noqa: SLF001 - the two are one part
 
-
-def _refuse_bad_weight(name: str, weight: Any) -> None:
+def refuse_bad_weight(name: str, weight: Any) -> None:
     """A channel's weight is a number; True would silently be 1.
 
     Raises:
@@ -235,12 +220,6 @@ def _turns_name() -> str:
 def _as_bytes(name: str, settings: Section, records: Sequence[Any] | None) -> bytes:
     kept = [asdict(record) for record in records or ()]
     return json.dumps([name, settings.model_dump(), kept], sort_keys=True).encode()
-
-
-def _has_lora(model: Any) -> bool:
-    configs = getattr(model, "peft_config", None)
-    kinds = [str(getattr(config.peft_type, "value", config.peft_type)) for config in (configs or {}).values()]
-    return "LORA" in kinds and hasattr(model, "disable_adapter")
 
 
 def _other_channels(sentence: str, path: Path) -> InputError:

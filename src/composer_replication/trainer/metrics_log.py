@@ -12,12 +12,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.trainer.processes import gathered
-from composer_replication.trainer.trl_surface import TrlSurface
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.chained_rows import ChainedRows
+    from composer_replication.trainer.checks.speaking import ChecksThatSpeak
+    from composer_replication.trainer.loss_channels import LossChannels
+    from composer_replication.trainer.router_replay import RouterReplay
 
 _FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
@@ -223,6 +228,34 @@ def finite(value: Any) -> float | None:
             return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
+
+
+class TrlSurface:
+    """What the mixins of the trainer read of TRL and of its parts, for type checkers."""
+
+    accelerator: Any
+    chained_rows: ChainedRows
+    channels: LossChannels | None = None
+    checks: ChecksThatSpeak | None
+    router_replay: RouterReplay
+    args: Any
+    beta: Any
+    control: Any
+    log: Any
+    loss_type: Any
+    model: Any
+    num_generations: Any
+    reward_weights: Any
+    rollout_func: Any
+    state: Any
+    train_dataset: Any
+    use_vllm: Any
+    _generation_with_terms: Any
+    _get_per_token_logps_and_entropies: Any
+    _metrics: Any
+    _newest_sampled: Any
+    _tokenizer: Any
+    _tr_loss: Any
 
 
 class RunLines(TrlSurface):

@@ -64,7 +64,15 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
         scaling = "group" if scaling else "none"
     is_normalised = getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum"
     if scaling == "none" and not is_normalised:
-        _refuse_weightless_kl(options, args)
+        if options.kl_in_reward and not getattr(
+            args, "beta", 0.0
+        ):  # TRL's own default: the policy would be held to nothing
+            raise TrainerSettingError(
+                "CR0760",
+                "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward.",
+                where="trainer.kl_in_reward, trl.beta",
+                fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
+            )
         return
     term = "kl_in_reward" if options.kl_in_reward else "effort"
     key = "multi_objective_aggregation" if scaling == "none" else "scale_rewards"
@@ -76,17 +84,6 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
         fix='set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
         f"or leave trainer.{term} out.",
     )
-
-
-def _refuse_weightless_kl(options: PolicyOptions, args: Any) -> None:
-    """TRL's own ``beta`` is 0 where nobody sets it: the policy would be held to nothing, silently."""
-    if options.kl_in_reward and not getattr(args, "beta", 0.0):
-        raise TrainerSettingError(
-            "CR0760",
-            "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward.",
-            where="trainer.kl_in_reward, trl.beta",
-            fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
-        )
 
 
 EFFORT_COLUMN = "effort_counts"

@@ -8,7 +8,6 @@ Letters: B rollouts, T completion tokens, R rollouts with a token, N rollouts of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from composer_replication.losses.policy_terms import (
 )
 from composer_replication.trainer.chained_rows import SEGMENT_STARTS, CheckedRollouts
 from composer_replication.trainer.fresh_groups import (
-    ChosenPrompts,
     FreshGroups,
     Generate,
     ShuffledPrompts,
@@ -32,44 +30,6 @@ from composer_replication.trainer.fresh_groups import (
 from composer_replication.trainer.policy_options import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_split_groups
-
-
-@dataclass(frozen=True, slots=True)
-class ImportanceFigures:
-    """What the correction did to one batch.
-
-    Attributes:
-        truncated_share: share of tokens whose ratio was above the clip.
-        effective_sample_size: of the tokens, after truncation, as a share of their number: (sum w)^2 / (n sum w^2).
-        num_tokens: tokens that carry loss.
-    """
-
-    truncated_share: float
-    effective_sample_size: float
-    num_tokens: int
-
-
-def truncated_ratio(
-    policy_logp_BT: torch.Tensor, sampled_logp_BT: torch.Tensor, mask_BT: torch.Tensor, clip: float
-) -> tuple[torch.Tensor, ImportanceFigures]:
-    """``min(exp(policy_logp - sampled_logp), clip)`` for each token, (B, T), without gradient; and what it did.
-
-    1 outside the mask, and where the sampler gave no number: the figures are of the other tokens. Truncation from above
-    bounds the variance; the bias is towards tokens that the sampler liked better. Cutting single tokens keeps long
-    rollouts: the product over a long row is near 0 or far above any bound.
-    """
-    known_BT = mask_BT.bool() & ~torch.isnan(sampled_logp_BT)
-    num_tokens = int(known_BT.sum())
-    if not num_tokens:
-        return torch.ones_like(policy_logp_BT), ImportanceFigures(0.0, 1.0, 0)
-    weights_BT, metrics = truncated_importance_weights(policy_logp_BT, sampled_logp_BT, known_BT, clip=clip)
-    figures = ImportanceFigures(
-        float(metrics.masked_share),
-        float(metrics.effective_sample_share),
-        num_tokens,
-    )
-    return weights_BT.where(known_BT, 1.0), figures
-
 
 _FORWARD_PARTS = (
     "pixel_values",
@@ -85,10 +45,11 @@ _FORWARD_PARTS = (
 )
 
 
-class PolicyTerms(FreshGroups, ChosenPrompts):
+class PolicyTerms(FreshGroups):
     """What happens to one generation before the loss sees it."""
 
     _kl_beta: float = 0.0
+    _in_evaluation: bool = False
 
     # ---- before the first step ----------------------------------------------------------------------
 
@@ -133,7 +94,8 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         num_groups = len(is_dull_K)
         if self.policy_options.dynamic_sampling_rounds:
             output, is_dull_K = self._with_fresh_groups(generate, inputs, output, is_dull_K)
-        self._check_generation(output, float(sum(is_dull_K)), float(num_groups))
+        if self.checks is not None and not self._in_evaluation:
+            self.checks.after_generation(output, float(sum(is_dull_K)), float(num_groups))
         self._newest_rewards = None
         return output
 
@@ -164,8 +126,8 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         with (
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
-            self._chained_as(output.get(SEGMENT_STARTS)),
-            self._routed_as(output),
+            self.chained_rows.scored_as(output.get(SEGMENT_STARTS)),
+            self.router_replay.scored_as(output),
         ):
             logps: torch.Tensor = self._get_per_token_logps_and_entropies(
                 self.model,
@@ -234,11 +196,13 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         """
         mask_BT = loss_mask(output)
         clip = self.policy_options.importance_clip if corrects else self._vllm_clip()
-        ratio_BT, figures = truncated_ratio(old_BT, sampled_BT, mask_BT, clip)
+        ratio_BT, figures = truncated_importance_weights(old_BT, sampled_BT, mask_BT, clip=clip)
+        truncated, effective = float(figures.masked_share), float(figures.effective_sample_share)
         metrics = self._metrics["train"]
-        metrics["sampling/truncated_share"].append(figures.truncated_share)
-        metrics["sampling/effective_sample_size"].append(figures.effective_sample_size)
-        self._check_importance(figures)
+        metrics["sampling/truncated_share"].append(truncated)
+        metrics["sampling/effective_sample_size"].append(effective)
+        if self.checks is not None:
+            self.checks.note_importance(truncated_share=truncated, effective_share=effective)
         if not corrects:
             return
         if self.loss_type == "vespo":  # it reads the ratio itself

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -60,16 +60,6 @@ class NonFiniteSamplingError(InputError, ArithmeticError):
         )
 
 
-def refuse_non_finite(logps: Iterable[float]) -> None:
-    """A drawn token may have probability 0 by rounding, but its log-probability is never no number.
-
-    Raises:
-        NonFiniteSamplingError: one of them is NaN (CR0771).
-    """
-    if any(map(math.isnan, logps)):
-        raise NonFiniteSamplingError
-
-
 @contextmanager
 def sampling_for_step(step: int) -> Iterator[None]:
     """Inside, what our sampler or torch says of such numbers is an error that names the step.
@@ -86,8 +76,6 @@ def sampling_for_step(step: int) -> Iterator[None]:
             raise
         raise NonFiniteSamplingError(step) from error
 
-
-__all__ = ["SampledRow", "sample_shared", "text_rule"]
 
 StopRule = Callable[[list[int]], bool]
 """Whether a row of these ids, all of which are kept, ends here."""
@@ -285,7 +273,8 @@ def _extend(rows: list[SampledRow], batch: SamplingBatch, logits_AV: torch.Tenso
     logps_A = scores_AV.log_softmax(-1).gather(-1, drawn_A[:, None])[:, 0]
     running: list[int] = []
     logps = logps_A.tolist()
-    refuse_non_finite(logps)
+    if any(map(math.isnan, logps)):  # a drawn token may have probability 0 by rounding, but never no number
+        raise NonFiniteSamplingError
     newest = zip(batch.row_numbers, drawn_A.tolist(), logps, strict=True)
     for place, (number, token, logp) in enumerate(newest):
         rows[number].ids.append(token)
@@ -315,23 +304,6 @@ def _processors(
 
 _ROWS_AT_ONCE = 8  # of a forward without a cache; bounds the logits of models that cannot leave positions out
 _TOLD: WeakSet[nn.Module] = WeakSet()
-
-
-class SamplingBatch(Protocol):
-    """The rows still running; row a of everything is sample ``row_numbers[a]``.
-
-    Attributes:
-        context_AC: the ids so far, for the repetition penalty; its left is filled by ids that the row has anyway.
-    """
-
-    row_numbers: list[int]
-    context_AC: torch.Tensor
-
-    def keep(self, places: list[int]) -> None:
-        """Drop every row but these places."""
-
-    def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
-        """The logits (A, V) behind the newest id of each running row."""
 
 
 def start_batch(
@@ -387,7 +359,7 @@ class CachedBatch:
             return
         places_A = torch.tensor(places, device=self.mask_AC.device)
         self.row_numbers = [self.row_numbers[place] for place in places]
-        _copy_cache_to_rows(self.cache, places_A)
+        self.cache.reorder_cache(cast("torch.LongTensor", places_A))
         self.mask_AC = self.mask_AC[places_A]
         self.positions_A = self.positions_A[places_A]
         self.context_AC = self.context_AC[places_A]
@@ -445,6 +417,11 @@ class PlainBatch:
         return logits_aTV[:, -1]
 
 
+SamplingBatch = CachedBatch | PlainBatch
+"""The rows still running; row a of everything is sample ``row_numbers[a]``. ``context_AC`` are their ids so far, for the
+repetition penalty; its left is filled by ids that the row has anyway."""
+
+
 def _context(prompts: Sequence[tuple[int, ...]], device: torch.device) -> torch.Tensor:
     """The prompts' ids (K, P); padding repeats the first one, so that the padding id itself (often the end) is not penalised."""
     width = max(map(len, prompts))
@@ -462,7 +439,7 @@ def _start_cached(
     """Forward each prompt once and copy its cache to its rows."""
     logits_KV, cache, mask_KP, lengths_K = _prefill(model, prompts, pad_token_id, context_BC.device)
     index_B = torch.tensor(prompt_of_row, device=context_BC.device)
-    _copy_cache_to_rows(cache, index_B)
+    cache.reorder_cache(cast("torch.LongTensor", index_B))
     row_numbers = list(range(len(prompt_of_row)))
     batch = CachedBatch(model, row_numbers, cache, mask_KP[index_B], lengths_K[index_B], context_BC)
     return batch, logits_KV[index_B]
@@ -519,8 +496,3 @@ def _forward_with_cache(
         arguments["attention_mask"] = mask
     logits: torch.Tensor = model(**arguments, logits_to_keep=logits_to_keep).logits
     return logits
-
-
-def _copy_cache_to_rows(cache: DynamicCache, prompt_of_row_B: torch.Tensor) -> None:
-    """Make cache row b a copy of row ``prompt_of_row_B[b]``."""
-    cache.reorder_cache(cast("torch.LongTensor", prompt_of_row_B))

@@ -1,6 +1,6 @@
 """Prefix sharing where TRL computes log-probabilities and where it samples.
 
-A mixin of the trainer. Sharing is exact or it is not done: whatever stands against it is said
+Sharing is exact or it is not done: whatever stands against it is said
 once, by its reason, and TRL's own path runs.
 
 Sharing pays as long as a group stays together. TRL shuffles the rows of a generation and then
@@ -12,84 +12,104 @@ about once a micro-batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from trl.models.utils import unwrap_model_for_generation
 
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.packed_rows import shared_prefix_logps
 from composer_replication.trainer.policy import filters_of, reshapes
 from composer_replication.trainer.prefix_generation import sample_shared, text_rule
 from composer_replication.trainer.prefix_support import packing_reason, sampling_reason
 from composer_replication.trainer.processes import gathered
 from composer_replication.trainer.setting_errors import refuse_masked_stops
-from composer_replication.trainer.trl_surface import TrlSurface
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
 logger = logging.getLogger(__name__)
 
 
-class PrefixWiring(TrlSurface):
-    """Decides per call whether prompts are shared.
+def check_sharing(args: Any, *, stops_rows: bool) -> None:
+    """Refuse what cannot work with a stop rule, and say when groups are split.
+
+    Args:
+        args: TRL's ``GRPOConfig``.
+        stops_rows: a rule ends single rows.
+
+    Raises:
+        TrainerSettingError: such a rule with ``mask_truncated_completions`` (CR0760), which would mask every row without an
+            end-of-sequence token.
+    """
+    refuse_masked_stops(args, stops_rows=stops_rows)
+    if args.steps_per_generation > 1:
+        logger.warning(
+            "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which "
+            "splits groups and loses part of the sharing. Where memory allows, raise "
+            "per_device_train_batch_size until steps_per_generation is 1.",
+            args.steps_per_generation,
+            args.per_device_train_batch_size,
+        )
+
+
+class SharedPrompts:
+    """Decides per call whether prompts are shared, and computes with shared ones.
+
+    Args:
+        trainer: whose model, arguments and tokenizer are used; read at each call.
+        is_finished: the text so far of one row is complete, so the row stops.
 
     Attributes:
-        prefix_sharing_off_reasons: every reason met so far for falling back to TRL's path.
+        off_reasons: every reason met so far for falling back to TRL's path.
     """
 
-    prefix_sharing: bool = False
-    is_finished: Callable[[str], bool] | None = None
-    prefix_sharing_off_reasons: tuple[str, ...] = ()
-    _weights_are_sharded: bool = False
+    def __init__(self, trainer: GRPOTrainer, is_finished: Callable[[str], bool] | None) -> None:
+        self._trainer, self._is_finished = trainer, is_finished
+        self.off_reasons: tuple[str, ...] = ()
 
-    def _check_prefix_settings(self) -> None:
-        """Refuse what cannot work with a stop rule, and say when groups are split.
+    @property
+    def _args(self) -> Any:
+        """TRL's ``GRPOConfig``."""
+        return self._trainer.args
 
-        Raises:
-            TrainerSettingError: ``is_finished`` with ``mask_truncated_completions`` (CR0760), which would
-                mask every row without an end-of-sequence token.
+    def may_score(self, model: Any, *, has_images: bool, other_reason: str) -> bool:
+        """Whether log-probabilities of rows by this model are computed with shared prompts.
+
+        Args:
+            model: as it is now.
+            has_images: the rows carry some.
+            other_reason: what the caller knows against it; empty for nothing.
         """
-        refuse_masked_stops(self.args, stops_rows=self.prefix_sharing and self.is_finished is not None)
-        if self.prefix_sharing and self.args.steps_per_generation > 1:
-            logger.warning(
-                "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which "
-                "splits groups and loses part of the sharing. Where memory allows, raise "
-                "per_device_train_batch_size until steps_per_generation is 1.",
-                self.args.steps_per_generation,
-                self.args.per_device_train_batch_size,
-            )
+        reason = other_reason or ("the rows carry images." if has_images else packing_reason(model))
+        return self._may_share("log-probabilities", reason)
 
-    def _logps_sharing_reason(
-        self, model: Any, needs_aux_loss: bool, multimodal: Mapping[str, Any]
-    ) -> str | None:
-        if needs_aux_loss:
-            return "the auxiliary router loss is on."
-        if any(value is not None for value in multimodal.values()):
-            return "the rows carry images."
-        return packing_reason(model)
-
-    def _generation_sharing_reason(self, images: Any, multimodal_fields: Mapping[str, Any]) -> str | None:
-        if self.use_vllm or self.use_transformers_continuous_batching:
-            return "another engine generates."
-        if images is not None or multimodal_fields:
-            return "the prompts carry images."
-        if self.tools:
-            return "tools are in use."
-        if self.args.generation_kwargs:
-            return "generation_kwargs are set, which only transformers' generate reads."
-        return sampling_reason(self.model_wrapped)
+    def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
+        """Whether TRL's model samples with shared prompts."""
+        trainer, args = self._trainer, self._args
+        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
+            reason: str | None = "another engine generates."
+        elif images is not None or multimodal_fields:
+            reason = "the prompts carry images."
+        elif trainer.tools:
+            reason = "tools are in use."
+        elif args.generation_kwargs:
+            reason = "generation_kwargs are set, which only transformers' generate reads."
+        else:
+            reason = sampling_reason(trainer.model_wrapped)
+        return self._may_share("sampling", reason)
 
     def _may_share(self, what: str, reason: str | None) -> bool:
         """Whether to share; a reason against it is logged once."""
         if reason is None:
             return True
         sentence = f"{what}: {reason}"
-        if sentence not in self.prefix_sharing_off_reasons:
-            self.prefix_sharing_off_reasons = (*self.prefix_sharing_off_reasons, sentence)
+        if sentence not in self.off_reasons:
+            self.off_reasons = (*self.off_reasons, sentence)
             logger.warning("prefix sharing is off for %s", sentence)
         return False
 
-    def _shared_logps(
+    def logps(
         self,
         model: Any,
         input_ids: torch.Tensor,
@@ -108,7 +128,7 @@ class PrefixWiring(TrlSurface):
         logps_parts, entropy_parts = [], []
         for rows in torch.split(order, batch_size or num_rows):
             ids, mask = input_ids[rows], attention_mask[rows]
-            with self.accelerator.autocast():
+            with self._trainer.accelerator.autocast():
                 logps, entropies = shared_prefix_logps(
                     model,
                     ids[:, :split],
@@ -125,22 +145,8 @@ class PrefixWiring(TrlSurface):
             None,
         )
 
-    @contextmanager
-    def model_for_generation(self) -> Iterator[Any]:
-        """Inside, the bare model with all its weights, as TRL has it for sampling."""
-        with (
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ) as model,
-            self._dist.summon_full_params(self.model_wrapped, recurse=False),
-        ):
-            yield model
-
-    def _shared_completions(
-        self, prompt_ids: list[list[int]]
+    def completions(
+        self, model: Any, prompt_ids: list[list[int]]
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         """Completion ids and their log-probabilities, one row a prompt entry; draws from torch's global generator.
 
@@ -148,23 +154,24 @@ class PrefixWiring(TrlSurface):
 
         That generator's state is in every checkpoint, so a resumed run samples the same rows.
         """
-        with self.model_for_generation() as model, torch.no_grad():
+        trainer, args = self._trainer, self._args
+        with torch.no_grad():
             samples = sample_shared(
                 model,
                 prompt_ids,
                 1,
-                max_new_tokens=self.args.max_completion_length,
-                temperature=self.args.temperature,
-                **filters_of(self.args),
-                eos_token_ids=self.eos_token_ids,
-                pad_token_id=self._tokenizer.pad_token_id,
-                stop=text_rule(self._tokenizer, self.is_finished),
+                max_new_tokens=args.max_completion_length,
+                temperature=args.temperature,
+                **filters_of(args),
+                eos_token_ids=trainer.eos_token_ids,
+                pad_token_id=trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
+                stop=text_rule(trainer._tokenizer, self._is_finished),  # noqa: SLF001
                 generator=None,
-                goes_on=self._runs_anywhere if self._weights_are_sharded else bool,
+                goes_on=_runs_anywhere if weights_are_sharded(trainer.model) else bool,
             )
-        return [row.ids for (row,) in samples], None if reshapes(self.args) else [
-            row.logps for (row,) in samples
-        ]
+        logps = None if reshapes(args) else [row.logps for (row,) in samples]
+        return [row.ids for (row,) in samples], logps
 
-    def _runs_anywhere(self, runs_here: bool) -> bool:
-        return any(gathered(runs_here))
+
+def _runs_anywhere(runs_here: bool) -> bool:
+    return any(gathered(runs_here))

@@ -1,6 +1,6 @@
 """Channel 3, replayed preferences: pairs of answers to one prompt, mixed into the same step.
 
-Pairs are given (``replay_pairs``), or made of passing and failing siblings of one group. A mixin of the trainer.
+Pairs are given (``replay_pairs``), or made of passing and failing siblings of one group.
 
 Letters: P pairs, N answers, M positions that carry loss, T completion columns.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,14 +18,17 @@ from composer_replication.losses.chunked_head import sampled_logp
 from composer_replication.losses.preferences import PreferenceMetrics, preference_loss, sequence_logp
 from composer_replication.records import PreferencePair
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.channel_step import ChannelStep, RecordDraws, Scope
-from composer_replication.trainer.collator import PairRows, collate_pairs
+from composer_replication.trainer.channel_step import LossChannel, RecordDraws, Scope
+from composer_replication.trainer.collator import PairRows, check_pairs, collate_pairs
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.packed_rows import completion_states, scored_ids
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
 _PAIRS_AT_ONCE = 8
 
@@ -67,83 +70,83 @@ _BETAS = {
 }
 
 
-class ReplayChannel(ChannelStep):
-    """Draws pairs, compares the policy with the reference, and keeps what the reference said."""
+def nothing_to_replay() -> TrainerSettingError:
+    """The error for replay without any pair that weighs something."""
+    return TrainerSettingError(
+        "CR0755",
+        "beta_replay is not 0, but there is no preference pair to learn from.",
+        where="ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs",
+        fix="pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0.",
+    )
 
-    beta_replay: float = 0.0
-    replay: ReplaySection | None = None
-    replay_pairs: Sequence[PreferencePair] | None = None
-    _pair_draws: RecordDraws | None = None
-    _reference_P2: torch.Tensor | None = None
-    _first_weights: WeightCopy | None = None
 
-    def _replay_settings(self) -> ReplaySection:
-        """The ``[replay]`` table, or its defaults.
+class ReplayChannel(LossChannel):
+    """Draws pairs, compares the policy with the reference, and keeps what the reference said.
 
-        Raises:
-            TrainerSettingError: replay without any pair that weighs something (CR0755).
-        """
-        settings = self.replay or ReplaySection()
-        if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in self.replay_pairs or ()):
-            raise TrainerSettingError(
-                "CR0755",
-                "beta_replay is not 0, but there is no preference pair to learn from.",
-                where="ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs",
-                fix="pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0.",
+    Args:
+        trainer: whose channel it is.
+        settings: the ``[replay]`` table.
+        pairs: recorded ones.
+
+    Attributes:
+        reference_P2: log-probabilities of the pairs under the weights of the run's start; None where nothing needs them. From a
+            checkpoint it is set before ``begin``.
+        first_weights: those weights, kept for fresh pairs.
+
+    Raises:
+        TrainerSettingError: there is nothing to replay (CR0755).
+        InputError: a pair cannot be learned from (CR0722, CR0751).
+    """
+
+    def __init__(
+        self, trainer: GRPOTrainer, settings: ReplaySection, pairs: Sequence[PreferencePair] | None
+    ) -> None:
+        super().__init__(trainer)
+        if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
+            raise nothing_to_replay()
+        check_pairs(pairs or ())
+        self.settings, self.pairs = settings, pairs
+        self.reference_P2: torch.Tensor | None = None
+        self.first_weights: WeightCopy | None = None
+        self._draws: RecordDraws | None = None
+
+    @property
+    def keeps_first_weights(self) -> bool:
+        """Fresh pairs are compared with the weights of the run's start."""
+        return self.settings.sibling_pairs and self.settings.kind != "simpo"
+
+    def begin(self) -> None:
+        """Draws and reference as they are before the first step."""
+        super().begin()
+        if self.keeps_first_weights:
+            self.first_weights = WeightCopy(self._model)
+        if not self.pairs:
+            return
+        seed = self._trainer.args.seed
+        self._draws = RecordDraws(self.pairs, per_step=self.settings.pairs_per_step, seed=seed)
+        if self.settings.kind == "simpo":
+            return
+        if self.reference_P2 is None:
+            self.reference_P2 = reference_logps(
+                self._model,
+                self.pairs,
+                pad_id=self._pad_id,
+                length_normalised=self.settings.length_normalised,
+                autocast=self._trainer.accelerator.autocast,
             )
-        return settings
+        self.reference_P2 = self.reference_P2.to(self._device)
 
-    def _needs_first_weights(self) -> bool:
-        settings = self._replay_settings()
-        return settings.sibling_pairs and settings.kind != "simpo"
-
-    def _begin_replay(self, reference: torch.Tensor | None) -> None:
-        """Draws and reference as they are before the first step.
-
-        Args:
-            reference: its log-probabilities from the checkpoint that the run goes on from, or None.
-        """
-        if self.beta_replay == 0.0:
-            return
-        settings = self._replay_settings()
-        if self._needs_first_weights():
-            self._first_weights = WeightCopy(self.accelerator.unwrap_model(self.model))
-        if not self.replay_pairs:
-            return
-        self._pair_draws = RecordDraws(
-            self.replay_pairs, per_step=settings.pairs_per_step, seed=self.args.seed
-        )
-        if settings.kind != "simpo":
-            self._reference_P2 = reference
-            if reference is None:
-                self._reference_P2 = reference_logps(
-                    self.accelerator.unwrap_model(self.model),
-                    self.replay_pairs,
-                    pad_id=self._tokenizer.pad_token_id,
-                    length_normalised=settings.length_normalised,
-                    autocast=self.accelerator.autocast,
-                )
-
-    def _add_siblings(self, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
+    def after_generation(self, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         """Pairs inside the groups of a fresh generation join the batch as tensors."""
-        if self.beta_replay == 0.0 or self._in_evaluation:
-            return
-        settings = self._replay_settings()
-        if settings.sibling_pairs:
-            pad_id = self._tokenizer.pad_token_id
-            batch |= sibling_tensors(batch, rewards, pass_reward=settings.pass_reward, pad_id=pad_id)
+        if self.settings.sibling_pairs:
+            pass_reward = self.settings.pass_reward
+            batch |= sibling_tensors(batch, rewards, pass_reward=pass_reward, pad_id=self._pad_id)
             batch["sibling_total"] = self._gathered_sum(float(batch["sibling_weight"].sum()))
 
-    def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
-        """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part.
-
-        Raises:
-            TrainerSettingError: there is no pair (CR0755).
-        """
-        settings = self._replay_settings()
-        if self._in_evaluation:
-            return self._no_loss()
-        drawn, reference_P2, drawn_weight = self._drawn_part(settings)
+    def loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
+        settings = self.settings
+        drawn, reference_P2, drawn_weight = self._drawn_part()
         total_weight = drawn_weight + float(inputs.get("sibling_total", 0.0)) * self._window_share()
 
         def kept(rows: PairRows) -> torch.Tensor:
@@ -156,35 +159,35 @@ class ReplayChannel(ChannelStep):
             if rows is None:
                 continue
             needed_P2 = None if settings.kind == "simpo" else reference(rows)
-            loss, metrics = self._preference(model, rows, needed_P2, settings)
+            loss, metrics = self._preference(model, rows, needed_P2)
             total = total + loss * (metrics.total_weight if own is not None else 0.0)
             counted += [metrics] if own is not None else []
         self._note("replay", **(_figures(counted) if counted else {"pairs": 0.0}))
         return total * (num_processes() / total_weight) if total_weight else total
 
     def _pair_for_nothing(self) -> PairRows:
-        pad_id = self._tokenizer.pad_token_id
+        pad_id = self._pad_id
         rows = collate_pairs([PreferencePair((pad_id,), (pad_id,), (pad_id, pad_id))], pad_id=pad_id)
-        return rows.to(self.accelerator.device)
+        return rows.to(self._device)
 
-    def _drawn_part(self, settings: ReplaySection) -> tuple[PairRows | None, torch.Tensor | None, float]:
+    def _drawn_part(self) -> tuple[PairRows | None, torch.Tensor | None, float]:
         """This micro-batch's pairs, the reference on them, and the weight of all those of the step."""
-        draws, pairs = self._pair_draws, self.replay_pairs
+        draws, pairs = self._draws, self.pairs
         if draws is None or not pairs:
             return None, None, 0.0
-        step = self.state.global_step
-        weight = sum(pairs[idx].weight for idx in draws.of_step(step))
-        own = [idx for idx in draws.share(step, *self._part_of_step("replay")) if pairs[idx].weight > 0]
+        weight = sum(pairs[idx].weight for idx in draws.of_step(self._step))
+        own = [idx for idx in draws.share(self._step, *self._part_of_step()) if pairs[idx].weight > 0]
         if not own:
             return None, None, weight
-        rows = collate_pairs([pairs[idx] for idx in own], pad_id=self._tokenizer.pad_token_id)
-        reference = None if self._reference_P2 is None else self._reference_P2[own]
-        return rows.to(self.accelerator.device), reference, weight
+        rows = collate_pairs([pairs[idx] for idx in own], pad_id=self._pad_id)
+        reference = None if self.reference_P2 is None else self.reference_P2[own]
+        return rows.to(self._device), reference, weight
 
     def _preference(
-        self, model: Any, rows: PairRows, reference_P2: torch.Tensor | None, settings: ReplaySection
+        self, model: Any, rows: PairRows, reference_P2: torch.Tensor | None
     ) -> tuple[torch.Tensor, PreferenceMetrics]:
-        with self.accelerator.autocast():
+        settings = self.settings
+        with self._trainer.accelerator.autocast():
             chosen_P, rejected_P = pair_logps(model, rows, length_normalised=settings.length_normalised)
         beta = settings.beta or _BETAS[settings.kind, settings.length_normalised]
         return preference_loss(
@@ -200,10 +203,9 @@ class ReplayChannel(ChannelStep):
 
     def _sibling_reference(self, rows: PairRows) -> torch.Tensor:
         """Fresh pairs have no kept reference: the weights of the run's start score them."""
-        is_mean = self._replay_settings().length_normalised
-        model = self.accelerator.unwrap_model(self.model)
-        scope: Any = nullcontext() if self._first_weights is None else self._first_weights.in_place_of(model)
-        with scope, evaluation_mode(model), torch.no_grad(), self.accelerator.autocast():
+        is_mean, model = self.settings.length_normalised, self._model
+        scope: Any = nullcontext() if self.first_weights is None else self.first_weights.in_place_of(model)
+        with scope, evaluation_mode(model), torch.no_grad(), self._trainer.accelerator.autocast():
             return torch.stack(pair_logps(model, rows, length_normalised=is_mean), dim=1)
 
 

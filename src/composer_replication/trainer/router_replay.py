@@ -30,22 +30,23 @@ from trl.trainer.utils import pad
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.prefix_support import inner_model
-from composer_replication.trainer.trl_surface import TrlSurface
 
+Metrics = dict[str, list[float]]
 _RECORDED = "router_logits"
 """transformers' name for what a router gives: its logits, the weights of the chosen experts, and which they are."""
 
 
-class RouterLoad(TrlSurface):
-    """A mixin of the trainer: counts, over the policy's forwards of a step, how often each expert was chosen.
+class RouterLoad:
+    """Counts, over the policy's forwards of a step, how often each expert was chosen.
 
     Every token that a forward reads counts, prompts and padding too.
     """
 
-    _chosen_LE: torch.Tensor | None = None
+    def __init__(self) -> None:
+        self._chosen_LE: torch.Tensor | None = None
 
     @contextmanager
-    def _counting_experts(self, model: nn.Module) -> Iterator[None]:
+    def counting(self, model: nn.Module) -> Iterator[None]:
         """Inside, each choice of a router of ``model`` is counted."""
         chosen: dict[int, torch.Tensor] = {}
 
@@ -70,16 +71,19 @@ class RouterLoad(TrlSurface):
             chosen_LE = torch.stack([chosen[number] for number in range(len(routers))])
             self._chosen_LE = chosen_LE if self._chosen_LE is None else self._chosen_LE + chosen_LE
 
-    def _log_router_load(self) -> None:
+    @property
+    def has_news(self) -> bool:
+        """Something was counted."""
+        return self._chosen_LE is not None
+
+    def log(self, accelerator: Any, metrics: Metrics) -> None:
         """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
 
         Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
         """
-        if self._chosen_LE is None or not self.accelerator.sync_gradients:
-            return
-        chosen_LE, self._chosen_LE = self._chosen_LE, None
-        chosen_LE = self.accelerator.reduce(chosen_LE, reduction="sum")
-        self._metrics["train"]["router/max_load"].append(max_load(chosen_LE))
+        if self._chosen_LE is not None and accelerator.sync_gradients:
+            chosen_LE, self._chosen_LE = accelerator.reduce(self._chosen_LE, reduction="sum"), None
+            metrics["router/max_load"].append(max_load(chosen_LE))
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -428,66 +432,49 @@ class Replay:
         return remembering
 
 
-class RouterReplay(TrlSurface):
-    """A mixin of the trainer: which experts the rows at hand went to, and which forwards follow them.
+class RouterReplay:
+    """Which experts the rows at hand went to, and which forwards follow them.
 
     Those of the policy do: with gradient, and for the probabilities under its older weights. Those of the reference, of
     the hint and preference channels and of evaluation do not.
+
+    Attributes:
+        routing_BWLK: of these rows, as ``laid_out`` gives it; None where nothing is known.
     """
 
-    _routing_BWLK: torch.Tensor | None = None
-    _replayed: torch.Tensor | None = None
-
-    def take_routed_experts(
-        self,
-        routing: Sequence[Any],
-        prompt_ids: Sequence[Sequence[int]],
-        completion_ids: Sequence[Sequence[int]],
-    ) -> None:
-        """What the rollout function under way said of its rows' routing; in evaluation it is not used.
-
-        Raises:
-            InputError: it cannot be followed (CR0777), or this model's routers cannot (CR0757).
-        """
-        if self.model.training:
-            self._routing_BWLK = laid_out(
-                routing,
-                prompt_ids,
-                completion_ids,
-                Routers.of(self.model),
-                pad_to_multiple_of=self.pad_to_multiple_of,
-            )
+    def __init__(self) -> None:
+        self.routing_BWLK: torch.Tensor | None = None
+        self._replayed: torch.Tensor | None = None
 
     @contextmanager
-    def _routed_as(self, batch: Mapping[str, Any] | None) -> Iterator[None]:
+    def scored_as(self, batch: Mapping[str, Any] | None) -> Iterator[None]:
         """Inside, the rows that are scored are routed so; None: as a rollout function says, which says nothing yet."""
-        kept, self._routing_BWLK = self._routing_BWLK, None
+        kept, self.routing_BWLK = self.routing_BWLK, None
         if batch is not None and batch.get(PROMPT_PART) is not None:
-            self._routing_BWLK = torch.cat([batch[PROMPT_PART], batch[COMPLETION_PART]], dim=1)
+            self.routing_BWLK = torch.cat([batch[PROMPT_PART], batch[COMPLETION_PART]], dim=1)
         try:
             yield
         finally:
-            self._routing_BWLK = kept
+            self.routing_BWLK = kept
 
-    def _with_routing(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._routing_BWLK is not None:
+    def after_generation(self, batch: dict[str, Any]) -> None:
+        """What the rollout function has said of its rows goes with them."""
+        if self.routing_BWLK is not None:
             num_prompt = batch["prompt_ids"].size(1)
-            batch[PROMPT_PART] = self._routing_BWLK[:, :num_prompt]
-            batch[COMPLETION_PART] = self._routing_BWLK[:, num_prompt:]
-        return batch
+            batch[PROMPT_PART] = self.routing_BWLK[:, :num_prompt]
+            batch[COMPLETION_PART] = self.routing_BWLK[:, num_prompt:]
 
-    def _replay_reason(self, model: nn.Module) -> str | None:
-        """Why prompts of these rows are not shared."""
-        return "the routing of the rollouts is replayed." if self._is_replayed(model) else None
-
-    def _is_replayed(self, model: nn.Module) -> bool:
-        return self._routing_BWLK is not None and model is not self.ref_model and _is_policy(model)
+    def is_followed_by(self, model: nn.Module, reference: nn.Module | None) -> bool:
+        """Whether forwards of these rows by this model are replayed."""
+        return self.routing_BWLK is not None and model is not reference and _is_policy(model)
 
     @contextmanager
-    def _replaying(self, model: nn.Module, mask_BW: torch.Tensor) -> Iterator[None]:
+    def replaying(
+        self, model: nn.Module, reference: nn.Module | None, mask_BW: torch.Tensor
+    ) -> Iterator[None]:
         """Inside, forwards of these rows by the policy follow their routing."""
-        routing_BWLK = self._routing_BWLK
-        if routing_BWLK is None or not self._is_replayed(model):
+        routing_BWLK = self.routing_BWLK
+        if routing_BWLK is None or not self.is_followed_by(model, reference):
             yield
             return
         replay = Replay(model, routing_BWLK, mask_BW)
@@ -497,15 +484,18 @@ class RouterReplay(TrlSurface):
             counts = torch.stack([replay.num_choices, replay.num_forced, replay.num_changed])
             self._replayed = counts if self._replayed is None else self._replayed + counts
 
-    def _log_router_replay(self) -> None:
+    @property
+    def has_news(self) -> bool:
+        """Something was replayed."""
+        return self._replayed is not None
+
+    def log(self, accelerator: Any, metrics: Metrics) -> None:
         """At the last micro-step of a step whose rows brought a routing: one entry of each metric, over all processes."""
-        if self._replayed is None or not self.accelerator.sync_gradients:
-            return
-        counts, self._replayed = self._replayed, None
-        choices, forced, changed = self.accelerator.reduce(counts, reduction="sum").tolist()
-        metrics = self._metrics["train"]
-        metrics["router/replayed_share"].append(forced / max(choices, 1))
-        metrics["router/replay_changed_share"].append(changed / max(forced, 1))
+        if self._replayed is not None and accelerator.sync_gradients:
+            choices, forced, changed = accelerator.reduce(self._replayed, reduction="sum").tolist()
+            self._replayed = None
+            metrics["router/replayed_share"].append(forced / max(choices, 1))
+            metrics["router/replay_changed_share"].append(changed / max(forced, 1))
 
 
 def _is_policy(model: nn.Module) -> bool:

@@ -30,7 +30,7 @@ class WeightCopy:
     def __init__(self, model: nn.Module) -> None:
         spread_again(model)
         self._weights = {
-            name: parameter.detach().to(_wide(parameter.dtype), copy=True)
+            name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
@@ -101,7 +101,3 @@ def _spread_as(weight: Any, whole: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(
         whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
     )
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -12,8 +12,6 @@ from composer_replication.losses.hint_distillation import (
     certainty_weights,
     decayed_weight,
     hint_distillation_loss,
-    importance_weights,
-    information_gate,
 )
 
 # Two turns: means over unmasked tokens are 1.5 and 0.1; what is masked is not a number.
@@ -109,26 +107,6 @@ def test_gradcheck() -> None:
     )
 
 
-def test_importance_weights_by_hand() -> None:
-    logp = torch.tensor([[-1.0, -1.0, -1.0, math.nan, 0.0]], requires_grad=True)
-    sampled = torch.tensor([[-1.0, -2.0, 0.0, -1.0, -400.0]])
-    weights = importance_weights(logp, sampled, torch.tensor([[1, 1, 1, 0, 1]]))
-    assert weights[0].tolist() == pytest.approx([1.0, 2.0, math.exp(-1.0), 1.0, 2.0])
-    assert not weights.requires_grad
-    unclipped = importance_weights(logp, sampled, torch.tensor([[1, 1, 1, 0, 0]]), clip=100.0)
-    assert unclipped[0, 1].item() == pytest.approx(math.e)
-
-
-def test_importance_weights_equal_trl() -> None:
-    from trl.experimental.sdpo.loss_utils import apply_importance_sampling_clipping
-
-    logp, sampled, loss = (5 * torch.randn(4, 6) for _ in range(3))
-    want = apply_importance_sampling_clipping(loss, logp, sampled, 2.0)
-    torch.testing.assert_close(
-        importance_weights(logp, sampled, torch.ones(4, 6)) * loss, want, rtol=1e-5, atol=1e-7
-    )
-
-
 def test_certainty_weights_by_hand() -> None:
     entropy = torch.tensor([0.0, math.log(2.0)], requires_grad=True)
     weights = certainty_weights(entropy, strength=2.0)
@@ -137,14 +115,11 @@ def test_certainty_weights_by_hand() -> None:
     assert certainty_weights(entropy, strength=0.0).tolist() == [1.0, 1.0]
 
 
-def test_threshold_zero_is_no_gate() -> None:
-    mean, is_open = information_gate(
-        torch.tensor([[-1e-9], [0.0], [math.nan]]), torch.ones(3, 1), gate_threshold=0.0
-    )
-    assert is_open.tolist() == [True, True, True]
-    assert mean.tolist()[:2] == pytest.approx([0.0, 0.0], abs=1e-8)
-    _, is_open = information_gate(torch.tensor([[0.5], [0.4]]), torch.ones(2, 1), gate_threshold=0.5)
-    assert is_open.tolist() == [True, False], "at the threshold the gate is open"
+def test_at_the_threshold_the_gate_is_open() -> None:
+    _, metrics = hint_distillation_loss(torch.tensor([[0.5], [0.4]]), torch.ones(2, 1), gate_threshold=0.5)
+    assert metrics.num_open_turns.item() == 1
+    _, metrics = hint_distillation_loss(torch.tensor([[-1e-9], [0.0]]), torch.ones(2, 1))
+    assert metrics.num_open_turns.item() == 2, "threshold 0 is no gate"
 
 
 def test_the_weight_decays_as_a_cosine() -> None:
@@ -165,5 +140,3 @@ def test_wrong_shapes_are_said() -> None:
             hint_distillation_loss(DIVERGENCE, MASK, **options)
     with pytest.raises(InputError, match="CR0722"):
         hint_distillation_loss(DIVERGENCE, MASK[:1])
-    with pytest.raises(InputError, match="CR0722"):
-        importance_weights(DIVERGENCE, DIVERGENCE[:, :2], MASK)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_replication.errors import EmptyMaskError, InputError, UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.losses.policy_terms import (
     effective_share,
     effort_cost,
@@ -140,12 +140,21 @@ MASK = torch.tensor([[1, 1, 1, 0]])
 
 def test_importance_weights_by_hand() -> None:
     weights, metrics = truncated_importance_weights(
-        TRAIN.requires_grad_(), torch.zeros(1, 4), MASK, clip=2.000001
+        TRAIN.requires_grad_(), torch.tensor([[0.0, 0.0, math.nan, 0.0]]), MASK, clip=1.5
     )
-    assert weights[0].tolist() == pytest.approx([1.0, 2.0, 2.0, 0.0], rel=1e-5)
+    assert weights[0].tolist() == [1.0, 1.5, 1.0, 1.0]
     assert not weights.requires_grad
-    assert metrics.masked_share.item() == pytest.approx(1 / 3)
-    assert metrics.effective_sample_share.item() == pytest.approx(25 / 27, rel=1e-5)
+    assert metrics.masked_share.item() == 0.5
+    assert metrics.effective_sample_share.item() == pytest.approx(2.5**2 / (2 * 3.25))
+
+
+def test_importance_weights_equal_trl() -> None:
+    from trl.experimental.sdpo.loss_utils import apply_importance_sampling_clipping
+
+    logp, sampled, loss = (5 * torch.randn(4, 6) for _ in range(3))
+    want = apply_importance_sampling_clipping(loss, logp, sampled, 2.0)
+    weights, _ = truncated_importance_weights(logp, sampled, torch.ones(4, 6))
+    torch.testing.assert_close(weights * loss, want, rtol=1e-5, atol=1e-7)
 
 
 def test_equal_log_probabilities_weigh_one() -> None:
@@ -169,8 +178,9 @@ def test_effective_share_of_one_and_of_none() -> None:
     assert effective_share(torch.zeros(4)).item() == 0.0
 
 
-def test_wrong_importance_arguments_are_said() -> None:
-    with pytest.raises(EmptyMaskError, match="CR0722"):
-        truncated_importance_weights(TRAIN, TRAIN, torch.zeros(1, 4))
+def test_no_token_weighs_nothing_and_wrong_shapes_are_said() -> None:
+    weights, metrics = truncated_importance_weights(TRAIN, TRAIN, torch.zeros(1, 4))
+    assert weights.equal(torch.ones(1, 4))
+    assert (metrics.masked_share.item(), metrics.effective_sample_share.item()) == (0.0, 1.0)
     with pytest.raises(InputError, match="CR0722"):
         truncated_importance_weights(TRAIN, TRAIN[:, :1], MASK)

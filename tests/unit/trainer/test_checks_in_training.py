@@ -273,13 +273,12 @@ class StubScaler:
 
 def test_a_gradient_that_overflows_under_a_scaler_is_no_bad_step(make: MakeTrainer) -> None:
     trainer = make(max_steps=1)
-    trainer._begin_checks()
     trainer.accelerator.scaler = StubScaler()
-    trainer._note_grad_norm(torch.tensor(math.inf))
-    assert trainer._bad_cause == ""
+    trainer.checks.note_grad_norm(torch.tensor(math.inf))
+    assert not trainer.run_folder.bad_batches.exists()
     trainer.accelerator.scaler = None
-    trainer._note_grad_norm(torch.tensor(math.inf))
-    assert trainer._bad_cause == "the gradient"
+    trainer.checks.note_grad_norm(torch.tensor(math.inf))
+    assert trainer.run_folder.bad_batches.exists()
 
 
 @pytest.mark.parametrize(("scaler", "max_norm", "is_dropped"), [(None, 0, True), (1, 1, True), (1, 0, False)])
@@ -287,14 +286,13 @@ def test_a_scaler_that_has_not_looked_yet_keeps_the_gradients(
     make: MakeTrainer, scaler: int | None, max_norm: int, is_dropped: bool
 ) -> None:
     trainer = make(max_steps=1, max_grad_norm=max_norm)
-    trainer._begin_checks()
     trainer.accelerator.scaler = None if scaler is None else StubScaler()
     weight = torch.nn.Parameter(torch.ones(1))
     weight.grad = torch.full((1,), math.nan)
-    trainer._note_bad("the loss")
-    trainer.judge_step(torch.optim.SGD([weight]))
+    trainer.checks._note_bad("the loss")
+    trainer.checks.on_pre_optimizer_step(trainer.args, None, None, optimizer=torch.optim.SGD([weight]))
     assert (weight.grad is None) == is_dropped
-    assert trainer._judgement.num_bad_in_a_row == 1
+    assert trainer.checks.judgement.num_bad_in_a_row == 1
 
 
 # ---- on and off, resume, report ---------------------------------------------------------------------------

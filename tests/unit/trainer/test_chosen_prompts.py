@@ -207,10 +207,6 @@ def test_a_group_that_lies_across_processes_has_one_prompt(
     """Three processes of four rows are two groups of six: rows 0-5 and 6-11."""
     monkeypatch.setattr(fresh_groups, "num_processes", lambda: 3)
     monkeypatch.setattr(fresh_groups, "process_rank", lambda: rank)
-    mixin = fresh_groups.ChosenPrompts()
-    mixin.prompt_source = Chooser(["a", "b"])
-    mixin.num_generations = 6
-    mixin.model = type("Model", (), {"training": True})
-    mixin._metrics = {"train": {"curriculum/num_asked": []}}
-    rows = mixin._chosen_inputs([{"prompt": "of the data"}] * 4)
+    metrics: dict[str, list[float]] = {"curriculum/num_asked": []}
+    rows = fresh_groups.chosen_inputs(Chooser(["a", "b"]), [{"prompt": "of the data"}] * 4, 6, metrics)
     assert [row["prompt"] for row in rows] == [*"aaaa", *"aabb", *"bbbb"][4 * rank : 4 * rank + 4]

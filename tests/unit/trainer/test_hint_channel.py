@@ -28,7 +28,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checks.judgement import CheckThresholds
-from composer_replication.trainer.hint_channel import TURN_ROW, schedule_share
+from composer_replication.trainer.hint_channel import TURN_ROW
 from composer_replication.trainer.policy_options import PolicyOptions
 
 TURNS = (
@@ -73,7 +73,7 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
         trainer = make_trainer(**arguments)
         trainer.model.double()
         sharpened(trainer.model)
-        trainer._begin_channels()
+        trainer.channels.begin()
         moved(trainer.model)
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = micro_steps
@@ -83,7 +83,7 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def batch_of(trainer: Any, turns: Sequence[HintedTurn]) -> dict[str, Any]:
-    trainer._turns_of_row = [[turn] for turn in turns]
+    trainer.channels.hints.turns_of_row = [[turn] for turn in turns]
     batch = {TURN_ROW: torch.arange(len(turns))}
     return {**batch, "hint_num_tokens": torch.tensor(float(sum(len(t.completion_ids) for t in turns)))}
 
@@ -104,7 +104,7 @@ def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
     settings = HintsSection(**{"teacher": "frozen", "top_k": 20, **change})
     trainer = ready(hints=settings)
     teacher = plain_copy(trainer.model)
-    with trainer._teacher_weights.in_place_of(trainer.model):
+    with trainer.channels.hints.teacher_weights.in_place_of(trainer.model):
         teacher.load_state_dict(trainer.model.state_dict())
     loss = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS))
     loss.backward()
@@ -122,10 +122,13 @@ def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
 def test_teacher_and_student_swap_back_and_the_teacher_gets_no_gradient(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen"))
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    kept = {name: weight.clone() for name, weight in trainer._teacher_weights.tensors().items()}
+    kept = {name: weight.clone() for name, weight in trainer.channels.hints.teacher_weights.tensors().items()}
     trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).backward()
     assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
-    assert all(torch.equal(kept[name], weight) for name, weight in trainer._teacher_weights.tensors().items())
+    assert all(
+        torch.equal(kept[name], weight)
+        for name, weight in trainer.channels.hints.teacher_weights.tensors().items()
+    )
     assert trainer.model.training
     assert any(not torch.equal(before[name], kept[name]) for name in kept)
 
@@ -148,10 +151,10 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
 
 def test_turns_travel_with_their_row_through_shuffle_and_split(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen"))
-    trainer._turns_of_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
+    trainer.channels.hints.turns_of_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
     found: dict[int, list[list[int]]] = {}
     for part in split_tensor_dict(shuffle_sequence_dict({TURN_ROW: torch.arange(4)}), 4):
-        rows = trainer._sampled_part(part, trainer.hints)
+        rows = trainer.channels.hints._sampled_part(part)
         found[int(part[TURN_ROW])] = [] if rows is None else rows.student.completion_ids_NT.tolist()
     assert found == {0: [[40, 41, 42]], 1: [], 2: [[50, 51, 52, 53], [60, 0, 0, 0]], 3: []}
 
@@ -175,7 +178,7 @@ def test_a_teacher_that_is_the_student_under_an_empty_hint_has_nothing_to_say(
     trainer = make_trainer(
         alpha_sdpo=1.0, hint_source=NoSource(), hints=HintsSection(teacher=teacher), lora_adapter=True
     )
-    trainer._begin_channels()
+    trainer.channels.begin()
     trainer.current_gradient_accumulation_steps = 1
     same = [replace(turn, hinted_prompt_ids=turn.prompt_ids) for turn in TURNS]
     assert trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, same)).item() == pytest.approx(
@@ -208,19 +211,19 @@ def test_the_moving_average_follows_once_a_step(make_trainer: Callable[..., Any]
     )
     name = "model.layers.0.mlp.up_proj.weight"
     weights = [trainer.model.get_parameter(name).detach().clone()]
-    follow = trainer._move_teacher
+    follow = trainer.channels.hints.after_step
 
     def note_and_follow() -> None:
         weights.append(trainer.model.get_parameter(name).detach().clone())
         follow()
 
-    trainer._move_teacher = note_and_follow
+    trainer.channels.hints.after_step = note_and_follow
     trainer.train()
     first, one, two = weights
     average = 0.75 * first + 0.25 * one
     average = 0.75 * average + 0.25 * two
     assert not torch.equal(one, two)
-    torch.testing.assert_close(trainer._teacher_weights.tensors()[name], average)
+    torch.testing.assert_close(trainer.channels.hints.teacher_weights.tensors()[name], average)
 
 
 def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_on(
@@ -239,7 +242,7 @@ def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_o
         ids = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
         assert turn.completion.token_ids == tuple(ids)
         assert rollout.task_id == turn.prompt_text == batch[row]["prompt"]
-        hinted = trainer._turns_of_row[row]
+        hinted = trainer.channels.hints.turns_of_row[row]
         assert bool(hinted) is (rollout.reward is not None and rollout.reward < 0.3)
         if hinted:  # num_iterations 2: TRL has the sampling log-probabilities
             kept = torch.tensor(hinted[0].sampled_logp)
@@ -291,7 +294,7 @@ def test_an_answer_that_was_cut_off_gets_its_hint_and_no_policy_gradient(
         num_iterations=num_iterations,
         reward=lambda completions, **columns: [1.0, 0.0, 0.5, 0.0],
     )
-    trainer._begin_channels()
+    trainer.channels.begin()
     trainer.model.train()
     output = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
     cut = [[(71,), (101,)], [(73, 83, 93)]] if has_tools else [[(71, 81, 91, 101)], [(73, 83, 93)]]
@@ -302,7 +305,7 @@ def test_an_answer_that_was_cut_off_gets_its_hint_and_no_policy_gradient(
     assert (
         known == [num_iterations == 2, False] * 2
     )  # what TRL forwards under an empty mask is no probability of the row
-    assert [len(turns) for turns in trainer._turns_of_row] == [1, len(cut[0]), 1, 1]
+    assert [len(turns) for turns in trainer.channels.hints.turns_of_row] == [1, len(cut[0]), 1, 1]
     assert output["completion_mask"].sum(-1).tolist() == [3, 0, 2, 0]
     trainer.current_gradient_accumulation_steps = 1
     assert trainer._compute_sdpo_loss(trainer.model, output).item() > 0.0
@@ -324,9 +327,9 @@ def test_a_turn_that_was_not_sampled_is_refused_or_left_out(make_trainer: Callab
     with pytest.raises(InputError) as error:
         trainer._generate_and_score_completions(batch)
     assert (error.value.code, error.value.where) == ("CR0751", "row 0")
-    trainer.hints = HintsSection(strict=False)
+    trainer.channels.hints.settings = HintsSection(strict=False)
     trainer._generate_and_score_completions(batch)
-    assert [bool(turns) for turns in trainer._turns_of_row] == [False, True, True, True]
+    assert [bool(turns) for turns in trainer.channels.hints.turns_of_row] == [False, True, True, True]
     assert trainer._metrics["train"]["sdpo/turns_left_out"] == [1.0]
 
 
@@ -371,9 +374,9 @@ def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(
         outputs.append(trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader()))))
     plain, routed_output = outputs
     assert plain["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
-    assert trainer._without_distilled_rows(plain)["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
-    assert trainer._without_distilled_rows(routed_output)["advantages"].tolist() == [0.5, 0.0, 0.0, 0.5]
-    assert [bool(turns) for turns in trainer._turns_of_row] == [False, True, True, False]
+    assert trainer.channels.hints.policy_inputs(plain)["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert trainer.channels.hints.policy_inputs(routed_output)["advantages"].tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert [bool(turns) for turns in trainer.channels.hints.turns_of_row] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("num_iterations", [1, 4])
@@ -395,8 +398,8 @@ def test_rows_go_back_to_the_policy_gradient_when_the_weight_has_decayed(
         run_folder=RunFolder(tmp_path / "run"),
         checks=CheckThresholds(num_zero_steps=3),
     )
-    measure = trainer._check_micro_step
-    trainer._check_micro_step = lambda inputs, *rest: (
+    measure = trainer.checks.after_loss
+    trainer.checks.after_loss = lambda inputs, *rest: (
         used.append(sorted(inputs["advantages"].tolist())) or measure(inputs, *rest)
     )
     trainer.train()
@@ -424,19 +427,12 @@ def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[
     assert trainer.num_groups_replaced == 1
     assert [rollout.reward for rollout in source.seen] == [1.0, 0.0, 1.0, 0.0]
     assert {rollout.task_id for rollout in source.seen} == {batch[0]["prompt"]}
-    assert [bool(turns) for turns in trainer._turns_of_row] == [False, True, False, True]
-    found = trainer._sampled_part(output, HintsSection())
+    assert [bool(turns) for turns in trainer.channels.hints.turns_of_row] == [False, True, False, True]
+    found = trainer.channels.hints._sampled_part(output)
     assert found is not None
     for turn, row in zip(found.student.completion_ids_NT, (1, 3), strict=True):
         kept = output["completion_ids"][row][output["completion_mask"][row].bool()]
         assert turn[: len(kept)].tolist() == kept.tolist()
-
-
-def test_the_schedule_falls_as_a_cosine_does() -> None:
-    settings = HintsSection(decay_steps=20)
-    shares = [schedule_share(settings, step) for step in (0, 5, 10, 20, 99)]
-    assert shares == pytest.approx([1.0, 0.5 * (1 + math.sqrt(0.5)), 0.5, 0.0, 0.0])
-    assert schedule_share(HintsSection(), 10**6) == 1.0
 
 
 def test_a_weight_that_has_decayed_costs_no_forward(ready: Callable[..., Any]) -> None:

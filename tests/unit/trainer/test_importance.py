@@ -17,34 +17,6 @@ from composer_replication.losses.policy_terms import effective_share
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.chained_rows import CheckedRollouts
 from composer_replication.trainer.policy_options import PolicyOptions
-from composer_replication.trainer.policy_terms_wiring import truncated_ratio
-
-
-def test_the_ratio_is_cut_from_above_alone() -> None:
-    policy = torch.tensor([[-1.0, -1.0, -1.0, -1.0]])
-    sampled = torch.tensor([[-1.0 - math.log(3), -1.0 + math.log(4), math.nan, -9.0]])
-    mask = torch.tensor([[1, 1, 1, 0]])
-    ratio, _ = truncated_ratio(policy, sampled, mask, 2.0)
-    assert ratio.tolist()[0] == pytest.approx([2.0, 0.25, 1.0, 1.0])
-
-
-def test_figures_by_hand() -> None:
-    """Token ratios 4, 1 and 1/2, 1/2 in two rows: cut at 2, weights 2, 1, 1/2, 1/2."""
-    policy = torch.zeros(2, 3)
-    sampled = -torch.tensor([[math.log(4), 0.0, 50.0], [-math.log(2), -math.log(2), 50.0]])
-    _, figures = truncated_ratio(policy, sampled, torch.tensor([[1, 1, 0], [1, 1, 0]]), 2.0)
-    assert figures.num_tokens == 4
-    assert figures.truncated_share == 0.25
-    assert figures.effective_sample_size == pytest.approx(16 / (4 * 5.5))
-
-
-def test_ratios_far_away_do_not_overflow() -> None:
-    policy = torch.zeros(2, 4)
-    sampled = torch.tensor([[-300.0] * 4, [0.0] * 4])
-    _, figures = truncated_ratio(policy, sampled, torch.ones(2, 4), 2.0)
-    assert figures.effective_sample_size == pytest.approx((8 + 4) ** 2 / (8 * (16 + 4)))
-    _, nothing = truncated_ratio(policy, sampled, torch.zeros(2, 4), 2.0)
-    assert (nothing.truncated_share, nothing.effective_sample_size, nothing.num_tokens) == (0.0, 1.0, 0)
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30), st.floats(0.1, 10.0))

@@ -85,12 +85,10 @@ def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
     with pytest.raises(TrainerSettingError) as error:
         make_trainer(**settings).train()
     assert error.value.code == "CR0755"
-    make_trainer(**settings, lora_adapter=True)._begin_channels()
+    make_trainer(**settings, lora_adapter=True).channels.begin()
 
 
-@pytest.mark.parametrize(
-    "ask", ["_begin_channels", "check_channel_model"]
-)  # the second before a run measures
+@pytest.mark.parametrize("ask", ["train", "check_channel_model"])  # the second before a run measures
 def test_a_model_whose_head_cannot_be_taken_apart_is_refused(
     make_trainer: Callable[..., Any], ask: str
 ) -> None:
@@ -150,7 +148,8 @@ def test_logits_that_are_not_made_by_the_head_alone_are_refused() -> None:
 def one_step(make_trainer: Callable[..., Any], output_dir: Path, **settings: Any) -> dict[str, torch.Tensor]:
     """Gradients of one micro-batch, TRL's loss and the channels together."""
     trainer = make_trainer(output_dir=output_dir, **settings)
-    trainer._begin_channels()
+    if trainer.channels is not None:
+        trainer.channels.begin()
     trainer.model.train()
     torch.manual_seed(3)
     inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
@@ -175,9 +174,8 @@ def test_a_channels_gradient_is_there_when_on_and_absent_when_off(
 
 def test_evaluation_has_no_channel_in_it(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(**BOTH)
-    trainer._begin_channels()
+    trainer.channels.begin()
     trainer._in_evaluation = True
-    assert trainer._with_channel_tensors([], {"kept": 1}) == {"kept": 1}
     assert trainer._compute_sdpo_loss(trainer.model, {}).item() == 0.0
     assert trainer._compute_trace_replay_loss(trainer.model, {}).item() == 0.0
 
@@ -209,8 +207,8 @@ def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
         shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / name / "checkpoint-2")
     resumed = run(make_trainer, tmp_path / "resumed")
     assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
-    for name, weight in whole._teacher_weights.tensors().items():
-        assert torch.equal(resumed._teacher_weights.tensors()[name], weight)
+    for name, weight in whole.channels.hints.teacher_weights.tensors().items():
+        assert torch.equal(resumed.channels.hints.teacher_weights.tensors()[name], weight)
     # the teacher of the start in the place of the one that was kept: the end is another
     path = tmp_path / "without" / "checkpoint-2" / STATE_FILE
     kept = torch.load(path, weights_only=True)

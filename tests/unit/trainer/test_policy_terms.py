@@ -134,7 +134,7 @@ def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(
         **UNSCALED,
     )
     counted: list[float] = []
-    trainer._check_generation = lambda output, *counts: counted.append(counts[0])
+    trainer.checks.after_generation = lambda output, *counts: counted.append(counts[0])
     trainer.train()
     (line,) = read_jsonl(trainer.run_folder.metrics)
     assert line["dynamic_sampling/rounds"] == num_dull

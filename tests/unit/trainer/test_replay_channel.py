@@ -42,7 +42,7 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
         trainer.model.double()
         sharpened(trainer.model)
         trainer.reference = plain_copy(trainer.model)
-        trainer._begin_channels()
+        trainer.channels.begin()
         moved(trainer.model)
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = micro_steps
@@ -91,7 +91,7 @@ def with_siblings(trainer: Any) -> dict[str, Any]:
         "completion_mask": mask,
         "tool_mask": torch.tensor([[1, 1, 0, 1, 1]] * 8),
     }
-    trainer._add_siblings(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation(batch, [1.0, 0.0, 1.0, 0.0] * 2)
     return batch
 
 
@@ -118,7 +118,7 @@ def test_siblings_equal_the_same_pairs_given_by_hand(ready: Callable[..., Any]) 
     trainer = ready(replay=settings, replay_pairs=None)
     batch = with_siblings(trainer)
     batch["tool_mask"] = torch.ones_like(batch["tool_mask"])
-    trainer._add_siblings(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation(batch, [1.0, 0.0, 1.0, 0.0] * 2)
     loss = trainer._compute_trace_replay_loss(trainer.model, batch)
     rows = [
         row[kept.bool()].tolist()

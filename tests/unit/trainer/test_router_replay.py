@@ -29,7 +29,6 @@ from composer_replication.trainer.router_replay import (
     PROMPT_PART,
     ROUTED_EXPERTS,
     UNKNOWN,
-    RouterReplay,
     Routers,
     laid_out,
     routers_of,
@@ -171,16 +170,8 @@ def test_chains_with_routing_are_refused() -> None:
         ROUTED_EXPERTS: [good_row()],
     }
     with pytest.raises(InputError, match="chain of conversations") as caught:
-        CheckedRollouts(lambda prompts, trainer: output)([], FakeTrainer())
+        CheckedRollouts(lambda prompts, trainer: output)([], None)
     assert caught.value.code == "CR0777"
-
-
-class FakeTrainer:
-    def take_segment_starts(self, starts: Any) -> None:
-        """Chains are let through; what stands beside them is what is asked about."""
-
-    def take_routed_experts(self, *parts: Any) -> None:
-        raise AssertionError("a chain went through")
 
 
 def test_rows_of_two_generations_are_merged_with_unknown_in_the_padding() -> None:
@@ -376,7 +367,7 @@ def test_which_forwards_are_replayed(make_trainer: MakeTrainer, lora_adapter: bo
 
     def score(model: Any, routing: Any) -> Any:
         batch = {} if routing is None else {PROMPT_PART: routing[:, :2], COMPLETION_PART: routing[:, 2:]}
-        with torch.no_grad(), trainer._routed_as(batch):
+        with torch.no_grad(), trainer.router_replay.scored_as(batch):
             return trainer._get_per_token_logps_and_entropies(model, ids, mask, 3)[0]
 
     _, elsewhere = routed_elsewhere(trainer.accelerator.unwrap_model(trainer.model), [5, 6], [7, 8, 9])
@@ -396,8 +387,9 @@ def test_which_forwards_are_replayed(make_trainer: MakeTrainer, lora_adapter: bo
 def test_evaluation_is_not_replayed(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(model=tiny_model("mixtral", 258), max_steps=1)
     trainer.model.eval()
-    trainer.take_routed_experts(["this is not looked at"], [[5]], [[6]])
-    assert trainer._routing_BWLK is None
+    output = {"completion_ids": [[6]], ROUTED_EXPERTS: ["this is not looked at"]}
+    CheckedRollouts(lambda prompts, trainer: output)([], trainer)
+    assert trainer.router_replay.routing_BWLK is None
 
 
 def test_a_run_without_the_column_makes_no_replay(
@@ -407,7 +399,7 @@ def test_a_run_without_the_column_makes_no_replay(
         raise AssertionError("a replay was made")
 
     monkeypatch.setattr("composer_replication.trainer.router_replay.Replay", refuse)
-    monkeypatch.setattr(RouterReplay, "take_routed_experts", refuse)
+    monkeypatch.setattr("composer_replication.trainer.chained_rows.laid_out", refuse)
     trainer = make_trainer(
         model=tiny_model("mixtral", 258), max_steps=1, rollout_func=Engine(brings_routing=False)
     )

@@ -126,16 +126,24 @@ def test_with_sharing_off_for_both_the_run_is_trls(
 def test_images_and_an_auxiliary_loss_stand_against_sharing(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(prefix_sharing=True)
     model = trainer.model.eval()
-    assert trainer._logps_sharing_reason(model, False, {"pixel_values": None}) is None
-    assert "images" in trainer._logps_sharing_reason(model, False, {"pixel_values": object()})
-    assert "router" in trainer._logps_sharing_reason(model, True, {})
-    assert trainer._generation_sharing_reason(None, {}) is None
-    assert "images" in trainer._generation_sharing_reason([None], {})
-    assert "images" in trainer._generation_sharing_reason(None, {"pixel_values": object()})
+    shared = trainer.shared_prompts
+
+    def against_sampling(images: object, fields: dict[str, object]) -> str:
+        assert not shared.may_sample(images, fields)
+        return shared.off_reasons[-1]
+
+    assert shared.may_score(model, has_images=False, other_reason="")
+    assert not shared.may_score(model, has_images=True, other_reason="")
+    assert "images" in shared.off_reasons[-1]
+    assert not shared.may_score(model, has_images=False, other_reason="the router.")
+    assert "router" in shared.off_reasons[-1]
+    assert shared.may_sample(None, {})
+    assert "images" in against_sampling([None], {})
+    assert "images" in against_sampling(None, {"pixel_values": object()})
     trainer.tools = [print]
-    assert "tools" in trainer._generation_sharing_reason(None, {})
+    assert "tools" in against_sampling(None, {})
     trainer.use_vllm = True
-    assert "engine" in trainer._generation_sharing_reason(None, {})
+    assert "engine" in against_sampling(None, {})
 
 
 @pytest.mark.parametrize(("steps_per_generation", "warns"), [(1, False), (2, True)])

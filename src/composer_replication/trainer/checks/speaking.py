@@ -1,13 +1,10 @@
-"""The trainer's side of the checks: where numbers come from, where findings go, how a bad step is skipped.
-
-A mixin of the trainer; its own state has defaults on the class.
-"""
+"""The trainer's side of the checks: where numbers come from, where findings go, how a bad step is skipped."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -21,62 +18,91 @@ from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.checks.batch_figures import micro_step_figures
 from composer_replication.trainer.checks.judgement import CheckThresholds, Judgement
-from composer_replication.trainer.policy_terms_wiring import ImportanceFigures
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
-from composer_replication.trainer.trl_surface import TrlSurface
 
 logger = logging.getLogger(__name__)
 
 MAX_BAD_BATCHES = 10
 
 
-class ChecksThatSpeak(TrlSurface):
-    """Measures each micro-step, judges each step, and writes what it finds.
+class ChecksThatSpeak(TrainerCallback):
+    """Measures each micro-step, judges each step between its gradients and its update, and writes what it finds.
+
+    Args:
+        thresholds: the limits.
+        args: TRL's ``GRPOConfig``.
+        tokenizer: the model's.
+        eos_token_ids: end an answer.
+        accelerator: of the trainer; its scaler of fp16's gradients is looked at.
+        metrics: the trainer's metric lists, by mode.
+        run_folder: where ``checks.jsonl`` and bad batches go; None writes the batches to ``args.output_dir``.
 
     Attributes:
-        findings: what was said in this process's life.
+        findings: what was said since ``begin``.
+        judgement: the memory of the checks, which a checkpoint keeps.
     """
 
-    checks: bool | CheckThresholds = True
-    findings: tuple[Finding, ...] = ()
-    run_folder: RunFolder | None = None
-    _in_evaluation: bool = False
-    _judgement: Judgement | None = None
-    _checks_callback: ChecksCallback | None = None
-    _step_tensors: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    _takes_tensors: bool = False
-    _step_figures: tuple[dict[str, float], ...] = ()
-    _bad_cause: str = ""
-    _first_part: str = ""
-    _newest_inputs: Any = None
+    def __init__(
+        self,
+        thresholds: CheckThresholds,
+        args: Any,
+        *,
+        tokenizer: Any,
+        eos_token_ids: Collection[int],
+        accelerator: Any,
+        metrics: Mapping[str, Any],
+        run_folder: RunFolder | None = None,
+    ) -> None:
+        self._thresholds, self._args = thresholds, args
+        self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
+        self._accelerator, self._metrics, self._run_folder = accelerator, metrics, run_folder
+        self._step = 1
+        self._step_tensors: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._takes_tensors = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what an earlier run of this trainer left; a checkpoint is read afterwards."""
+        self.judgement = Judgement(self._thresholds)
+        self.findings: tuple[Finding, ...] = ()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._step_figures: tuple[dict[str, float], ...] = ()
+        self._bad_cause = self._first_part = ""
+        self._newest_inputs: Any = None
 
     # ---- one micro-step ---------------------------------------------------------------------------
 
-    def _begin_micro_step(self) -> None:
+    def before_loss(self) -> None:
         """The next log-probabilities with gradient are those of the policy loss."""
-        self._step_tensors = None
-        self._takes_tensors = bool(self.checks) and self._judgement is not None and not self._in_evaluation
+        self._step_tensors, self._takes_tensors = None, True
 
-    def _keep_step_tensors(self, answer: Any) -> None:
+    def take_logps(self, answer: Any) -> None:
+        """What TRL's ``_get_per_token_logps_and_entropies`` gave."""
         if self._takes_tensors and torch.is_grad_enabled():
             self._step_tensors, self._takes_tensors = (answer[0].detach(), answer[1]), False
 
-    def _check_micro_step(self, inputs: Any, loss: Any, components: Mapping[str, Any]) -> None:
-        """Measure what the loss has just made; keep the batch where the loss is not finite."""
+    def after_loss(self, inputs: Any, loss: Any, channels: Mapping[str, Any]) -> None:
+        """Measure what the loss has just made; keep the batch where the loss is not finite.
+
+        Args:
+            inputs: of the micro-step.
+            loss: a scalar.
+            channels: values of the further channels, by name.
+        """
         kept, self._step_tensors, self._takes_tensors = self._step_tensors, None, False
-        judgement = self._judgement
-        if kept is None or judgement is None:
+        if kept is None:
             return
         logps, entropies = kept
-        limit = judgement.thresholds.max_token_drift
-        others = {name: value for name, value in components.items() if name != "loss/grpo"}
+        limit = self._thresholds.max_token_drift
         figures = micro_step_figures(
             inputs,
             loss=loss,
             policy_logp_BT=logps,
             entropy_BT=entropies,
             pad_token_id=self._tokenizer.pad_token_id,
-            channels={name.removeprefix("loss/"): torch.as_tensor(value) for name, value in others.items()},
+            channels={name: torch.as_tensor(value) for name, value in channels.items()},
             parting=limit,
         )
         self._step_figures = (*self._step_figures, figures)
@@ -87,38 +113,27 @@ class ChecksThatSpeak(TrlSurface):
         if not figures["is_finite"]:
             self._note_bad("the loss")
 
-    def _note_grad_norm(self, grad_norm: Any) -> None:
+    def note_grad_norm(self, grad_norm: Any) -> None:
         """Under fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its factor."""
-        if self._judgement is None or grad_norm is None or self._scaler is not None:
-            return
-        if not math.isfinite(float(grad_norm)):
+        if grad_norm is not None and self._accelerator.scaler is None and not math.isfinite(float(grad_norm)):
             self._note_bad("the gradient")
-
-    @property
-    def _scaler(self) -> Any:
-        """Of fp16's gradients; None in any other precision."""
-        return getattr(self.accelerator, "scaler", None)
-
-    def _drop_gradients(self, optimizer: Any) -> None:
-        """Without gradients an optimizer leaves weights and moments alone.
-
-        A scaler that has not looked at them yet, which is without a limit of their norm, needs them and skips the step by itself.
-        """
-        if self._scaler is None or self.args.max_grad_norm > 0:
-            optimizer.zero_grad(set_to_none=True)
 
     def _note_bad(self, cause: str) -> None:
         if not self._bad_cause:
             self._bad_cause = cause
             self._save_bad_batch(self._newest_inputs)
 
+    @property
+    def _bad_batches(self) -> Path:
+        root = Path(str(self._args.output_dir)) if self._run_folder is None else self._run_folder.root
+        return root / "bad_batches"
+
     def _save_bad_batch(self, inputs: Any) -> None:
         """At most ``MAX_BAD_BATCHES`` files, the newest: a run must not fill a disk with its troubles."""
-        root = Path(str(self.args.output_dir)) if self.run_folder is None else self.run_folder.root
-        folder = root / "bad_batches"
+        folder = self._bad_batches
         folder.mkdir(parents=True, exist_ok=True)
         kept = {name: part.cpu() for name, part in (inputs or {}).items() if isinstance(part, torch.Tensor)}
-        torch.save(kept, folder / f"step-{self.state.global_step + 1:06d}-process-{process_rank()}.pt")
+        torch.save(kept, folder / f"step-{self._step:06d}-process-{process_rank()}.pt")
         for path in sorted(folder.glob("step-*.pt"))[:-MAX_BAD_BATCHES]:
             path.unlink(missing_ok=True)
 
@@ -141,66 +156,63 @@ class ChecksThatSpeak(TrlSurface):
 
     # ---- one generation ---------------------------------------------------------------------------
 
-    def _check_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
+    def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
         """Count groups; ``num_*`` are over all processes."""
-        if self._judgement is None or self._in_evaluation:
-            return
         mask_BT = output["completion_mask"].bool()
         length_B = mask_BT.sum(-1)
         last_B = output["completion_ids"].gather(1, (length_B - 1).clamp(min=0)[:, None])[:, 0]
-        ends = torch.as_tensor(list(self.eos_token_ids), device=last_B.device)
-        is_cut_B = (length_B >= self.max_completion_length) & ~torch.isin(last_B, ends)
-        if self.mask_truncated_completions:  # TRL has emptied the masks of those rows
+        ends = torch.as_tensor(list(self._eos_token_ids), device=last_B.device)
+        is_cut_B = (length_B >= self._args.max_completion_length) & ~torch.isin(last_B, ends)
+        if self._args.mask_truncated_completions:  # TRL has emptied the masks of those rows
             is_cut_B = is_cut_B | (length_B == 0)
-        num_rows = self.num_generations if is_cut_B.numel() % self.num_generations == 0 else is_cut_B.numel()
+        group = self._args.num_generations
+        num_rows = group if is_cut_B.numel() % group == 0 else is_cut_B.numel()
         cut_groups = float(is_cut_B.view(-1, num_rows).all(-1).float().mean()) if is_cut_B.numel() else 0.0
         share = sum(gathered(cut_groups)) / num_processes()
-        self._judgement.note_generation(
+        self.judgement.note_generation(
             num_groups=num_groups, num_dull=num_dull, num_truncated=share * num_groups
         )
 
-    def _check_importance(self, figures: ImportanceFigures) -> None:
-        if self._judgement is not None:
-            row = {
-                "truncated_share": figures.truncated_share,
-                "sampling_effective_share": figures.effective_sample_size,
-            }
-            self._step_figures = (*self._step_figures, row)
+    def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
+        """What importance weights did to the newest generation."""
+        row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
+        self._step_figures = (*self._step_figures, row)
 
     # ---- one step ---------------------------------------------------------------------------------
 
-    def _begin_checks(self) -> None:
-        """Forget what an earlier run of this trainer left; a checkpoint is read afterwards."""
-        self.findings, self._step_figures, self._bad_cause, self._first_part = (), (), "", ""
-        self._newest_inputs = None
-        if not self.checks:
-            self._judgement = None
-            return
-        self._judgement = Judgement(self.checks if isinstance(self.checks, CheckThresholds) else None)
-        if self._checks_callback is None:
-            self._checks_callback = ChecksCallback(self)
-            self.add_callback(self._checks_callback)
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step = state.global_step + 1
 
-    def judge_step(self, optimizer: Any) -> None:
-        """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
-        if self._judgement is None:
-            return
-        told = (self._step_figures, self._bad_cause, self._first_part)
-        self._step_figures, self._bad_cause, self._first_part, self._newest_inputs = (), "", "", None
-        processes = gathered(told)
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad.
+
+        Raises:
+            TokenDriftError: trainer and sampler disagree, and the thresholds say that this stops the run (CR0870).
+        """
+        processes = gathered((self._step_figures, self._bad_cause, self._first_part))
+        self._begin_step()
         bad = next((cause for _, cause, _ in processes if cause), "")
-        if bad:
-            self._drop_gradients(optimizer)
-        facts = {
-            "bad": bad,
-            "first_part": next((words for _, _, words in processes if words), ""),
-            "masks_truncated": bool(self.mask_truncated_completions),
-        }
-        if facts["first_part"] and self._judgement.thresholds.stops_at_drift:
-            raise TokenDriftError(str(facts["first_part"]), self.state.global_step + 1)
+        if bad and (self._accelerator.scaler is None or self._args.max_grad_norm > 0):
+            # Without gradients an optimizer leaves weights and moments alone. A scaler that has not looked at them yet,
+            # which is without a limit of their norm, needs them and skips the step by itself.
+            kwargs["optimizer"].zero_grad(set_to_none=True)
+        first_part = next((words for _, _, words in processes if words), "")
+        if first_part and self._thresholds.stops_at_drift:
+            raise TokenDriftError(first_part, self._step)
         rows = [row for figures, _, _ in processes for row in figures]
         self._log_figures(rows)
-        self._publish(self._judgement.judge(self.state.global_step + 1, rows, facts))
+        is_masked = bool(self._args.mask_truncated_completions)
+        facts = {"bad": bad, "first_part": first_part, "masks_truncated": is_masked}
+        self._publish(self.judgement.judge(self._step, rows, facts))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the run where too many steps in a row were not finite.
+
+        Raises:
+            NonFiniteRunError: CR0771.
+        """
+        if self.judgement.must_stop:
+            raise NonFiniteRunError(self.judgement.num_bad_in_a_row, self._bad_batches)
 
     def _log_figures(self, rows: list[dict[str, float]]) -> None:
         metrics = self._metrics["train"]
@@ -219,18 +231,11 @@ class ChecksThatSpeak(TrlSurface):
             return
         for finding in findings:
             logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
-            if self.run_folder is not None:
-                append_jsonl(self.run_folder.checks, finding_row(finding))
-
-    def stop_if_broken(self) -> None:
-        """Raise when too many steps in a row were not finite.
-
-        Raises:
-            NonFiniteRunError: CR0771.
-        """
-        if self._judgement is not None and self._judgement.must_stop:
-            root = self.args.output_dir if self.run_folder is None else self.run_folder.root
-            raise NonFiniteRunError(self._judgement.num_bad_in_a_row, Path(str(root)) / "bad_batches")
+            if self._run_folder is not None:
+                figures = {
+                    key: value if math.isfinite(value) else None for key, value in finding.figures.items()
+                }
+                append_jsonl(self._run_folder.checks, {**asdict(finding), "figures": figures})
 
 
 class TokenDriftError(InputError):
@@ -265,29 +270,3 @@ class NonFiniteRunError(InputError, ArithmeticError):
             where=str(folder),
             fix="look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16.",
         )
-
-
-class ChecksCallback(TrainerCallback):
-    """Calls the trainer between a step's gradients and its update.
-
-    Args:
-        trainer: the ``ComposerReplicationTrainer`` it belongs to.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.judge_step(kwargs["optimizer"])
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.stop_if_broken()
-
-
-def finding_row(finding: Finding) -> dict[str, Any]:
-    """A line of ``checks.jsonl``; a figure that is not finite is null."""
-    row = asdict(finding)
-    row["figures"] = {
-        name: value if math.isfinite(value) else None for name, value in finding.figures.items()
-    }
-    return row

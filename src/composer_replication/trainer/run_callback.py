@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
 from transformers import TrainerCallback
 
-from composer_replication.trainer.processes import gathered, num_processes, process_rank
+from composer_replication.trainer.processes import gathered, num_processes
 
 if TYPE_CHECKING:
     from composer_replication.replicas.replica_loop import ReplicaLoop
@@ -92,56 +91,6 @@ class RunCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.flush_run_log()
-
-
-class TrainingProgress(TrainerCallback):
-    """A progress bar on standard error: steps, rate, time left, newest reward.
-
-    Args:
-        quiet: show nothing.
-    """
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._bar: tqdm[Any] | None = None
-        self._shown: dict[str, str] = {}
-        self._drawn = 0.0
-
-    def show_episodes(self, num_ended: int, num_all: int) -> None:
-        """Within a step: how many of its episodes have ended."""
-        if self._bar is None:
-            return
-        self._bar.set_postfix({"episodes": f"{num_ended}/{num_all}", **self._shown}, refresh=False)
-        if time.monotonic() - self._drawn >= self._bar.mininterval:
-            self._drawn = time.monotonic()
-            self._bar.refresh()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self._quiet and process_rank() == 0:
-            self._bar = tqdm(
-                total=state.max_steps,
-                initial=state.global_step,
-                desc="train",
-                unit="step",
-                file=sys.stderr,
-                mininterval=0.2 if sys.stderr.isatty() else 10.0,  # a log file needs no animation
-            )
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._bar is not None:
-            self._bar.update(state.global_step - self._bar.n)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self._bar is None or not logs:
-            return
-        newest = {"reward": logs.get("reward"), "held out": logs.get("killswitch/heldout_ema")}
-        self._shown.update({name: f"{value:.3f}" for name, value in newest.items() if value is not None})
-        self._bar.set_postfix(self._shown, refresh=False)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 class ReplicaCallback(TrainerCallback):

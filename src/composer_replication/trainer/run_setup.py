@@ -17,9 +17,9 @@ from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
+from composer_replication.trainer.live_view import LiveView
 from composer_replication.trainer.policy import chat_prompt_ids
 from composer_replication.trainer.preset_settings import resolve_method
-from composer_replication.trainer.run_callback import TrainingProgress
 from composer_replication.trainer.setting_errors import refusals, refuse_bad_values
 
 OWN_KEYS = frozenset(
@@ -182,10 +182,15 @@ def refuse_long_prompts(
             )
 
 
-def show_own_progress(trainer: Any, *, quiet: bool, rollouts: EpisodeRollouts | None = None) -> None:
-    """One progress bar on standard error in place of transformers' printed rows; episodes are counted in it as they end."""
-    progress = TrainingProgress(quiet=quiet)
+def show_own_progress(
+    trainer: Any, *, quiet: bool, guard: Any = None, rollouts: EpisodeRollouts | None = None
+) -> None:
+    """Our view on standard error in place of transformers' printed rows; episodes are counted in it as they end."""
+    held = getattr(guard, "heldout", guard)
+    names = {"killswitch/proxy_real_gap": "max_proxy_real_gap", "killswitch/kl_ema": "kl_hard_stop"}
+    ceilings = {key: getattr(held, name) for key, name in names.items() if hasattr(held, name)}
+    view = LiveView(quiet=quiet, ceilings=ceilings)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(progress)
+    trainer.add_callback(view)
     if rollouts is not None:
-        rollouts.player.on_ended = progress.show_episodes
+        rollouts.player.on_ended = view.show_episodes

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import io
 import math
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
@@ -28,7 +26,7 @@ from composer_replication.trainer.guard import KlPath, kl_path_of, log_ratio_sum
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
-from composer_replication.trainer.run_callback import InterruptOnce, TrainingProgress
+from composer_replication.trainer.run_callback import InterruptOnce
 
 # ---- runs of sampled ids
 
@@ -260,6 +258,8 @@ def test_the_surface_is_exactly_what_the_trainer_overrides() -> None:
 @pytest.mark.parametrize("name", sorted(TRL_SURFACE))
 def test_the_overrides_keep_the_parameter_names(name: str) -> None:
     own = parameters(vars(ComposerReplicationTrainer)[name])
+    if own == ("args", "kwargs"):  # handed on whole
+        return
     if "multimodal" in own:
         own = own[: own.index("multimodal")]
     assert own == TRL_SURFACE[name][: len(own)]
@@ -334,24 +334,6 @@ def test_another_programs_handler_is_left_alone() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("quiet", "shows"), [(False, True), (True, False)])
-def test_the_progress_bar_shows_steps_and_reward(
-    monkeypatch: pytest.MonkeyPatch, quiet: bool, shows: bool
-) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    progress, state = TrainingProgress(quiet=quiet), SimpleNamespace(max_steps=2, global_step=0)
-    progress.on_train_begin(None, state, None)
-    for step in (1, 2):
-        state.global_step = step
-        progress.on_step_end(None, state, None)
-        progress.on_log(None, state, None, logs={"reward": 0.25 * step})
-        progress.on_log(None, state, None, logs={"killswitch/heldout_ema": 0.125})
-    progress.on_train_end(None, state, None)
-    assert ("2/2" in stream.getvalue() and "reward=0.500" in stream.getvalue()) is shows
-    assert ("held out=0.125" in stream.getvalue()) is shows
-
-
 def test_a_lone_process_talks_to_itself() -> None:
     assert (process_rank(), gathered(3), from_first("x"), once(lambda: 7)) == (0, [3], "x", 7)
 
@@ -367,18 +349,3 @@ def test_kept_first_weights_stand_in_where_nothing_else_does() -> None:
     assert kl_path_of(tiny_model(), beta=0.0, **kept) == (KlPath.FIRST_WEIGHTS, "")
     assert kl_path_of(tiny_model(), beta=0.1, **kept)[0] is KlPath.LOGGED
     assert kl_path_of(get_peft_model(tiny_model(), lora()), beta=0.0, **kept)[0] is KlPath.ADAPTER_OFF
-
-
-def test_episodes_are_counted_in_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", written)
-    state = SimpleNamespace(max_steps=2, global_step=0)
-    loud, quiet = TrainingProgress(), TrainingProgress(quiet=True)
-    for progress in (loud, quiet):
-        progress.on_train_begin(None, state, None)
-        progress.show_episodes(12, 32)
-        progress.on_train_end(None, state, None)
-    assert written.getvalue().count("episodes=12/32") >= 1
-    written.truncate(0)
-    quiet.show_episodes(13, 32)
-    assert written.getvalue() == ""

@@ -1,0 +1,136 @@
+"""What a person sees while training runs: a small table that stays in its place, or plain lines where that cannot be."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from transformers import TrainerCallback
+
+from composer_replication.trainer.processes import process_rank
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SECONDS_BETWEEN = {True: 0.2, False: 10.0}  # in a terminal, and in a log file, which needs no animation
+_NUM_BARS = 16
+
+
+class LiveView(TrainerCallback):
+    """Reward and held-out score side by side, the guard's margins, groups without signal, episodes, speed, time left.
+
+    Args:
+        quiet: show nothing.
+        ceilings: what the guard halts above, by the key of its figure in a step's row.
+        console: where; standard error by default. No terminal: a line every ten seconds and at the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        ceilings: Mapping[str, float] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self._quiet = quiet
+        self._ceilings = dict(ceilings or {})
+        self._given = console
+        self._console: Console | None = None
+        self._live: Live | None = None
+        self._row: dict[str, float] = {}
+        self._series: dict[str, list[float]] = {"reward": [], "killswitch/heldout_ema": []}
+        self._episodes = ""
+        self._steps = (0, 0, 0)  # at the start, now, in all
+        self._began = self._drawn = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._quiet or process_rank() != 0:
+            return
+        self._console = self._given or Console(
+            stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty()
+        )
+        self._steps = (state.global_step, state.global_step, state.max_steps)
+        self._began = time.monotonic()
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._draw()
+
+    def show_episodes(self, num_ended: int, num_all: int) -> None:
+        """Within a step: how many of its episodes have ended."""
+        self._episodes = f"{num_ended} of {num_all} ended"
+        self._draw()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._steps = (self._steps[0], state.global_step, self._steps[2])
+        self._draw()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        for key, value in (logs or {}).items():
+            if isinstance(value, (int, float)):
+                self._row[key] = value
+                if key in self._series:
+                    self._series[key].append(value)
+        self._draw()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._draw(is_last=True)
+        if self._live is not None:
+            self._live.stop()
+        self._live = self._console = None
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What is known by now, by name."""
+        first, now, last = self._steps
+        each = (time.monotonic() - self._began) / (now - first) if now > first else None
+        found = [("step", f"{now} of {last}")]
+        if each is not None:
+            found.append(("left", f"{_clock(each * (last - now))}, {each:.3g} s a step"))
+        for name, key in (("reward", "reward"), ("held out", "killswitch/heldout_ema")):
+            if key in self._row:
+                found.append((name, f"{self._row[key]:.3f}  {self._curve(key)}".rstrip()))
+        for name, key in (("gap", "killswitch/proxy_real_gap"), ("KL", "killswitch/kl_ema")):
+            if key in self._row:
+                ceiling = self._ceilings.get(key)
+                found.append(
+                    (name, f"{self._row[key]:.3f}" + (f" of {ceiling:g}" if ceiling is not None else ""))
+                )
+        if "frac_reward_zero_std" in self._row:
+            found.append(("groups", f"{self._row['frac_reward_zero_std']:.0%} without signal"))
+        if self._episodes:
+            found.append(("episodes", self._episodes))
+        if each is not None and "num_tokens" in self._row:
+            found.append(("tokens", f"{self._row['num_tokens'] / (each * now):.0f} a second"))
+        return found
+
+    def _curve(self, key: str) -> str:
+        """The last values as bars from 0 to the largest; nothing where the terminal has no such signs."""
+        values = self._series[key][-_NUM_BARS:]
+        most = max(values)
+        if self._live is None or not self._live.console.encoding.startswith("utf") or most <= 0:
+            return ""
+        return "".join(_BARS[round(max(0.0, value) / most * (len(_BARS) - 1))] for value in values)
+
+    def _draw(self, *, is_last: bool = False) -> None:
+        if self._console is None:
+            return
+        now = time.monotonic()
+        if not is_last and now - self._drawn < _SECONDS_BETWEEN[self._live is not None]:
+            return
+        self._drawn = now
+        if self._live is None:
+            self._console.print("train: " + ", ".join(f"{name} {text}" for name, text in self.lines()))
+            return
+        table = Table.grid(padding=(0, 2))
+        for name, text in self.lines():
+            table.add_row(name, text)
+        self._live.update(table, refresh=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

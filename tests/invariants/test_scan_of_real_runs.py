@@ -15,7 +15,7 @@ from tiny_trainer import PROMPTS, build_trainer
 from trl import GRPOTrainer
 
 from composer_replication.cli.main import main
-from composer_replication.report.guard_scan import Replay, choose_columns, readings_of, replay
+from composer_replication.report.guard_scan import choose_columns, readings_of, replay
 from composer_replication.report.run_logs import read_log
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {"min_steps": 2, "ema_alpha": 0.5, "kl_hard_stop": 99
 COMPARED = ("fire", "in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap", "decline_streak", "num_updates")
 
 
-def scanned(path: Path) -> Replay:
+def scanned(path: Path) -> list[Any]:
     log = read_log(path)
     return replay(HeldOutGuard(**SETTINGS), readings_of(log, choose_columns(log))[0])
 
@@ -35,13 +35,13 @@ def truth() -> Any:
     return lambda: next(scores)
 
 
-def assert_same(found: Replay, verdicts: Path, num_updates: int) -> None:
+def assert_same(found: list[Any], verdicts: Path, num_updates: int) -> None:
     rows = read_jsonl(verdicts)
     assert len(rows) == num_updates
-    assert [[getattr(status, name) for name in COMPARED] for status in found.statuses] == [
+    assert [[getattr(status, name) for name in COMPARED] for status in found] == [
         [row[name] for name in COMPARED] for row in rows
     ]
-    assert len({status.in_loop_ema for status in found.statuses}) > 2  # the numbers do differ
+    assert len({status.in_loop_ema for status in found}) > 2  # the numbers do differ
 
 
 @pytest.mark.parametrize("has_kl", [False, True])
@@ -59,7 +59,7 @@ def test_our_own_run(tmp_path: Path, *, has_kl: bool) -> None:
     trainer.train()
     found = scanned(tmp_path)  # the folder stands for its metrics.jsonl
     assert_same(found, run.verdicts, 4)
-    assert (found.statuses[-1].kl_ema is not None) is has_kl
+    assert (found[-1].kl_ema is not None) is has_kl
 
 
 def test_a_trl_run_under_the_callback(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class _Run:
     sampler: Any = None
     evaluator: PatientEvaluation[HeldoutReading] | None = None
     trainer: Any = None
+    view: Any = None
 
     def tell(self, text: str) -> None:
         """Progress, unless nobody wants any."""
@@ -228,7 +229,7 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
     if replica is not None:
         replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
     trainer.check_channel_model()
-    show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=attempts.rollouts)
+    run.view = show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=attempts.rollouts)
     reason = trainer.choose_kl_path()
     if reason:
         run.tell(f"guard: KL path off: {reason}")
@@ -267,8 +268,11 @@ def _train(run: _Run) -> bool:
     try:
         run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except CollapseStopError as error:
+        run.view.close()
         run.tell(str(error))
         return True
+    finally:  # whatever ended it: a terminal gets its cursor back
+        run.view.close()
     guard = run.trainer.heldout_guard
     has_halted = run.trainer.halted_at is not None  # also by missed evaluations, where no guard fires
     return has_halted or bool(guard is not None and guard.should_halt())

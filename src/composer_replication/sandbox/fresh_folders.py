@@ -57,7 +57,7 @@ class FreshFolders:
         for path, mark in self._marks.items():
             if _mark_of(path) != mark:
                 return False
-            if path in self.closed or os.path.islink(path):
+            if path in self.closed or os.path.islink(path) or not os.path.isdir(path):
                 continue
             with os.scandir(path) as entries:
                 left = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -109,7 +109,7 @@ class MemoryFolder:
 
 
 def _mark_of(path: str) -> _Mark:
-    """Of a folder or a link.
+    """Of a folder, a link, or a file that is a mount point.
 
     Raises:
         OSError: nothing is there, or it is closed to us.
@@ -117,7 +117,7 @@ def _mark_of(path: str) -> _Mark:
     if os.path.islink(path):
         info = os.lstat(path)
         return info.st_dev, info.st_ino
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return _mark(descriptor)
     finally:

@@ -355,6 +355,8 @@ def _remove_orphans() -> None:
     for folder in abandoned_folders([HARBOR_PREFIX]):
         with suppress(Exception):
             record = folder / _RECORD
+            if not record.exists() and any(folder.glob("*.json")):
+                continue  # the records of an earlier version, which this one cannot follow
             if record.exists():
                 found = json.loads(record.read_text())
                 environment = Harbor(found["name"].partition(":")[2]).environment(found["session"], folder, 0)

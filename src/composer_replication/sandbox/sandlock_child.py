@@ -108,11 +108,13 @@ def _ahead_of_the_command() -> list[str]:
     program = shutil.which("nice", path=os.defpath)  # not by the command's own PATH
     if program is None:
         return []
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, 0, before - _PRIORITY)
     except PermissionError:
         return []
-    return [program, "-n", str(_PRIORITY)]
+    resource.setrlimit(resource.RLIMIT_NICE, (0, 0))  # the command does not raise itself again
+    return [program, "-n", str(before - os.getpriority(os.PRIO_PROCESS, 0))]
 
 
 def _run_supervised(orders: dict[str, Any]) -> Any:

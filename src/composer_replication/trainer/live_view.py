@@ -77,6 +77,10 @@ class LiveView(TrainerCallback):
         self._draw()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Draw once more and give the terminal back; may be called again."""
         self._draw(is_last=True)
         if self._live is not None:
             self._live.stop()

@@ -184,7 +184,7 @@ def refuse_long_prompts(
 
 def show_own_progress(
     trainer: Any, *, quiet: bool, guard: Any = None, rollouts: EpisodeRollouts | None = None
-) -> None:
+) -> LiveView:
     """Our view on standard error in place of transformers' printed rows; episodes are counted in it as they end."""
     held = getattr(guard, "heldout", guard)
     names = {"killswitch/proxy_real_gap": "max_proxy_real_gap", "killswitch/kl_ema": "kl_hard_stop"}
@@ -194,3 +194,4 @@ def show_own_progress(
     trainer.add_callback(view)
     if rollouts is not None:
         rollouts.player.on_ended = view.show_episodes
+    return view

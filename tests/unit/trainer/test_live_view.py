@@ -66,3 +66,13 @@ def test_a_log_file_gets_whole_lines() -> None:
 def test_quiet_says_nothing() -> None:
     screen = io.StringIO()
     assert shown(LiveView(quiet=True, console=Console(file=screen)), screen) == ""
+
+
+def test_a_run_that_is_cut_off_gives_the_cursor_back() -> None:
+    screen = Screen("utf-8")
+    view = LiveView(console=Console(file=screen, force_terminal=True))
+    view.on_train_begin(None, SimpleNamespace(max_steps=3, global_step=0), None)
+    assert screen.getvalue().count("\x1b[?25l") == 1 and "\x1b[?25h" not in screen.getvalue()
+    view.close()
+    view.close()
+    assert screen.getvalue().count("\x1b[?25h") == 1

@@ -31,8 +31,8 @@ from composer_replication.tasks.intake.cache_prune import tree_bytes
 from composer_replication.tasks.intake.git_command import GitFailed, run_git
 
 MAX_FETCH_BYTES = MAX_TOTAL_BYTES
-MAX_LISTING_BYTES = 64 * 1024**2
-"""Of the list of a commit's files: some 500,000 of them. A tree may hold itself many times over, and git archives from memory."""
+MAX_LISTING_BYTES, MAX_LISTED_FILES = 64 * 1024**2, 500_000
+"""Of the list of a commit's files. A tree may hold itself many times over, and git archives from memory."""
 MAX_TREE_BYTES = 4 * MAX_TOTAL_BYTES
 """Of the archive of all files of a commit, most of which may belong to no task."""
 _ASK_SECONDS = 60.0
@@ -238,27 +238,40 @@ def _fetch_into(tree: Path, repository: Path, address: GitAddress, commit: str, 
         (repository / "info" / "attributes").write_text(_ATTRIBUTES)
         plain = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules"]
         fetch = [*plain, *depth, "--", address.url, *wanted]
-        names = ["ls-tree", "-r", "-z", "--name-only", "--full-tree", commit]
-        archive = ["archive", "--format=tar", f"--output={tree}", commit]
         try:
             run_git(fetch, repository=repository, seconds=_FETCH_SECONDS, most_bytes=MAX_FETCH_BYTES)
-            listed = run_git(names, repository=repository, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
-            for name in listed.split(b"\0"):
-                if b".." in name.split(b"/"):
-                    raise hostile(
-                        address.source, f"member {name[:80].decode(errors='replace')!r} leaves the archive"
-                    )
-            run_git(archive, repository=repository, seconds=_FETCH_SECONDS, most_bytes=MAX_TREE_BYTES)
+            run_git(["cat-file", "-e", f"{commit}^{{commit}}"], repository=repository, seconds=_ASK_SECONDS)
         except GitFailed as error:
             # The pack is written by a child of git, whose end is not always told.
             if error.is_too_large or tree_bytes(repository) >= MAX_FETCH_BYTES:
                 raise _too_large(address, "it is larger than what is fetched") from error
             failure = error
         else:
+            _archive(tree, repository, address, commit)
             return
     assert failure is not None
     _resolve(GitAddress(address.source, address.url, ""))  # raises when nobody answers at all
     raise _unknown(address) from failure
+
+
+def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> None:
+    """Write the files of a fetched commit; a tree that holds itself many times over is refused by its list of names."""
+    names = ["ls-tree", "-r", "-z", "--name-only", "--full-tree", commit]
+    archive = ["archive", "--format=tar", f"--output={tree}", commit]
+    try:
+        listed = run_git(names, repository=repository, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
+        if listed.count(b"\0") > MAX_LISTED_FILES:
+            raise _too_large(address, "it holds too many files")
+        for name in listed.split(b"\0"):
+            if name.startswith(b"/") or b".." in name.split(b"/"):
+                raise hostile(
+                    address.source, f"member {name[:80].decode(errors='replace')!r} leaves the archive"
+                )
+        run_git(archive, repository=repository, seconds=_FETCH_SECONDS, most_bytes=MAX_TREE_BYTES)
+    except GitFailed as error:
+        large = error.is_too_large or error.is_late
+        detail = "its files are larger than what is read" if large else "git archive does not take its files"
+        raise _too_large(address, detail) from error
 
 
 def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]) -> dict[str, bytes]:

@@ -120,7 +120,7 @@ def share_compiled(folder, tree):
     rewrite_test = rewrite._rewrite_test
 
     def rewrite_shared(path, config):
-        if not str(path).startswith(tree):
+        if not str(path).startswith(tree) or not sys.dont_write_bytecode:  # else what it gives beside is used
             return rewrite_test(path, config)
         with open(path, "rb") as file:
             source = file.read()

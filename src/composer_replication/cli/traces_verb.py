@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _HERE = "composer_replication.cli.traces_verb"
 REPLAY_NAME, VERDICTS_NAME, ANSWERS_NAME = "replay.jsonl", "verdicts.jsonl", "answers.sqlite"
+BINDINGS_NAME = "bindings.jsonl"
 _LEAST_GOLDEN_CHARACTERS = 20
 """Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
 _INCOMPLETE = 6
@@ -31,6 +32,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
     _add_ingest(verbs, common)
+    _add_bind(verbs, common)
     _add_replay(verbs, common)
     for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
         about = f"Write {what}, for TRL and for our own trainer."
@@ -60,6 +62,23 @@ def _add_ingest(verbs: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="NAME", default="", help="read as this format, where two fit")
     parser.add_argument("--jobs", type=whole_number(), default=2, metavar="N", help="processes (default 2)")
     parser.set_defaults(run=f"{_HERE}:run_ingest", render=f"{_HERE}:render_ingest")
+
+
+def _add_bind(verbs: Any, common: argparse.ArgumentParser) -> None:
+    about = (
+        "Make the calls of sessions again in the tree in which they began, and say which results came back."
+    )
+    what = "make recorded calls again and compare"
+    parser = verbs.add_parser("bind", parents=[common], help=what, description=about)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="of traces ingest")
+    parser.add_argument("--tasks", type=Path, metavar="STORE", help="sessions on its tasks, SWE-bench's too")
+    where = "the clone in which sessions worked (default: what each recorded)"
+    parser.add_argument("--repository", metavar="FOLDER", default="", help=where)
+    parser.add_argument(
+        "--commit", metavar="SHA", default="", help="where sessions began (default: likewise)"
+    )
+    add_isolation_flags(parser)
+    parser.set_defaults(run=f"{_HERE}:run_bind", render=f"{_HERE}:render_bind")
 
 
 _NUMBERS: Mapping[str, tuple[float, str]] = {
@@ -160,6 +179,71 @@ def render_ingest(result: dict[str, Any]) -> str:
     return "\n".join([*lines, f"{counts}: {result['out']}/traces.jsonl"])
 
 
+def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Make recorded calls again.
+
+    Raises:
+        UsageError: ``--commit`` is no full id (CR0206).
+        InputError: no traces (CR0942), no store (CR0410).
+        NothingToDoError: no session is bound to a tree (CR0942).
+    """
+    from collections import Counter
+
+    from composer_replication.cli.flags import chosen_backend, given_up
+    from composer_replication.cli.terminal import progress_bar
+    from composer_replication.errors import NothingToDoError, UsageError
+    from composer_replication.rollouts.grading import Grader
+    from composer_replication.run_folder import rewrite_jsonl
+    from composer_replication.tasks.store import TaskStore
+    from composer_replication.traces.state_binding import is_full_id, proven, task_names
+
+    if args.commit and not is_full_id(args.commit):
+        problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
+        raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
+    traces, backend = _all_traces([args.folder]), chosen_backend(args)
+    grader = None if args.tasks is None else Grader(TaskStore.open(args.tasks), backend=backend)
+    rows = []
+    try:
+        names = {} if grader is None else task_names(grader)
+        with progress_bar(quiet=args.quiet) as report:
+            for number, trace in enumerate(traces, start=1):
+                rows.append(proven(trace, grader, names, backend, (args.repository, args.commit)))
+                if report is not None:
+                    report(number, len(traces), "sessions")
+    finally:
+        if grader is not None:
+            grader.close()
+    rewrite_jsonl(args.folder / BINDINGS_NAME, rows)
+    bound, problems = [row for row in rows if not row["problem"]], Counter(row["problem"] for row in rows)
+    del problems[""]
+    if not bound:
+        fix = "--tasks STORE, or --repository FOLDER --commit SHA"
+        raise NothingToDoError(
+            "CR0942", f"no session is bound to a tree: {dict(problems)}.", where=str(args.folder), fix=fix
+        )
+    sums = {key: sum(row[key] for row in bound) for key in ("steps", "reproduced_steps")}
+    result = {
+        "sessions": len(bound),
+        "not_bound": dict(problems),
+        **sums,
+        "executable_steps": sum(len(row["executable"]) for row in bound),
+        "calls": dict(sum((Counter(row["calls"]) for row in bound), Counter())),
+        **given_up(),
+    }
+    return result, 0
+
+
+def render_bind(result: dict[str, Any]) -> str:
+    """The share that was reproduced, and why others were not."""
+    share = 100 * result["reproduced_steps"] / max(1, result["steps"])
+    same = f"{result['reproduced_steps']} of {result['steps']} steps reproduced ({share:.0f}%)"
+    lines = [
+        f"{result['sessions']} session(s): {same}, {result['executable_steps']} executable",
+        *(f"  {number:>7}  call(s): {what}" for what, number in result["calls"].items()),
+    ]
+    return "\n".join(lines + [f"not bound: {number}, {why}" for why, number in result["not_bound"].items()])
+
+
 def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Ask teachers; exit code 6 where the budget or a teacher ended early.
 
@@ -171,9 +255,9 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     import asyncio
 
     from composer_replication.errors import NothingToDoError
+    from composer_replication.traces.branches import replay_cost
     from composer_replication.traces.ingest import read_traces
     from composer_replication.traces.prompts import chosen_steps
-    from composer_replication.traces.replay import replay_cost
 
     traces = list(read_traces(args.folder))
     chosen = chosen_steps(traces, args.max_steps, takes_all=args.every_step)
@@ -192,8 +276,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 def _open_room(args: argparse.Namespace) -> Classroom:
     from composer_replication.errors import UsageError
-    from composer_replication.traces.answer_store import AnswerStore
-    from composer_replication.traces.teachers import Classroom, open_teacher
+    from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
     try:
         keys = dict(text.split("=", 1) for text in args.key)
@@ -225,7 +308,7 @@ async def _replay(
     from composer_replication.cli.terminal import progress_bar
     from composer_replication.errors import NothingToDoError
     from composer_replication.run_folder import rewrite_jsonl
-    from composer_replication.traces.replay import replay_steps
+    from composer_replication.traces.branches import replay_steps
 
     with progress_bar(quiet=args.quiet) as report:
         branchings, is_spent = await replay_steps(
@@ -279,15 +362,17 @@ async def _execute(
     from composer_replication.run_folder import rewrite_jsonl
     from composer_replication.tasks.store import TaskStore
     from composer_replication.traces.branches import Execution, execute
+    from composer_replication.traces.state_binding import task_names
     from composer_replication.traces.teachers import BudgetSpent
 
     backend = chosen_backend(args)
     store = TaskStore.open(args.tasks)
-    known = set(store.task_ids())
-    bound = [each for each in branchings if each.trace.state.task_id in known]
     grader = Grader(store, backend=backend)
+    names = task_names(grader)
+    bound = [each for each in branchings if each.trace.state.task_id in names]
     how = Execution(
         lambda: FeatureDeletionEnv(grader, monitor="off"),
+        names,
         room,
         args.goes_on or next(iter(room.teachers)),
         args.tries,

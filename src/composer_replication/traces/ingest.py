@@ -19,12 +19,8 @@ from composer_replication.traces.duplicates import HAS_MINHASH, duplicates, minh
 from composer_replication.traces.json_sources import first_records, read_records, trace_files
 from composer_replication.traces.json_values import json_bytes, json_value
 from composer_replication.traces.readers import atif_files as atif
-from composer_replication.traces.readers import chat_logs as chat
-from composer_replication.traces.readers import claude_code as claude
-from composer_replication.traces.readers import codex_rollouts as codex
-from composer_replication.traces.readers import openhands_events as openhands
-from composer_replication.traces.readers import otel_spans as otel
-from composer_replication.traces.readers import swe_agent_files as swe
+from composer_replication.traces.readers import command_line_agents as command_line
+from composer_replication.traces.readers import repository_agents, request_logs
 from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -43,14 +39,14 @@ class Format(NamedTuple):
 
 FORMATS = {
     "atif": Format(atif.matches_atif, atif.read_atif),
-    "claude-code": Format(claude.matches_claude_code, claude.read_claude_code),
-    "codex": Format(codex.matches_codex, codex.read_codex),
-    "openhands": Format(openhands.matches_openhands, openhands.read_openhands),
-    "swe-agent": Format(swe.matches_swe_agent, swe.read_swe_agent),
-    "mini-swe-agent": Format(swe.matches_mini_swe_agent, swe.read_mini_swe_agent),
-    "openai-chat": Format(chat.matches_chat, chat.read_chat),
-    "openai-responses": Format(chat.matches_responses, chat.read_responses),
-    "otel-genai": Format(otel.matches_otel, otel.read_otel),
+    "claude-code": Format(command_line.matches_claude_code, command_line.read_claude_code),
+    "codex": Format(command_line.matches_codex, command_line.read_codex),
+    "openhands": Format(repository_agents.matches_openhands, repository_agents.read_openhands),
+    "swe-agent": Format(repository_agents.matches_swe_agent, repository_agents.read_swe_agent),
+    "mini-swe-agent": Format(repository_agents.matches_mini_swe_agent, repository_agents.read_mini_swe_agent),
+    "openai-chat": Format(request_logs.matches_chat, request_logs.read_chat),
+    "openai-responses": Format(request_logs.matches_responses, request_logs.read_responses),
+    "otel-genai": Format(request_logs.matches_otel, request_logs.read_otel),
 }
 
 

@@ -15,9 +15,9 @@ from composer_replication.traces import duplicates as duplicates_module
 from composer_replication.traces.duplicates import duplicates, minhash, step_chain
 from composer_replication.traces.ingest import ingest, read_traces
 from composer_replication.traces.json_values import arguments_text, json_bytes
+from composer_replication.traces.prompts import our_call
 from composer_replication.traces.readers.atif_files import trace_row
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.tool_names import our_call
 from composer_replication.traces.trace_records import StepResult, Thought, Trace, TraceBuilder
 
 DATA = Path(__file__).parents[2] / "data" / "traces"

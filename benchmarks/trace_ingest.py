@@ -32,21 +32,17 @@ ORACLE = """
 import json, sys
 from agentpile import load
 for path in sys.argv[1:]:
-    answers, results, calls = 0, [], {}
     try:
         steps = [step for run in load(path) for step in run.steps if step["source"] == "agent"]
-    except Exception as error:
-        steps = [{}]
-        answers = -1 - len(steps)
-    for step in steps:
-        answers += 1
-        calls |= {call["tool_call_id"]: call["function_name"] for call in step.get("tool_calls") or ()}
-        results += (step.get("observation") or {}).get("results") or ()
-    found = {each.get("source_call_id"): each.get("content") for each in results}
-    print(json.dumps([answers, [[key, name, found.get(key)] for key, name in calls.items()]]))
+    except Exception:
+        print("null")
+        continue
+    results = [each for step in steps for each in (step.get("observation") or {}).get("results") or ()]
+    texts = {each.get("source_call_id"): each.get("content") for each in results}
+    calls = [call for step in steps for call in step.get("tool_calls") or ()]
+    names = {call["tool_call_id"]: call["function_name"] for call in calls}
+    print(json.dumps([len(steps), [[key, name, texts.get(key)] for key, name in names.items()]]))
 """
-Found = tuple[int, dict[str, tuple[str, str]]]
-"""Answers, and of each call's id its name and the text of its result."""
 
 
 def corpus(source: Path, folder: Path, num_bytes: int) -> int:
@@ -64,8 +60,8 @@ def corpus(source: Path, folder: Path, num_bytes: int) -> int:
     return written
 
 
-def ours(path: Path) -> Found:
-    """What our reader finds in a file, before anything is taken out."""
+def ours(path: Path) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Answers of a file, and of each call's id its name and the text of its result, before anything is taken out."""
     (unit,) = find_units([path])[0]
     traces = FORMATS[unit.kind].read(read_records(path, Ledger()), Ledger(), path.stem)
     steps = [step for trace in traces for _, step in trace.agent_steps()]
@@ -81,18 +77,14 @@ def compared(oracle: str, folder: Path) -> None:
         [oracle, "-c", ORACLE, *map(str, paths)], capture_output=True, text=True, check=True
     )
     for path, line in zip(paths, done.stdout.splitlines(), strict=True):
-        answers, rows = json.loads(line)
-        theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in rows}
-        if answers >= 0:
-            num_own, own = ours(path)
-            same = sum(own.get(call_id) == found for call_id, found in theirs.items())
-            sums = (
-                f"answers {num_own} and {answers}, calls {len(own)} and {len(theirs)}, {same} pairs the same"
-            )
-            others = sorted(set(own.items()) ^ set(theirs.items()))
-            print(
-                f"{path.relative_to(folder)!s:<60} {sums}", *(f"\n    {each!s:.150}" for each in others[:3])
-            )
+        if (found := json.loads(line)) is None:
+            continue
+        theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in found[1]}
+        num_own, own = ours(path)
+        same = sum(own.get(call_id) == pair for call_id, pair in theirs.items())
+        sums = f"answers {num_own} and {found[0]}, calls {len(own)} and {len(theirs)}, {same} pairs the same"
+        others = sorted(set(own.items()) ^ set(theirs.items()))[:3]
+        print(f"{path.relative_to(folder)!s:<60} {sums}", *(f"\n    {each!s:.150}" for each in others))
 
 
 def main() -> None:

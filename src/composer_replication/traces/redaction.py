@@ -73,7 +73,9 @@ class Redactor:
         trace.tools = self._value(trace.tools)
         for step in trace.steps:
             step.text, step.reasoning = self.text(step.text), self.text(step.reasoning)
-            step.calls = [ToolCall(call.name, self._arguments(call.arguments), call.call_id) for call in step.calls]
+            step.calls = [
+                ToolCall(call.name, self._arguments(call.arguments), call.call_id) for call in step.calls
+            ]
             for result in step.results:
                 result.text = self.text(result.text)
 

@@ -1,8 +1,14 @@
-"""Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record."""
+"""Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record.
+
+Sessions that are held twice are left out: the same, the beginning of a longer one, or nearly the same. A program that keeps a copy at
+every checkpoint holds each session many times: almost half of the bytes of a real corpus were beginnings of other sessions. Near
+duplicates are found by MinHash where the extra ``traces`` is installed.
+"""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import itertools
 import os
 import tempfile
@@ -10,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
-from composer_replication.traces.duplicates import HAS_MINHASH, duplicates, minhash, step_chain
 from composer_replication.traces.json_sources import first_records, read_records, trace_files
 from composer_replication.traces.json_values import json_bytes, json_value
 from composer_replication.traces.readers import atif_files as atif
@@ -24,6 +30,16 @@ from composer_replication.traces.readers import repository_agents, request_logs
 from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
+try:
+    import rensa
+except ImportError:  # without the extra ``traces``
+    rensa = None
+HAS_MINHASH = rensa is not None
+"""Whether the library for near duplicates is installed."""
+_NUM_PERMUTATIONS = 128
+THRESHOLD = 0.9
+"""Share of five-word shingles in common from which two sessions are nearly the same."""
+_LEAST_WORDS = 50
 TRACES_NAME = "traces.jsonl"
 REPORT_NAME = "ingest.json"
 SECRETS_NAME = "redactions.local.json"
@@ -44,8 +60,10 @@ FORMATS = {
     "openhands": Format(repository_agents.matches_openhands, repository_agents.read_openhands),
     "swe-agent": Format(repository_agents.matches_swe_agent, repository_agents.read_swe_agent),
     "mini-swe-agent": Format(repository_agents.matches_mini_swe_agent, repository_agents.read_mini_swe_agent),
-    "openai-chat": Format(request_logs.matches_chat, request_logs.read_chat),
-    "openai-responses": Format(request_logs.matches_responses, request_logs.read_responses),
+    "openai-chat": Format(request_logs.matches_chat, partial(request_logs.read_requests, "openai-chat")),
+    "openai-responses": Format(
+        request_logs.matches_responses, partial(request_logs.read_requests, "openai-responses")
+    ),
     "otel-genai": Format(request_logs.matches_otel, request_logs.read_otel),
 }
 
@@ -258,3 +276,52 @@ def _write_secret(path: Path, secrets: dict[str, dict[str, str]]) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(json_bytes(secrets))
     (path.parent / ".gitignore").write_text(f"{SECRETS_NAME}\n")
+
+
+def step_chain(trace: Trace) -> tuple[int, ...]:
+    """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
+    chain, before = [], b""
+    for step in trace.steps:
+        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
+        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
+        before = hashlib.blake2b(before + whole, digest_size=8).digest()
+        chain.append(int.from_bytes(before))
+    return tuple(chain)
+
+
+def minhash(trace: Trace) -> Any:
+    """The MinHash of what the model wrote; None without the library or with too little text."""
+    texts = [
+        text for _, step in trace.agent_steps() for text in (step.text, *(c.arguments for c in step.calls))
+    ]
+    words = " ".join(texts).split()
+    if rensa is None or len(words) < _LEAST_WORDS:
+        return None
+    sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
+    sketch.update(list(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False))))
+    return sketch
+
+
+def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> dict[int, str]:
+    """Which traces are left out, by their places, and why: ``the same``, ``the beginning of another``, ``nearly the same``.
+
+    The first of equal ones is kept; of near ones the longest.
+    """
+    found: dict[int, str] = {}
+    first: dict[int, int] = {}
+    inner = {digest for chain in chains for digest in chain[:-1]}
+    for place, chain in enumerate(chains):
+        if chain and first.setdefault(chain[-1], place) != place:
+            found[place] = "the same"
+        elif chain and chain[-1] in inner:
+            found[place] = "the beginning of another"
+    rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
+    if rest:
+        kept = rensa.RMinHashLSH(THRESHOLD, _NUM_PERMUTATIONS, num_bands=16)
+        for place in sorted(rest, key=lambda each: (-len(chains[each]), each)):
+            own = sketches[place]
+            if any(own.jaccard(sketches[other]) >= THRESHOLD for other in kept.query(own)):
+                found[place] = "nearly the same"
+            else:
+                kept.insert(place, own)
+    return found

@@ -46,19 +46,11 @@ def matches_responses(head: Sequence[Any]) -> str:
     return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
 
 
-def read_chat(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``."""
-    joined = ConversationJoiner("openai-chat", name)
+def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
+    joined = ConversationJoiner(kind, name)
     for record in records:
-        ledger.put(_chat_row, joined, record)
-    yield from joined.traces()
-
-
-def read_responses(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """Conversations of Responses: input items and output items, streams kept as text too."""
-    joined = ConversationJoiner("openai-responses", name)
-    for record in records:
-        ledger.put(_responses_row, joined, record)
+        ledger.put(_chat_row if kind == "openai-chat" else _responses_row, joined, record)
     yield from joined.traces()
 
 

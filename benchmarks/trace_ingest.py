@@ -27,7 +27,6 @@ from composer_replication.traces.json_values import text_of
 from composer_replication.traces.trace_records import Ledger
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"
-_WORDS = re.compile(r"(?<=[a-z]{3}) (?=[a-zA-Z])")
 ORACLE = """
 import json, sys
 from agentpile import load
@@ -40,8 +39,8 @@ for path in sys.argv[1:]:
     results = [each for step in steps for each in (step.get("observation") or {}).get("results") or ()]
     texts = {each.get("source_call_id"): each.get("content") for each in results}
     calls = [call for step in steps for call in step.get("tool_calls") or ()]
-    names = {call["tool_call_id"]: call["function_name"] for call in calls}
-    print(json.dumps([len(steps), [[key, name, texts.get(key)] for key, name in names.items()]]))
+    rows = [[key, call["function_name"], texts.get(key)] for call in calls for key in [call["tool_call_id"]]]
+    print(json.dumps([len(steps), rows]))
 """
 
 
@@ -54,7 +53,7 @@ def corpus(source: Path, folder: Path, num_bytes: int) -> int:
         text = sources[number % len(sources)]
         for before in ('"uuid":"', 'arentUuid":"', '"id":"msg_', '"sessionId":"', "toolu_", '"text":"'):
             text = text.replace(before, before + own)
-        text = _WORDS.sub(f"{number:x} ", text)
+        text = re.sub(r"(?<=[a-z]{3}) (?=[a-zA-Z])", f"{number:x} ", text)
         written += (folder / f"{own}.jsonl").write_text(text)
         number += 1
     return written
@@ -76,15 +75,14 @@ def compared(oracle: str, folder: Path) -> None:
     done = subprocess.run(
         [oracle, "-c", ORACLE, *map(str, paths)], capture_output=True, text=True, check=True
     )
-    for path, line in zip(paths, done.stdout.splitlines(), strict=True):
-        if (found := json.loads(line)) is None:
-            continue
+    rows = zip(paths, map(json.loads, done.stdout.splitlines()), strict=True)
+    for path, found in ((path, found) for path, found in rows if found is not None):
         theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in found[1]}
         num_own, own = ours(path)
         same = sum(own.get(call_id) == pair for call_id, pair in theirs.items())
         sums = f"answers {num_own} and {found[0]}, calls {len(own)} and {len(theirs)}, {same} pairs the same"
-        others = sorted(set(own.items()) ^ set(theirs.items()))[:3]
-        print(f"{path.relative_to(folder)!s:<60} {sums}", *(f"\n    {each!s:.150}" for each in others))
+        print(f"{path.relative_to(folder)!s:<60} {sums}")
+        print(*(f"    {each!s:.150}\n" for each in sorted(own.items() ^ theirs.items())[:3]), sep="", end="")
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ def detect(path: Path, only: str = "") -> tuple[str, str]:
         InputError: two formats fit, and ``only`` names none (CR0206).
     """
     head = first_records(path)
-    kinds = [only] if only else FORMATS
+    kinds = ([only] if only else FORMATS) if head else ()
     found = [(name, version) for name in kinds if (version := FORMATS[name].matches(head))]
     if len(found) > 1:
         names = " and ".join(f"{name} {version}" for name, version in found)

@@ -46,9 +46,8 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 def matches_atif(head: Sequence[Any]) -> str:
     """The version that the document names."""
-    first = head[0] if head else None
-    version = string(at(first, "schema_version"))
-    return version.removeprefix("ATIF-v") if isinstance(at(first, "steps"), list) else ""
+    version = string(at(head[0], "schema_version"))
+    return version.removeprefix("ATIF-v") if isinstance(at(head[0], "steps"), list) else ""
 
 
 def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:

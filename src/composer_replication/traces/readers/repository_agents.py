@@ -28,7 +28,6 @@ from composer_replication.traces.readers.messages import add_message, function_t
 from composer_replication.traces.trace_records import (
     Dropped,
     Ledger,
-    Part,
     RepositoryState,
     StepResult,
     Trace,
@@ -43,91 +42,77 @@ _KINDS = {
 
 def matches_openhands(head: Sequence[Any]) -> str:
     """``1`` for typed events, ``evaluation`` for rows with a history of them."""
-    history = items(at(head[0] if head else None, "history"))
-    if any(at(event, "kind") in _KINDS for event in history[:20]):
+    if any(at(event, "kind") in _KINDS for event in items(at(head[0], "history"))[:20]):
         return "evaluation"
     return "1" if any(at(event, "kind") in _KINDS for event in head) else ""
 
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """One conversation of all events, and one of each evaluation's row."""
-    single = _Events(name)
+    """One conversation of all events in the order of their file, and one of each evaluation's row."""
+    single = TraceBuilder(Trace(name, "openhands", agent="openhands"))
     for number, record in enumerate(records):
         if not (history := items(at(record, "history"))):
-            ledger.put(single.take, record)
+            ledger.put(partial(_event, single), record)
             continue
         ledger.num_records -= 1  # the row counts as its events
-        row = _Events(f"{name}#{number}")
-        ledger.put_inner(row.take, history)
-        _note_row(row.builder.trace, record)
-        yield row.builder.trace
-    if single.builder.trace.steps:
-        yield single.builder.trace
+        trace = Trace(f"{name}#{number}", "openhands", agent="openhands")
+        ledger.put_inner(partial(_event, TraceBuilder(trace)), history)
+        task = string(record.get("instance_id") or at(record, "instance", "instance_id"))
+        names = (string(at(record, "instance", key)) for key in ("repo", "base_commit"))
+        trace.state = RepositoryState(task, *names)
+        trace.passed = flag(at(record, "test_result", "report", "resolved"))
+        yield trace
+    if single.trace.steps:
+        yield single.trace
 
 
-class _Events:
-    """Events in the order of their file; parallel calls share ``llm_response_id``."""
+def _event(builder: TraceBuilder, event: dict[str, Any]) -> str | None:
+    kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
+    if kind == "SystemPromptEvent":
+        builder.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
+        builder.trace.tools = function_tools(event.get("tools"))
+    elif kind == "MessageEvent":
+        is_answer = event.get("source") == "agent"
+        message = {**event["llm_message"], "role": "assistant" if is_answer else "user"}
+        parts = [*parts_of(message), text_of(event.get("extended_content"))]
+        builder.add("agent" if is_answer else "user", parts, key=key)
+    elif kind == "ActionEvent":
+        thoughts = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
+        answer = {"role": "assistant", "content": event.get("thought"), **thoughts}
+        builder.add("agent", [*([] if key in builder.answers else parts_of(answer)), _call(event)], key=key)
+    elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
+        builder.add("user", [_result(event)])
+        if kind == "UserRejectObservation" and builder.answered is not None:
+            builder.answered.flags.add("denied")
+    elif kind == "Condensation":
+        steps = builder.trace.steps
+        place = builder.add("user", [text_of(event.get("summary"))], "compacted")
+        steps[place].parent = 0 if place and steps[0].source == "system" else -1
+    elif kind == "ConversationStateUpdateEvent":
+        return "kept: state of the conversation"
+    else:
+        raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
+    return None
 
-    def __init__(self, name: str) -> None:
-        self.builder = TraceBuilder(Trace(name, "openhands", agent="openhands"))
 
-    def take(self, event: dict[str, Any]) -> str | None:
-        kind, builder = event.get("kind"), self.builder
-        if kind == "SystemPromptEvent":
-            builder.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
-            builder.trace.tools = function_tools(event.get("tools"))
-        elif kind == "MessageEvent":
-            message = event["llm_message"]
-            is_answer = event.get("source") == "agent"
-            extended = text_of(event.get("extended_content"))
-            parts = [*parts_of({**message, "role": "assistant" if is_answer else "user"}), extended]
-            builder.add("agent" if is_answer else "user", parts, key=event.get("llm_response_id") or None)
-        elif kind == "ActionEvent":
-            builder.add("agent", self._action(event), key=event.get("llm_response_id") or None)
-        elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
-            self._observation(event)
-        elif kind == "Condensation":
-            steps = builder.trace.steps
-            place = builder.add("user", [text_of(event.get("summary"))], "compacted")
-            steps[place].parent = 0 if place and steps[0].source == "system" else -1
-        elif kind == "ConversationStateUpdateEvent":
-            return "kept: state of the conversation"
-        else:
-            raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
-        return None
+def _call(event: dict[str, Any]) -> ToolCall:
+    arguments = at(event, "tool_call", "arguments")
+    if arguments is None:
+        arguments = {key: value for key, value in (event.get("action") or {}).items() if key != "kind"}
+    name = string(at(event, "tool_call", "name")) or string(event.get("tool_name"))
+    return ToolCall(name, arguments_text(arguments), string(event.get("tool_call_id")))
 
-    def _action(self, event: dict[str, Any]) -> Iterator[Part]:
-        answer = {"role": "assistant", "content": event.get("thought")}
-        answer |= {key: event.get(key) for key in ("reasoning_content", "thinking_blocks")}
-        written, action = event.get("tool_call"), event.get("action")
-        if not self.builder.has_answer(event.get("llm_response_id")):  # parallel calls repeat it
-            yield from parts_of(answer)
-        arguments = at(written, "arguments")
-        if arguments is None:
-            arguments = {key: value for key, value in (action or {}).items() if key != "kind"}
-        name = string(at(written, "name")) or string(event.get("tool_name"))
-        yield ToolCall(name, arguments_text(arguments), string(event.get("tool_call_id")))
 
-    def _observation(self, event: dict[str, Any]) -> None:
-        call_id, observation = string(event.get("tool_call_id")), event.get("observation")
-        if not call_id:
-            raise Dropped("a result without its call")
+def _result(event: dict[str, Any]) -> StepResult:
+    call_id, observation = string(event.get("tool_call_id")), event.get("observation")
+    if not call_id:
+        raise Dropped("a result without its call")
+    code = integer(at(observation, "exit_code"))
+    if event["kind"] != "ObservationEvent":
         refusal = string(event.get("rejection_reason") or event.get("error"))
-        is_error = True if event["kind"] != "ObservationEvent" else flag(at(observation, "is_error"))
-        text = text_of(at(observation, "content")) if event["kind"] == "ObservationEvent" else refusal
-        code = integer(at(observation, "exit_code"))
-        self.builder.add("user", [StepResult(call_id, text, is_error, code)])
-        if event["kind"] == "UserRejectObservation" and self.builder.answered is not None:
-            self.builder.answered.flags.add("denied")
-
-
-def _note_row(trace: Trace, row: dict[str, Any]) -> None:
-    """What an evaluation's row knows of repository and outcome."""
-    instance = row.get("instance")
-    task = string(row.get("instance_id") or at(instance, "instance_id"))
-    names = (string(at(instance, key)) for key in ("repo", "base_commit"))
-    trace.state = RepositoryState(task, *names)
-    trace.passed = flag(at(row, "test_result", "report", "resolved"))
+        return StepResult(call_id, refusal, True, code)
+    text, is_error = text_of(at(observation, "content")), flag(at(observation, "is_error"))
+    return StepResult(call_id, text, is_error, code)
 
 
 _BLOCK = re.compile(r"```(?:mswea_bash_command|bash)\n(.*?)\n?```", re.DOTALL)
@@ -136,8 +121,7 @@ _RETURNCODE = re.compile(r"<returncode>(-?\d+)</returncode>")
 
 def matches_swe_agent(head: Sequence[Any]) -> str:
     """The version that its ``info`` names."""
-    first = head[0] if head else None
-    history = items(at(first, "history"))
+    first, history = head[0], items(at(head[0], "history"))
     has_agent = any(at(each, "agent") is not None for each in history[:3])
     is_ours = isinstance(at(first, "trajectory"), list) or has_agent
     is_chat = bool(history) and at(history[0], "role") is not None
@@ -146,7 +130,7 @@ def matches_swe_agent(head: Sequence[Any]) -> str:
 
 def matches_mini_swe_agent(head: Sequence[Any]) -> str:
     """The version, ``1`` where the file does not say it."""
-    first = head[0] if head else None
+    first = head[0]
     if string(at(first, "trajectory_format")).startswith("mini-swe-agent"):
         return string(at(first, "info", "mini_version")) or "1"
     messages = items(first) or (items(at(first, "messages")) if at(first, "info") is not None else [])
@@ -158,14 +142,24 @@ def matches_mini_swe_agent(head: Sequence[Any]) -> str:
 def read_swe_agent(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document; the demonstration inside is flagged ``demo``."""
     for number, document in enumerate(records):
-        builder = TraceBuilder(Trace(f"{name}#{number}", "swe-agent", agent="swe-agent"))
-        ledger.put(partial(_note_document, builder.trace), document)
+        trace = Trace(f"{name}#{number}", "swe-agent", agent="swe-agent")
+        builder = TraceBuilder(trace)
+        ledger.put(lambda _: "kept: the document", document)
+        trace.version = string(at(document, "info", "swe_agent_version"))
+        replay = parsed(at(document, "replay_config"))
+        repository = (at(replay, "env", "repo", key) for key in ("github_url", "repo_name", "path"))
+        trace.state = RepositoryState(
+            string(at(replay, "problem_statement", "id")),
+            next(filter(None, map(string, repository)), ""),
+            string(at(replay, "env", "repo", "base_commit")),
+        )
+        trace.model = string(at(replay, "agent", "model", "name"))
         history = items(at(document, "history"))
         ledger.put_inner(partial(_history_message, builder), history)
         num_answers = sum(at(each, "role") == "assistant" and not at(each, "is_demo") for each in history)
         # the last step, which submits, may stand in the trajectory alone
         ledger.put_inner(partial(_trajectory_step, builder), items(at(document, "trajectory"))[num_answers:])
-        yield builder.trace
+        yield trace
 
 
 def read_mini_swe_agent(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -180,19 +174,6 @@ def read_mini_swe_agent(records: Iterator[Any], ledger: Ledger, name: str) -> It
         trace.state = RepositoryState(folder=string(at(document, "info", "config", "environment", "cwd")))
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace
-
-
-def _note_document(trace: Trace, document: dict[str, Any]) -> str:
-    trace.version = string(at(document, "info", "swe_agent_version"))
-    replay = parsed(document.get("replay_config"))
-    repository = (at(replay, "env", "repo", key) for key in ("github_url", "repo_name", "path"))
-    trace.state = RepositoryState(
-        string(at(replay, "problem_statement", "id")),
-        next(filter(None, map(string, repository)), ""),
-        string(at(replay, "env", "repo", "base_commit")),
-    )
-    trace.model = string(at(replay, "agent", "model", "name"))
-    return "kept: the document"
 
 
 def _history_message(builder: TraceBuilder, message: dict[str, Any]) -> None:

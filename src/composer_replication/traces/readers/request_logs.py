@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
@@ -32,17 +33,16 @@ from composer_replication.traces.trace_records import (
 
 def matches_chat(head: Sequence[Any]) -> str:
     """The version where it is a log of chat completions: rows with messages, or pairs of request and response."""
-    first = head[0] if head else None
-    if not isinstance(first, dict) or "info" in first or "trajectory_format" in first:
-        return ""
-    if not _are_messages(at(_request(first), "messages")):
+    first = head[0]
+    is_other = not isinstance(first, dict) or "info" in first or "trajectory_format" in first
+    if is_other or not _are_messages(at(_request(first), "messages")):
         return ""
     return "completions" if first.get("response") is not None else "rows"
 
 
 def matches_responses(head: Sequence[Any]) -> str:
     """Likewise for Responses, which take ``input``."""
-    request = _request(head[0] if head else None)
+    request = _request(head[0])
     return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
 
 
@@ -50,16 +50,16 @@ def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) 
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
     joined = ConversationJoiner(kind, name)
     for record in records:
-        ledger.put(_chat_row if kind == "openai-chat" else _responses_row, joined, record)
-    yield from joined.traces()
+        ledger.put(partial(_row, joined), record)
+    yield from (builder.trace for builder in joined.builders)
 
 
 class ConversationJoiner:
     """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
 
     def __init__(self, kind: str, name: str) -> None:
-        self._kind, self._name = kind, name
-        self._builders: list[TraceBuilder] = []
+        self.kind, self._name = kind, name
+        self.builders: list[TraceBuilder] = []
         self._tips: dict[bytes, TraceBuilder] = {}
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
@@ -71,8 +71,8 @@ class ConversationJoiner:
         if known:
             builder = self._tips.pop(chain[known - 1])
         else:
-            builder = TraceBuilder(Trace(f"{self._name}#{len(self._builders)}", self._kind))
-            self._builders.append(builder)
+            builder = TraceBuilder(Trace(f"{self._name}#{len(self.builders)}", self.kind))
+            self.builders.append(builder)
         builder.trace.tools = function_tools(tools) or builder.trace.tools
         for message in messages[known:]:
             _add(builder, message)
@@ -85,37 +85,32 @@ class ConversationJoiner:
             self._tips[list(_digests(whole))[-1]] = builder
         return builder.trace
 
-    def traces(self) -> Iterator[Trace]:
-        """What was joined, in the order in which it began."""
-        return (builder.trace for builder in self._builders)
 
-
-def _chat_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+def _row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     request, body = _request(row), _body(row.get("response"))
+    tools, model = at(request, "tools"), string(at(body, "model")) or at(request, "model")
+    if joined.kind == "openai-responses":
+        joined.add(_given(request), items(at(body, "output")), tools, model)
+        return
     messages = items(at(request, "messages"))
-    answers = [at(choice, "message") for choice in items(at(body, "choices"))[:1]]
     if not _are_messages(messages):
         raise Dropped("a row without messages")
-    tools = at(request, "tools") or at(row, "kwargs", "tools")
-    model = string(at(body, "model")) or at(request, "model")
-    trace = joined.add(messages, answers, tools, model)
+    answers = [at(choice, "message") for choice in items(at(body, "choices"))[:1]]
+    trace = joined.add(messages, answers, tools or at(row, "kwargs", "tools"), model)
     if task := string(row.get("instance_id")):  # of SWE-bench, beside the messages
         trace.state = RepositoryState(task_id=task)
         trace.passed = flag(row.get("resolved"))
 
 
-def _responses_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
-    request, body = _request(row), _body(row.get("response"))
-    given = at(request, "input")
+def _given(request: Any) -> list[Any]:
+    """What was given to Responses, as messages and items."""
+    given, instructions = at(request, "input"), string(at(request, "instructions"))
     if given is None:
         raise Dropped("a row without input")
     if at(request, "previous_response_id"):
         raise Dropped("its context is stored at the provider (previous_response_id)")
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else items(given)
-    if instructions := string(at(request, "instructions")):
-        messages = [{"role": "system", "content": instructions}, *messages]
-    model = string(at(body, "model")) or at(request, "model")
-    joined.add(messages, items(at(body, "output")), at(request, "tools"), model)
+    return [{"role": "system", "content": instructions}, *messages] if instructions else messages
 
 
 def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:
@@ -171,12 +166,9 @@ def _are_messages(value: Any) -> bool:
     return bool(items(value)) and all(at(each, "role") is not None for each in value)
 
 
-_CHAT = ("chat", "text_completion", "generate_content")
-
-
 def matches_otel(head: Sequence[Any]) -> str:
     """``otlp`` where the first record has spans."""
-    return "otlp" if head and isinstance(at(head[0], "resourceSpans"), list) else ""
+    return "otlp" if isinstance(at(head[0], "resourceSpans"), list) else ""
 
 
 def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -190,56 +182,32 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
         spans += found
         if not found:
             ledger.dropped("a record without spans")
-    reader = _Reader(name)
-    ledger.put_inner(reader.take, sorted(spans, key=lambda span: _number(at(span, "startTimeUnixNano"))))
-    yield from reader.traces()
+    joined = ConversationJoiner("otel-genai", name)
+    tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
+    spans.sort(key=lambda span: _number(at(span, "startTimeUnixNano")))
+    ledger.put_inner(partial(_span, joined, tools), spans)
+    alone = dict(tools)
+    for trace in (builder.trace for builder in joined.builders):
+        for _, step in trace.agent_steps():
+            results = {result.call_id: result for result in step.results}
+            for call in (call for call in step.calls if call.call_id in tools):
+                alone.pop(call.call_id, None)
+                results[call.call_id] = tools[call.call_id][2]
+            step.results = list(results.values())
+        yield trace
+    builders: dict[str, TraceBuilder] = {}  # one for each trace id of which only the tools were recorded
+    for trace_id, call, result in alone.values():
+        new = TraceBuilder(Trace(trace_id or name, "otel-genai"))
+        builders.setdefault(trace_id, new).add("agent", [call, result])
+    yield from (builder.trace for builder in builders.values())
 
 
-class _Reader:
-    def __init__(self, name: str) -> None:
-        self._joiner, self._name = ConversationJoiner("otel-genai", name), name
-        self._tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
-
-    def take(self, span: dict[str, Any]) -> None:
-        own = {string(at(each, "key")): _value(at(each, "value")) for each in items(span.get("attributes"))}
-        operation = own.get("gen_ai.operation.name")
-        if operation in _CHAT:
-            self._chat(own)
-        elif operation == "execute_tool":
-            self._tool(own, span)
-        else:
-            raise Dropped("a span of an agent or of something else")
-
-    def traces(self) -> Iterator[Trace]:
-        """The conversations, and one for each trace id of which only the tools were recorded."""
-        alone = dict(self._tools)
-        for trace in self._joiner.traces():
-            for _, step in trace.agent_steps():
-                results = {result.call_id: result for result in step.results}
-                for call in (call for call in step.calls if call.call_id in self._tools):
-                    alone.pop(call.call_id, None)
-                    results[call.call_id] = self._tools[call.call_id][2]
-                step.results = list(results.values())
-            yield trace
-        builders: dict[str, TraceBuilder] = {}
-        for trace_id, call, result in alone.values():
-            new = TraceBuilder(Trace(trace_id or self._name, "otel-genai"))
-            builders.setdefault(trace_id, new).add("agent", [call, result])
-        yield from (builder.trace for builder in builders.values())
-
-    def _chat(self, own: dict[str, Any]) -> None:
-        messages, answers = (
-            items(parsed(own.get(f"gen_ai.{side}.messages"))) for side in ("input", "output")
-        )
-        if not messages and not answers:
-            raise Dropped("a span without messages: content was not recorded")
-        if text := text_of(parsed(own.get("gen_ai.system_instructions"))):
-            messages = [{"role": "system", "content": text}, *messages]
-        tools = parsed(own.get("gen_ai.tool.definitions"))
-        model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model")
-        self._joiner.add(messages, answers, tools, model)
-
-    def _tool(self, own: dict[str, Any], span: dict[str, Any]) -> None:
+def _span(
+    joined: ConversationJoiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]
+) -> None:
+    own = {string(at(each, "key")): _value(at(each, "value")) for each in items(span.get("attributes"))}
+    operation = own.get("gen_ai.operation.name")
+    if operation == "execute_tool":
         call_id, content = string(own.get("gen_ai.tool.call.id")), own.get("gen_ai.tool.call.result")
         if not call_id or content is None:
             raise Dropped("a tool's span without the id of its call or without content")
@@ -248,7 +216,17 @@ class _Reader:
         arguments = arguments_text(own.get("gen_ai.tool.call.arguments"))
         call = ToolCall(string(own.get("gen_ai.tool.name")), arguments, call_id)
         result = StepResult(call_id, text, is_error, exit_code_in(text))
-        self._tools[call_id] = string(span.get("traceId")), call, result
+        tools[call_id] = string(span.get("traceId")), call, result
+        return
+    if operation not in ("chat", "text_completion", "generate_content"):
+        raise Dropped("a span of an agent or of something else")
+    messages, answers = (items(parsed(own.get(f"gen_ai.{side}.messages"))) for side in ("input", "output"))
+    if not messages and not answers:
+        raise Dropped("a span without messages: content was not recorded")
+    if text := text_of(parsed(own.get("gen_ai.system_instructions"))):
+        messages = [{"role": "system", "content": text}, *messages]
+    model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model")
+    joined.add(messages, answers, parsed(own.get("gen_ai.tool.definitions")), model)
 
 
 def _value(value: Any) -> Any:

@@ -7,9 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from composer_replication.errors import SandboxFailure
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.tasks.pass_intervals import wilson
 from composer_replication.traces.prompts import (
     Message,
@@ -109,12 +110,6 @@ async def replay_steps(
     return list(await asyncio.gather(*(branching(*each) for each in chosen))), is_spent
 
 
-if TYPE_CHECKING:
-    from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-
-Decision = Literal["better", "worse", "not decided"]
-
-
 def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
     """Interval at 95% of the difference of two means in [0, 1], from Wilson's intervals of both.
 
@@ -127,8 +122,8 @@ def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[floa
     return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
 
 
-def decide(interval: tuple[float, float]) -> Decision:
-    """Better or worse where the whole interval says so."""
+def decide(interval: tuple[float, float]) -> str:
+    """``better`` or ``worse`` where the whole interval says so, else ``not decided``."""
     return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "not decided"
 
 

@@ -34,8 +34,6 @@ try:
     import rensa
 except ImportError:  # without the extra ``traces``
     rensa = None
-HAS_MINHASH = rensa is not None
-"""Whether the library for near duplicates is installed."""
 _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9
 """Share of five-word shingles in common from which two sessions are nearly the same."""
@@ -167,8 +165,16 @@ def ingest(
         raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=f"known are {', '.join(FORMATS)}.")
     out.mkdir(parents=True, exist_ok=True)
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
-    with tempfile.TemporaryDirectory(dir=out, prefix="parts-") as parts:
-        sums = list(_read_all(units, sizes, Path(parts), num_processes, report))
+    sums: list[UnitSums] = []
+    with (
+        tempfile.TemporaryDirectory(dir=out, prefix="parts-") as parts,
+        ProcessPoolExecutor(min(num_processes, len(units))) as pool,
+    ):
+        names = [Path(parts) / f"{number}.jsonl" for number in range(len(units))]
+        for each in (pool.map if num_processes > 1 else map)(read_unit, units, names):
+            sums.append(each)
+            if report is not None:
+                report(sum(sizes[: len(sums)]), max(1, sum(sizes)), "read, in bytes")
         result = _write(units, sums, out)
     num_files = sum(len(unit.paths) for unit in units)
     result |= {"bytes": sum(sizes), "files": num_files, "files_left_out": dict(left_out)}
@@ -222,20 +228,6 @@ def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
     return sums
 
 
-def _read_all(
-    units: Sequence[TraceUnit], sizes: Sequence[int], parts: Path, num_processes: int, report: Report | None
-) -> Iterator[UnitSums]:
-    names = [parts / f"{number}.jsonl" for number in range(len(units))]
-    with ProcessPoolExecutor(min(num_processes, len(units))) as pool:
-        found = pool.map(read_unit, units, names) if num_processes > 1 else map(read_unit, units, names)
-        done = 0
-        for size, sums in zip(sizes, found, strict=True):
-            done += size
-            if report is not None:
-                report(done, max(1, sum(sizes)), "read, in bytes")
-            yield sums
-
-
 def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> dict[str, Any]:
     traces = [trace for each in sums for trace in each.traces]
     twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
@@ -248,7 +240,11 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
                 file.writelines(line for line in part if next(places) not in twice)
     temporary.replace(out / TRACES_NAME)
     secrets = {name: values for each in sums for name, values in each.secrets.items()}
-    _write_secret(out / SECRETS_NAME, secrets)
+    (out / SECRETS_NAME).unlink(missing_ok=True)  # readable for this user alone, and kept from git
+    descriptor = os.open(out / SECRETS_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json_bytes(secrets))
+    (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
     became = sum((each.ledger.counts for each in sums), Counter())
     redactions = sum((each.redactions for each in sums), Counter())
     num_records = sum(each.ledger.num_records for each in sums)
@@ -263,19 +259,10 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
         "is_balanced": num_records == sum(became.values()),
         "traces_without_answer": sum(each.num_without_answer for each in sums),
         "duplicates": dict(Counter(twice.values())),
-        "near_duplicates": "looked for" if HAS_MINHASH else missing,
+        "near_duplicates": missing if rensa is None else "looked for",
         "redactions": {rule.name: redactions[rule.name] for rule in RULES},
         "out": str(out),
     }
-
-
-def _write_secret(path: Path, secrets: dict[str, dict[str, str]]) -> None:
-    """Readable for this user alone, and kept from git."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(json_bytes(secrets))
-    (path.parent / ".gitignore").write_text(f"{SECRETS_NAME}\n")
 
 
 def step_chain(trace: Trace) -> tuple[int, ...]:

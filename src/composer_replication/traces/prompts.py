@@ -158,7 +158,12 @@ def prompt_of(trace: Trace, idx: int) -> list[Message]:
         elif "synthetic" not in step.flags:
             calls = our_calls(trace, step)
             messages.append(assistant_message(step.text, calls))
-            messages += _results(step, calls, is_whole=place >= whole_from)
+            known = {result.call_id: result.text for result in step.results}
+            for number, call in enumerate(calls):
+                text, call_id = known.get(call.call_id, NO_RESULT), call.call_id or f"call-{number}"
+                if place < whole_from and len(text) > OLD_RESULT_CHARACTERS:
+                    text = f"{text[:OLD_RESULT_CHARACTERS]}\n(cut)"
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
     return messages
 
 
@@ -193,17 +198,6 @@ def chosen_steps(
             if reasons and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
                 found.append((trace, idx, reasons))
     return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]
-
-
-def _results(step: TraceStep, calls: list[ToolCall], *, is_whole: bool) -> list[Message]:
-    known = {result.call_id: result.text for result in step.results}
-    messages = []
-    for number, call in enumerate(calls):
-        text = known.get(call.call_id, NO_RESULT)
-        if not is_whole and len(text) > OLD_RESULT_CHARACTERS:
-            text = f"{text[:OLD_RESULT_CHARACTERS]}\n(cut)"
-        messages.append({"role": "tool", "tool_call_id": call.call_id or f"call-{number}", "content": text})
-    return messages
 
 
 def _arguments(call: ToolCall) -> Any:

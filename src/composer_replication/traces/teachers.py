@@ -39,12 +39,6 @@ WHERE spent.dollars + :dollars <= :max_dollars AND spent.tokens + :tokens <= :ma
 """
 
 
-def request_key(model: str, url: str, request: Mapping[str, Any]) -> str:
-    """Names a request by its content."""
-    whole = json.dumps([url, model, request], sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest()
-
-
 class AnswerStore:
     """One file of answers and charges.
 
@@ -197,7 +191,9 @@ class Classroom:
             BudgetSpent: no room for the request.
         """
         teacher = self.teachers[name]
-        key = request_key(teacher.endpoint.model, teacher.endpoint.url, request)
+        named = [teacher.endpoint.url, teacher.endpoint.model, request]
+        whole = json.dumps(named, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
+        key = hashlib.sha256(whole).hexdigest()
         async with self._limits[name]:
             known = self.store.answer(key)
             if known is not None:
@@ -214,7 +210,12 @@ class Classroom:
         """The body of an answer, which is stored; None where there is none."""
         most = self.most(teacher, request)
         for number in range(MAX_TRIES):
-            charge = await self._reserved(key, *most)
+            # what others of this process have reserved may become free again, and is waited for
+            while (charge := self.store.reserve(key, *most)) is None:
+                if self._num_reserved == 0:
+                    raise BudgetSpent
+                await asyncio.sleep(0.05)
+            self._num_reserved += 1
             body, reason, asked_seconds = await self._posted(teacher, key, request)
             self._num_reserved -= 1
             if body is not None:
@@ -261,15 +262,6 @@ class Classroom:
             reason = failure_reason(error)
             return None, "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
 
-    async def _reserved(self, key: str, dollars: float, tokens: int) -> int:
-        """A reservation; what others of this process have reserved may become free again, and is waited for."""
-        while (charge := self.store.reserve(key, dollars, tokens)) is None:
-            if self._num_reserved == 0:
-                raise BudgetSpent
-            await asyncio.sleep(0.05)
-        self._num_reserved += 1
-        return charge
-
 
 def read_answer(body: Any) -> Message | None:
     """The message of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
@@ -305,7 +297,7 @@ def _with_text(message: Message) -> Message:
     """The message with its calls' arguments as text, which servers want."""
     if "tool_calls" not in message:
         return message
-    functions = [call["function"] for call in message["tool_calls"]]
-    texts = [{**function, "arguments": arguments_text(function["arguments"])} for function in functions]
-    calls = zip(message["tool_calls"], texts, strict=True)
-    return {**message, "tool_calls": [{**call, "function": text} for call, text in calls]}
+    calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
+    for call in calls:
+        call["function"]["arguments"] = arguments_text(call["function"]["arguments"])
+    return {**message, "tool_calls": calls}

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_isolation_flags, number, whole_number
+from composer_replication.cli.flags import (
+    add_isolation_flags,
+    chosen_backend,
+    given_up,
+    number,
+    refuse_unwritable,
+    whole_number,
+)
+from composer_replication.cli.terminal import progress_bar
+from composer_replication.errors import NothingToDoError, SplitOverlapError, UsageError
+from composer_replication.run_folder import rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
     from composer_replication.traces.teachers import Classroom
@@ -95,10 +110,6 @@ _SWITCHES = {
     "--first-decides": "ask the others only where the first teacher parts from the recording",
     "--dry-run": "say steps, calls and the most that they can cost; send nothing",
 }
-_NAMED = {
-    "--key": ("NAME=VARIABLE", "environment variable with a teacher's key"),
-    "--price": ("NAME=IN/OUT", "dollars a million tokens"),
-}
 
 
 def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -112,8 +123,9 @@ def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", metavar="DIR", type=Path, help="of traces ingest")
     add("--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times")
-    for flag, (metavar, what) in _NAMED.items():
-        add(flag, action="append", default=[], metavar=metavar, help=what)
+    several: dict[str, Any] = {"action": "append", "default": []}
+    add("--key", metavar="NAME=VARIABLE", help="environment variable with a teacher's key", **several)
+    add("--price", metavar="NAME=IN/OUT", help="dollars a million tokens", **several)
     for flag, (default, what) in _NUMBERS.items():
         kind = whole_number() if isinstance(default, int) else number()
         add(flag, type=kind, default=default, metavar="N", help=what)
@@ -138,10 +150,6 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         InputError: a path that is not there (CR0942), or a named file that two formats fit (CR0206).
         NothingToDoError: nothing of a known format, or no answer of a model (CR0942).
     """
-    from composer_replication.cli.flags import refuse_unwritable
-    from composer_replication.cli.terminal import progress_bar
-    from composer_replication.errors import UsageError
-    from composer_replication.run_folder import write_json
     from composer_replication.traces.ingest import FORMATS, ingest
 
     if args.format and args.format not in FORMATS:
@@ -187,32 +195,18 @@ def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         InputError: no traces (CR0942), no store (CR0410).
         NothingToDoError: no session is bound to a tree (CR0942).
     """
-    from collections import Counter
-
-    from composer_replication.cli.flags import chosen_backend, given_up
-    from composer_replication.cli.terminal import progress_bar
-    from composer_replication.errors import NothingToDoError, UsageError
-    from composer_replication.rollouts.grading import Grader
-    from composer_replication.run_folder import rewrite_jsonl
-    from composer_replication.tasks.store import TaskStore
-    from composer_replication.traces.state_binding import is_full_id, proven, task_names
+    from composer_replication.traces.state_binding import is_full_id, proven
 
     if args.commit and not is_full_id(args.commit):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
     traces, backend = _all_traces([args.folder]), chosen_backend(args)
-    grader = None if args.tasks is None else Grader(TaskStore.open(args.tasks), backend=backend)
     rows = []
-    try:
-        names = {} if grader is None else task_names(grader)
-        with progress_bar(quiet=args.quiet) as report:
-            for number, trace in enumerate(traces, start=1):
-                rows.append(proven(trace, grader, names, backend, (args.repository, args.commit)))
-                if report is not None:
-                    report(number, len(traces), "sessions")
-    finally:
-        if grader is not None:
-            grader.close()
+    with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
+        for number, trace in enumerate(traces, start=1):
+            rows.append(proven(trace, grader, names, backend, (args.repository, args.commit)))
+            if report is not None:
+                report(number, len(traces), "sessions")
     rewrite_jsonl(args.folder / BINDINGS_NAME, rows)
     bound, problems = [row for row in rows if not row["problem"]], Counter(row["problem"] for row in rows)
     del problems[""]
@@ -231,6 +225,20 @@ def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         **given_up(),
     }
     return result, 0
+
+
+@contextmanager
+def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, dict[str, str]]]:
+    """What runs the tests of the tasks of ``--tasks``, and the names of those; None and no names without the flag."""
+    from composer_replication.rollouts.grading import Grader
+    from composer_replication.tasks.store import TaskStore
+    from composer_replication.traces.state_binding import task_names
+
+    if args.tasks is None:
+        yield None, {}
+        return
+    with closing(Grader(TaskStore.open(args.tasks), backend=backend)) as grader:
+        yield grader, task_names(grader)
 
 
 def render_bind(result: dict[str, Any]) -> str:
@@ -254,13 +262,10 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """
     import asyncio
 
-    from composer_replication.errors import NothingToDoError
     from composer_replication.traces.branches import replay_cost
-    from composer_replication.traces.ingest import read_traces
     from composer_replication.traces.prompts import chosen_steps
 
-    traces = list(read_traces(args.folder))
-    chosen = chosen_steps(traces, args.max_steps, takes_all=args.every_step)
+    chosen = chosen_steps(_all_traces([args.folder]), args.max_steps, takes_all=args.every_step)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
@@ -275,7 +280,6 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _open_room(args: argparse.Namespace) -> Classroom:
-    from composer_replication.errors import UsageError
     from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
     try:
@@ -305,9 +309,6 @@ def _price(text: str) -> tuple[float, float]:
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> tuple[dict[str, object], int]:
-    from composer_replication.cli.terminal import progress_bar
-    from composer_replication.errors import NothingToDoError
-    from composer_replication.run_folder import rewrite_jsonl
     from composer_replication.traces.branches import replay_steps
 
     with progress_bar(quiet=args.quiet) as report:
@@ -354,43 +355,24 @@ def _came_back(counts: Mapping[str, int]) -> int:
 async def _execute(
     args: argparse.Namespace, room: Classroom, branchings: Sequence[Any], report: Any
 ) -> tuple[dict[str, object], bool]:
-    from collections import Counter
-
-    from composer_replication.cli.flags import chosen_backend, given_up
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-    from composer_replication.rollouts.grading import Grader
-    from composer_replication.run_folder import rewrite_jsonl
-    from composer_replication.tasks.store import TaskStore
     from composer_replication.traces.branches import Execution, execute
-    from composer_replication.traces.state_binding import task_names
     from composer_replication.traces.teachers import BudgetSpent
 
-    backend = chosen_backend(args)
-    store = TaskStore.open(args.tasks)
-    grader = Grader(store, backend=backend)
-    names = task_names(grader)
-    bound = [each for each in branchings if each.trace.state.task_id in names]
-    how = Execution(
-        lambda: FeatureDeletionEnv(grader, monitor="off"),
-        names,
-        room,
-        args.goes_on or next(iter(room.teachers)),
-        args.tries,
-        args.horizon,
-    )
-    done = []
+    done: list[dict[str, Any]] = []
     is_spent = False
-    try:
-        for number, branching in enumerate(bound, start=1):
-            try:
+    with _graded(args, chosen_backend(args)) as (grader, names):
+        bound = [each for each in branchings if each.trace.state.task_id in names]
+        goes_on = args.goes_on or next(iter(room.teachers))
+        attempt = partial(FeatureDeletionEnv, grader, monitor="off")
+        how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
+        try:
+            for branching in bound:
                 done.append(await execute(branching, how))
-            except BudgetSpent:
-                is_spent = True
-                break
-            if report is not None:
-                report(number, len(bound), "executed")
-    finally:
-        grader.close()
+                if report is not None:
+                    report(len(done), len(bound), "executed")
+        except BudgetSpent:
+            is_spent = True
     rewrite_jsonl(args.folder / VERDICTS_NAME, done)
     decisions = Counter(verdict["decision"] for row in done for verdict in row["verdicts"])
     return {
@@ -436,8 +418,6 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         NothingToDoError: no pair was found (CR0942).
         MissingError: Parquet needs pyarrow (CR0101).
     """
-    import json
-
     from composer_replication.traces import pair_rules
 
     traces = _all_traces(args.folders)
@@ -477,15 +457,12 @@ def _all_traces(folders: Sequence[Path]) -> list[Trace]:
 
 def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, Any]]], set[int]]:
     """Finds rows of held-out tasks by their id, and by their code in any text of the row."""
-    from composer_replication.errors import UsageError
-
     if (args.split is None) != (args.tasks is None):
         fix = "--tasks STORE --split STORE/split.json"
         raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
     from composer_replication.cli.task_division import open_split, split_items
-    from composer_replication.errors import SplitOverlapError
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore
 
@@ -514,8 +491,6 @@ def _lines(text: str) -> set[str]:
 
 def _texts(value: Any) -> str:
     """Every text inside, a line number before a line taken off: tools show files with them."""
-    import re
-
     if isinstance(value, str):
         return re.sub(r"(?m)^\s*\d+[\t|:]\s?", "", value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
@@ -525,10 +500,6 @@ def _texts(value: Any) -> str:
 def _written(
     args: argparse.Namespace, rows: list[dict[str, Any]], dropped: Mapping[str, int], what: str
 ) -> tuple[dict[str, object], int]:
-    from collections import Counter
-
-    from composer_replication.errors import NothingToDoError
-    from composer_replication.run_folder import write_json
     from composer_replication.traces.pair_rules import write_rows
 
     dropped = {why: number for why, number in dropped.items() if number}

@@ -22,8 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from composer_replication.traces.ingest import FORMATS, find_units, ingest, read_unit
-from composer_replication.traces.json_sources import read_records, trace_files
-from composer_replication.traces.json_values import text_of
+from composer_replication.traces.json_values import read_records, text_of, trace_files
 from composer_replication.traces.trace_records import Ledger
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"

@@ -22,8 +22,13 @@ from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
-from composer_replication.traces.json_sources import first_records, read_records, trace_files
-from composer_replication.traces.json_values import json_bytes, json_value
+from composer_replication.traces.json_values import (
+    first_records,
+    json_bytes,
+    json_value,
+    read_records,
+    trace_files,
+)
 from composer_replication.traces.readers import atif_files as atif
 from composer_replication.traces.readers import command_line_agents as command_line
 from composer_replication.traces.readers import repository_agents, request_logs

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import string
 
 Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
@@ -207,9 +206,13 @@ class TraceBuilder:
                 why = self._answer(part) or why
                 continue
             place = self._place(source, key, parent) if place is None else place
-            self.trace.steps[place].extend(self._own_id(part) if isinstance(part, ToolCall) else part)
+            step = self.trace.steps[place]
+            step.extend(part)
             if isinstance(part, ToolCall):
-                self._step_of_call[self.trace.steps[place].calls[-1].call_id] = self.trace.steps[place]
+                if not part.call_id or part.call_id in self._step_of_call:
+                    own_id = f"{part.call_id or 'call'}-{len(self._step_of_call)}"
+                    step.calls[-1] = replace(part, call_id=own_id)
+                self._step_of_call[step.calls[-1].call_id] = step
         if place is None and has_results:
             if why:
                 raise Dropped(why)
@@ -219,7 +222,7 @@ class TraceBuilder:
         step.flags.update(flags)
         if source == "agent":
             self.answers[""] = place  # also after results of its own, of tools that the model's server runs
-            step.model = step.model or string(model)
+            step.model = step.model or (model if isinstance(model, str) else "")
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place
 
@@ -250,11 +253,6 @@ class TraceBuilder:
         elif source == "agent" and key:
             self.answers[key] = self.last
         return self.last
-
-    def _own_id(self, call: ToolCall) -> ToolCall:
-        if call.call_id and call.call_id not in self._step_of_call:
-            return call
-        return ToolCall(call.name, call.arguments, f"{call.call_id or 'call'}-{len(self._step_of_call)}")
 
     def _answer(self, result: StepResult) -> str:
         """Put a result to its call; without an id it answers the first call of the last step that has none."""

@@ -53,7 +53,6 @@ def matches_atif(head: Sequence[Any]) -> str:
 def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document or line, and of each sub-agent that is embedded in it."""
     for number, document in enumerate(records):
-        ledger.put(lambda _: "kept: the document", document)
         yield from _traces(document, ledger, f"{name}#{number}", None)
 
 
@@ -122,12 +121,13 @@ def _result_row(result: StepResult) -> dict[str, Any]:
     row: dict[str, Any] = {"content": result.text}
     if result.call_id:
         row["source_call_id"] = result.call_id
-    extra = {key: getattr(result, key) for key in ("is_error", "exit_code")}
-    extra = {key: value for key, value in extra.items() if value is not None}
+    both = {"is_error": result.is_error, "exit_code": result.exit_code}
+    extra = {key: value for key, value in both.items() if value is not None}
     return row | ({"extra": extra} if extra else {})
 
 
 def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | None) -> Iterator[Trace]:
+    ledger.put(lambda _: "kept: the document", document)
     ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
     trace_id = string(at(document, "trajectory_id") or at(document, "session_id")) or name
     trace = Trace(trace_id, string(at(ours, "format")) or "atif", agent=string(at(document, "agent", "name")))
@@ -150,7 +150,7 @@ def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | 
             trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
     yield trace
     for number, inner in enumerate(items(at(document, "subagent_trajectories"))):
-        ledger.put_inner(lambda _: "kept: the document", [inner])
+        ledger.num_records += 1
         yield from _traces(inner, ledger, f"{name}/{number}", (trace_id, ""))
 
 

@@ -60,28 +60,22 @@ class _Session:
 
     def take(self, record: dict[str, Any]) -> str | None:
         kind, uuid = string(record.get("type")), string(record.get("uuid"))
-        data = at(record, "data")
+        data, known = at(record, "data"), self._step_of.get(string(record.get("parentUuid")))
+        if known is not None and uuid:  # the chain of parents runs through records that are no messages
+            self._step_of.setdefault(uuid, known)
         if kind in ("assistant", "user"):
             is_inner = record.get("isSidechain") is True
             self._message(record, (string(record.get("agentId")) or "sidechain") if is_inner else "")
         elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             agent = data["agentId"]
-            self._pass_on(record, uuid)
             self._call_of_agent.setdefault(agent, string(record.get("parentToolUseID")))
             self._message({**record, **data["message"], "parentUuid": None}, agent)
         elif kind == "system" and record.get("subtype") == "compact_boundary":
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
         else:
-            self._pass_on(record, uuid)
             raise Dropped(f"{kind} record" if kind in _KNOWN else f"a record of the kind {kind!r:.40}")
         return None
-
-    def _pass_on(self, record: dict[str, Any], uuid: str) -> None:
-        """The chain of parents runs through records that are no messages."""
-        known = self._step_of.get(string(record.get("parentUuid")))
-        if known is not None and uuid:
-            self._step_of[uuid] = known
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
         uuid, message = string(record.get("uuid")), record["message"]
@@ -132,13 +126,12 @@ _ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "com
 def matches_codex(head: Sequence[Any]) -> str:
     """The version of the CLI, ``legacy`` for rollouts without an envelope."""
     rows = [row for row in head if at(row, "type") in _ENVELOPES and isinstance(at(row, "payload"), dict)]
-    for row in rows:
-        if row["type"] == "session_meta":
-            return string(row["payload"].get("cli_version")) or "unknown"
+    versions = (string(at(row, "payload", "cli_version")) for row in rows)
     is_old = any(
         at(row, "type") in ("function_call", "function_result") and "created_at" in row for row in head
     )
-    return "legacy" if is_old else ("unknown" if rows else "")
+    other = "legacy" if is_old else "unknown" if rows else ""
+    return next(filter(None, versions), other)
 
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:

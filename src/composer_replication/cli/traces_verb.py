@@ -212,9 +212,8 @@ def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     del problems[""]
     if not bound:
         fix = "--tasks STORE, or --repository FOLDER --commit SHA"
-        raise NothingToDoError(
-            "CR0942", f"no session is bound to a tree: {dict(problems)}.", where=str(args.folder), fix=fix
-        )
+        problem = f"no session is bound to a tree: {dict(problems)}."
+        raise NothingToDoError("CR0942", problem, where=str(args.folder), fix=fix)
     sums = {key: sum(row[key] for row in bound) for key in ("steps", "reproduced_steps")}
     result = {
         "sessions": len(bound),

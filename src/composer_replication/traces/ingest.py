@@ -71,8 +71,7 @@ FORMATS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TraceUnit:
+class TraceUnit(NamedTuple):
     """Files that are read together, of one format."""
 
     kind: str
@@ -185,10 +184,8 @@ def ingest(
     result |= {"bytes": sum(sizes), "files": num_files, "files_left_out": dict(left_out)}
     write_json(out / REPORT_NAME, result)
     if not result["traces"]:
-        fix = f"read the reasons in {out / REPORT_NAME}"
-        raise NothingToDoError(
-            "CR0942", "no answer of a model is in these files.", where=str(paths[0]), fix=fix
-        )
+        problem, fix = "no answer of a model is in these files.", f"read the reasons in {out / REPORT_NAME}"
+        raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=fix)
     return result
 
 

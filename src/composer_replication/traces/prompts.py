@@ -120,11 +120,7 @@ def assistant_message(text: str, calls: list[ToolCall]) -> Message:
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
-            {
-                "id": call.call_id or f"call-{n}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call)},
-            }
+            {"id": call.call_id or f"call-{n}", "type": "function", "function": _function(call)}
             for n, call in enumerate(calls)
         ]
     return message
@@ -200,6 +196,6 @@ def chosen_steps(
     return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]
 
 
-def _arguments(call: ToolCall) -> Any:
+def _function(call: ToolCall) -> dict[str, Any]:
     value = parsed(call.arguments or "{}")
-    return value if isinstance(value, dict) else call.arguments
+    return {"name": call.name, "arguments": value if isinstance(value, dict) else call.arguments}

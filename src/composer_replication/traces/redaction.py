@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic_core import SchemaValidator, core_schema
 
-from composer_replication.records import ToolCall
 from composer_replication.traces.json_values import arguments_text, parsed
 from composer_replication.traces.trace_records import Trace
 
@@ -73,9 +72,7 @@ class Redactor:
         trace.tools = self._value(trace.tools)
         for step in trace.steps:
             step.text, step.reasoning = self.text(step.text), self.text(step.reasoning)
-            step.calls = [
-                ToolCall(call.name, self._arguments(call.arguments), call.call_id) for call in step.calls
-            ]
+            step.calls = [replace(call, arguments=self._arguments(call.arguments)) for call in step.calls]
             for result in step.results:
                 result.text = self.text(result.text)
 

@@ -159,12 +159,8 @@ def proof(trace: Trace, call: Call) -> dict[str, Any]:
             broken.add(idx)
         num_steps += bool(outcomes)
         reproduced += bool(outcomes) and idx not in broken
-    return {
-        "steps": num_steps,
-        "reproduced_steps": reproduced,
-        "executable": executable,
-        "calls": dict(calls),
-    }
+    row = {"steps": num_steps, "reproduced_steps": reproduced, "executable": executable}
+    return row | {"calls": dict(calls)}
 
 
 def _is_same(trace: Trace, ours: ToolCall, recorded: StepResult, result: ToolResult) -> bool:

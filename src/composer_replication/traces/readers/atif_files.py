@@ -59,10 +59,8 @@ def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
 def trace_row(trace: Trace) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26."""
     agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
-    if trace.model:
-        agent["model_name"] = trace.model
-    if trace.tools:
-        agent["tool_definitions"] = trace.tools
+    known = {"model_name": trace.model, "tool_definitions": trace.tools}
+    agent |= {key: value for key, value in known.items() if value}
     ours = {
         "format": trace.format,
         "format_version": trace.version,
@@ -118,9 +116,7 @@ def _call_row(call: ToolCall) -> dict[str, Any]:
 
 
 def _result_row(result: StepResult) -> dict[str, Any]:
-    row: dict[str, Any] = {"content": result.text}
-    if result.call_id:
-        row["source_call_id"] = result.call_id
+    row = {"content": result.text} | ({"source_call_id": result.call_id} if result.call_id else {})
     both = {"is_error": result.is_error, "exit_code": result.exit_code}
     extra = {key: value for key, value in both.items() if value is not None}
     return row | ({"extra": extra} if extra else {})
@@ -179,11 +175,9 @@ def _answer_parts(row: dict[str, Any], extra: dict[str, Any]) -> Iterator[Part]:
         yield Thought(thought)
     yield from (Thought("", string(each)) for each in items(extra.get("sealed")))
     for call in items(row.get("tool_calls")):
+        name, call_id = string(at(call, "function_name")), string(at(call, "tool_call_id"))
         written = at(call, "extra", "arguments_text")
-        written = at(call, "arguments") if written is None else written
-        yield ToolCall(
-            string(at(call, "function_name")), arguments_text(written), string(at(call, "tool_call_id"))
-        )
+        yield ToolCall(name, arguments_text(at(call, "arguments") if written is None else written), call_id)
     for result in items(at(row, "observation", "results")):
         known = at(result, "extra")
         yield StepResult(

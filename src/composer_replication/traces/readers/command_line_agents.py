@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from composer_replication.traces.json_values import at, integer, items, string, text_of
-from composer_replication.traces.readers.messages import add_message, is_item, parts_of
+from composer_replication.traces.readers.messages import ROLES, add_message, is_item, parts_of
 from composer_replication.traces.trace_records import (
     Dropped,
     Ledger,
@@ -84,40 +84,30 @@ class _Session:
             raise Dropped("a record that the file repeats")
         if "content" not in message:
             raise Dropped("a message without content")
-        builder = self.builders.get(agent) or self._begin(record, agent)
+        if agent not in self.builders:
+            session = string(record.get("sessionId")) or self._name
+            trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
+            trace.version = string(record.get("version"))
+            trace.state = RepositoryState(folder=string(record.get("cwd")))
+            trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
+            self.builders[agent] = TraceBuilder(trace)
+        builder, model = self.builders[agent], message.get("model")
+        answer_id = string(message.get("id")) or uuid
         parts = list(parts_of({"role": record["type"], "content": message["content"]}))
         known = self._step_of.get(string(record.get("parentUuid")))
         parent = known[1] if known is not None and known[0] == agent else builder.last
         flags = {flag for key, flag in _FLAGS.items() if record.get(key) is True}
-        if message.get("model") == "<synthetic>":
+        if model == "<synthetic>":
             flags.add("synthetic")
-        if record["type"] == "user" and any(
-            isinstance(part, str) and part.startswith(_INTERRUPTED) for part in parts
-        ):
+        says_stopped = any(isinstance(part, str) and part.startswith(_INTERRUPTED) for part in parts)
+        if record["type"] == "user" and says_stopped:
             flags.add("injected")
             builder.last_answer().flags.add("interrupted")
-        place = builder.add(
-            "agent" if record["type"] == "assistant" else "user",
-            parts,
-            *flags,
-            key=string(message.get("id")) or uuid,
-            parent=parent,
-            model=message.get("model"),
-        )
+        place = builder.add(ROLES[record["type"]], parts, *flags, key=answer_id, parent=parent, model=model)
         is_denied = any(isinstance(part, StepResult) and part.text.startswith(_DENIED) for part in parts)
         if builder.answered is not None and (is_denied or record.get("toolDenialKind")):
             builder.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
-
-    def _begin(self, record: dict[str, Any], agent: str) -> TraceBuilder:
-        session = string(record.get("sessionId")) or self._name
-        trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
-        trace.version = string(record.get("version"))
-        trace.state = RepositoryState(folder=string(record.get("cwd")))
-        if agent:
-            trace.parent = (session, self._call_of_agent.get(agent, ""))
-        self.builders[agent] = TraceBuilder(trace)
-        return self.builders[agent]
 
 
 _ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted", "world_state"}
@@ -194,10 +184,8 @@ class _Rollout:
     def _item(self, item: dict[str, Any], record: dict[str, Any]) -> None:
         is_copied = (integer(record.get("ordinal")) or 0) < self._first_own
         flags = ("copied",) if is_copied else ()
-        # without "type" a message would begin an answer of its own
-        add_message(
-            self.builder, {"type": "message", **item}, *flags, model=self._model or record.get("model")
-        )
+        item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
+        add_message(self.builder, item, *flags, model=self._model or record.get("model"))
 
     def _compacted(self, payload: dict[str, Any]) -> None:
         """The conversation goes on from what the record gives in place of its history."""

@@ -99,7 +99,7 @@ async def replay_steps(
             found = Branching(trace, idx, tuple(reasons), ())
             for wave in [names[:1], names[1:]] if first_decides else [names]:
                 answers = await asyncio.gather(*(asked(name, request) for name in wave))
-                found = Branching(trace, idx, tuple(reasons), (*found.answers, *answers))
+                found = replace(found, answers=(*found.answers, *answers))
                 if first_decides and not found.others and answers and answers[0][1] is not None:
                     break
             num_done += 1

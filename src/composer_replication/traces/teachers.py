@@ -70,7 +70,7 @@ class AnswerStore:
         made = self._database.execute(_RESERVE, values)
         return made.lastrowid if made.rowcount else None
 
-    def settle(self, charge: int, key: str, body: Any, *, dollars: float, tokens: int) -> None:
+    def settle(self, charge: int, key: str, body: Any, dollars: float, tokens: int) -> None:
         """Keep an answer, and then what it did cost in the place of what was set aside."""
         text = json.dumps(body, ensure_ascii=False)
         self._database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, text))
@@ -173,11 +173,9 @@ class Classroom:
         self, messages: Sequence[Message], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
     ) -> dict[str, Any]:
         """The body of a request; ``sample`` tells further answers to the same prompt apart."""
-        body: dict[str, Any] = {"messages": [_with_text(message) for message in messages]}
-        if tools:
-            body["tools"] = list(tools)
         how = {"max_tokens": self.max_tokens, "temperature": temperature, "seed": sample, "stream": False}
-        return body | how
+        offered = {"tools": list(tools)} if tools else {}
+        return {"messages": [_with_text(message) for message in messages], **offered, **how}
 
     def most(self, teacher: Teacher, request: Mapping[str, Any]) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
@@ -195,8 +193,7 @@ class Classroom:
         whole = json.dumps(named, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
         key = hashlib.sha256(whole).hexdigest()
         async with self._limits[name]:
-            known = self.store.answer(key)
-            if known is not None:
+            if (known := self.store.answer(key)) is not None:
                 teacher.counts["cached"] += 1
                 return read_answer(known)  # None: it was cut off, and would be again
             found = None if teacher.left_out else await self._bought(teacher, key, request)
@@ -219,8 +216,7 @@ class Classroom:
             body, reason, asked_seconds = await self._posted(teacher, key, request)
             self._num_reserved -= 1
             if body is not None:
-                dollars, tokens = _cost(teacher, body, most)
-                self.store.settle(charge, key, body, dollars=dollars, tokens=tokens)
+                self.store.settle(charge, key, body, *_cost(teacher, body, most))
                 teacher.num_failures = 0
                 return body
             if reason not in _BILLED:

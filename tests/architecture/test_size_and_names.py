@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 23273,
-    "src/composer_replication/traces": 3169,
+    "src/composer_replication/traces": 3165,
     "src/composer_replication/trainer": 10031,
     "src/composer_replication/cli/explanations": 548,
     "benchmarks": 7317,

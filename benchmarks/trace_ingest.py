@@ -4,8 +4,8 @@
 
 The corpus is made of the shipped sessions of Claude Code, each copy with ids of its own, so that no copy is a duplicate. Speed is
 by processor time of one process (other work on the machine does not count), redaction, duplicates and writing included; beside it
-the time that parsing the same lines takes alone. ``--oracle`` names an interpreter that has agentpile, the second reader; the first is
-a loop of ten lines that knows nothing of ours.
+the time that parsing the same lines takes alone. ``--oracle`` names an interpreter that has agentpile, an independent reader of
+Claude Code, ATIF 1.7, OTLP and chats: answers, calls by id and name, and the result of each are compared file by file.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from composer_replication.traces.ingest import find_units, ingest, read_traces, read_unit
-from composer_replication.traces.json_sources import read_records
+from composer_replication.traces.ingest import FORMATS, find_units, ingest, read_unit
+from composer_replication.traces.json_values import read_records, text_of, trace_files
 from composer_replication.traces.trace_records import Ledger
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"
-_WORDS = re.compile(r"(?<=[a-z]{3}) (?=[a-zA-Z])")
 ORACLE = """
 import json, sys
 from agentpile import load
 for path in sys.argv[1:]:
-    answers = calls = results = 0
-    for run in load(path):
-        for step in run.steps:
-            if step["source"] == "agent":
-                answers += 1
-                calls += len(step.get("tool_calls") or ())
-                results += len((step.get("observation") or {}).get("results") or ())
-    print(json.dumps([answers, calls, results]))
+    try:
+        steps = [step for run in load(path) for step in run.steps if step["source"] == "agent"]
+    except Exception:
+        print("null")
+        continue
+    results = [each for step in steps for each in (step.get("observation") or {}).get("results") or ()]
+    texts = {each.get("source_call_id"): each.get("content") for each in results}
+    calls = [call for step in steps for call in step.get("tool_calls") or ()]
+    rows = [[key, call["function_name"], texts.get(key)] for call in calls for key in [call["tool_call_id"]]]
+    print(json.dumps([len(steps), rows]))
 """
 
 
@@ -51,49 +52,48 @@ def corpus(source: Path, folder: Path, num_bytes: int) -> int:
         text = sources[number % len(sources)]
         for before in ('"uuid":"', 'arentUuid":"', '"id":"msg_', '"sessionId":"', "toolu_", '"text":"'):
             text = text.replace(before, before + own)
-        text = _WORDS.sub(f"{number:x} ", text)
+        text = re.sub(r"(?<=[a-z]{3}) (?=[a-zA-Z])", f"{number:x} ", text)
         written += (folder / f"{own}.jsonl").write_text(text)
         number += 1
     return written
 
 
-def naive(path: Path) -> list[int]:
-    """Answers, calls and results of a session, by ids alone; what repeats the words of sub-agents is passed over."""
-    answers, calls, results = set(), set(), set()
-    for record in read_records(path, Ledger()):
-        message = record.get("message") or {}
-        if record.get("type") == "assistant":
-            answers.add(message["id"])
-            calls |= {block["id"] for block in message["content"] if block["type"] == "tool_use"}
-        elif record.get("type") == "user" and isinstance(message["content"], list):
-            results |= {each["tool_use_id"] for each in message["content"] if each["type"] == "tool_result"}
-    return [len(answers), len(calls), len(results & calls)]
+def ours(path: Path) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Answers of a file, and of each call's id its name and the text of its result, before anything is taken out."""
+    (unit,) = find_units([path])[0]
+    traces = FORMATS[unit.kind].read(read_records(path, Ledger()), Ledger(), path.stem)
+    steps = [step for trace in traces for _, step in trace.agent_steps()]
+    texts = {result.call_id: result.text.strip() for step in steps for result in step.results}
+    calls = [call for step in steps for call in step.calls]
+    return len(steps), {call.call_id: (call.name, texts.get(call.call_id, "")) for call in calls}
 
 
-def compared(oracle: str) -> None:
-    """The session of each shipped file beside the two other readers."""
-    paths = sorted((DATA / "claude-code").glob("session*.jsonl"))
-    paths += sorted((DATA / "claude-code" / "subagent").glob("*.jsonl"))
-    others: list[object] = [None] * len(paths)
-    if oracle:
-        words = [oracle, "-c", ORACLE, *map(str, paths)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-        others = [json.loads(line) for line in done.stdout.splitlines()]
-    for path, other in zip(paths, others, strict=True):
-        with tempfile.TemporaryDirectory() as out:
-            ingest([path], Path(out))
-            ours = list(next(read_traces(Path(out))).counts[:3])
-        print(f"{path.name:<44} ours {ours}  naive {naive(path)}  agentpile {other}")
+def compared(oracle: str, folder: Path) -> None:
+    """Every file of a folder that both read, with what only one of them has or what they read otherwise."""
+    paths = [path for path in trace_files(folder) if find_units([path])[0]]
+    done = subprocess.run(
+        [oracle, "-c", ORACLE, *map(str, paths)], capture_output=True, text=True, check=True
+    )
+    rows = zip(paths, map(json.loads, done.stdout.splitlines()), strict=True)
+    for path, found in ((path, found) for path, found in rows if found is not None):
+        theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in found[1]}
+        num_own, own = ours(path)
+        same = sum(own.get(call_id) == pair for call_id, pair in theirs.items())
+        sums = f"answers {num_own} and {found[0]}, calls {len(own)} and {len(theirs)}, {same} pairs the same"
+        print(f"{path.relative_to(folder)!s:<60} {sums}")
+        print(*(f"    {each!s:.150}\n" for each in sorted(own.items() ^ theirs.items())[:3]), sep="", end="")
 
 
 def main() -> None:
     """Compare, then measure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=50)
-    parser.add_argument("--oracle", default="")
+    parser.add_argument("--oracle", default="", metavar="PYTHON")
+    parser.add_argument("--compare", type=Path, default=DATA, metavar="FOLDER")
     parser.add_argument("--source", type=Path, default=DATA / "claude-code", metavar="FOLDER")
     args = parser.parse_args()
-    compared(args.oracle)
+    if args.oracle:
+        compared(args.oracle, args.compare)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "in").mkdir()

@@ -106,6 +106,7 @@ def played(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
         begin += ["--price", "good=1/2"]
         for name, words in (
             ("ingest", ["traces", "ingest", str(root / "episodes.jsonl"), "--out", str(folder)]),
+            ("bind", ["traces", "bind", str(folder), "--tasks", str(store.root)]),
             ("replay", begin),
             ("pairs", ["traces", "pairs", str(folder), "--out", str(root / "pairs.parquet")]),
             ("lines", ["traces", "pairs", str(folder), "--out", str(root / "pairs.jsonl")]),
@@ -160,6 +161,9 @@ def test_sessions_are_bound_and_what_they_did_is_reproduced(played: Played) -> N
     assert replay["recorded_calls"] > 0
     assert replay["reproduced_calls"] == replay["recorded_calls"]
     assert replay["not_bound"] == 0
+    bound = played.said["bind"]
+    assert bound["sessions"] == 2
+    assert bound["reproduced_steps"] == bound["steps"] > 0
 
 
 @pytest.mark.long

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_isolation_flags, number, whole_number
+from composer_replication.cli.flags import (
+    add_isolation_flags,
+    chosen_backend,
+    given_up,
+    number,
+    refuse_unwritable,
+    whole_number,
+)
+from composer_replication.cli.terminal import progress_bar
+from composer_replication.errors import NothingToDoError, SplitOverlapError, UsageError
+from composer_replication.run_folder import rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
     from composer_replication.traces.teachers import Classroom
@@ -16,6 +31,7 @@ if TYPE_CHECKING:
 
 _HERE = "composer_replication.cli.traces_verb"
 REPLAY_NAME, VERDICTS_NAME, ANSWERS_NAME = "replay.jsonl", "verdicts.jsonl", "answers.sqlite"
+BINDINGS_NAME = "bindings.jsonl"
 _LEAST_GOLDEN_CHARACTERS = 20
 """Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
 _INCOMPLETE = 6
@@ -31,6 +47,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
     _add_ingest(verbs, common)
+    _add_bind(verbs, common)
     _add_replay(verbs, common)
     for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
         about = f"Write {what}, for TRL and for our own trainer."
@@ -62,6 +79,23 @@ def _add_ingest(verbs: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=f"{_HERE}:run_ingest", render=f"{_HERE}:render_ingest")
 
 
+def _add_bind(verbs: Any, common: argparse.ArgumentParser) -> None:
+    about = (
+        "Make the calls of sessions again in the tree in which they began, and say which results came back."
+    )
+    what = "make recorded calls again and compare"
+    parser = verbs.add_parser("bind", parents=[common], help=what, description=about)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="of traces ingest")
+    parser.add_argument("--tasks", type=Path, metavar="STORE", help="sessions on its tasks, SWE-bench's too")
+    where = "the clone in which sessions worked (default: what each recorded)"
+    parser.add_argument("--repository", metavar="FOLDER", default="", help=where)
+    parser.add_argument(
+        "--commit", metavar="SHA", default="", help="where sessions began (default: likewise)"
+    )
+    add_isolation_flags(parser)
+    parser.set_defaults(run=f"{_HERE}:run_bind", render=f"{_HERE}:render_bind")
+
+
 _NUMBERS: Mapping[str, tuple[float, str]] = {
     "--budget-usd": (5.0, "budget, never passed (default 5)"),
     "--max-tokens": (20_000_000, "budget (default 20 million)"),
@@ -76,10 +110,6 @@ _SWITCHES = {
     "--first-decides": "ask the others only where the first teacher parts from the recording",
     "--dry-run": "say steps, calls and the most that they can cost; send nothing",
 }
-_NAMED = {
-    "--key": ("NAME=VARIABLE", "environment variable with a teacher's key"),
-    "--price": ("NAME=IN/OUT", "dollars a million tokens"),
-}
 
 
 def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -93,8 +123,9 @@ def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", metavar="DIR", type=Path, help="of traces ingest")
     add("--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times")
-    for flag, (metavar, what) in _NAMED.items():
-        add(flag, action="append", default=[], metavar=metavar, help=what)
+    several: dict[str, Any] = {"action": "append", "default": []}
+    add("--key", metavar="NAME=VARIABLE", help="environment variable with a teacher's key", **several)
+    add("--price", metavar="NAME=IN/OUT", help="dollars a million tokens", **several)
     for flag, (default, what) in _NUMBERS.items():
         kind = whole_number() if isinstance(default, int) else number()
         add(flag, type=kind, default=default, metavar="N", help=what)
@@ -119,10 +150,6 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         InputError: a path that is not there (CR0942), or a named file that two formats fit (CR0206).
         NothingToDoError: nothing of a known format, or no answer of a model (CR0942).
     """
-    from composer_replication.cli.flags import refuse_unwritable
-    from composer_replication.cli.terminal import progress_bar
-    from composer_replication.errors import UsageError
-    from composer_replication.run_folder import write_json
     from composer_replication.traces.ingest import FORMATS, ingest
 
     if args.format and args.format not in FORMATS:
@@ -160,6 +187,70 @@ def render_ingest(result: dict[str, Any]) -> str:
     return "\n".join([*lines, f"{counts}: {result['out']}/traces.jsonl"])
 
 
+def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Make recorded calls again.
+
+    Raises:
+        UsageError: ``--commit`` is no full id (CR0206).
+        InputError: no traces (CR0942), no store (CR0410).
+        NothingToDoError: no session is bound to a tree (CR0942).
+    """
+    from composer_replication.traces.state_binding import is_full_id, proven
+
+    if args.commit and not is_full_id(args.commit):
+        problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
+        raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
+    traces, backend = _all_traces([args.folder]), chosen_backend(args)
+    rows = []
+    with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
+        for number, trace in enumerate(traces, start=1):
+            rows.append(proven(trace, grader, names, backend, (args.repository, args.commit)))
+            if report is not None:
+                report(number, len(traces), "sessions")
+    rewrite_jsonl(args.folder / BINDINGS_NAME, rows)
+    bound, problems = [row for row in rows if not row["problem"]], Counter(row["problem"] for row in rows)
+    del problems[""]
+    if not bound:
+        fix = "--tasks STORE, or --repository FOLDER --commit SHA"
+        problem = f"no session is bound to a tree: {dict(problems)}."
+        raise NothingToDoError("CR0942", problem, where=str(args.folder), fix=fix)
+    sums = {key: sum(row[key] for row in bound) for key in ("steps", "reproduced_steps")}
+    result = {
+        "sessions": len(bound),
+        "not_bound": dict(problems),
+        **sums,
+        "executable_steps": sum(len(row["executable"]) for row in bound),
+        "calls": dict(sum((Counter(row["calls"]) for row in bound), Counter())),
+        **given_up(),
+    }
+    return result, 0
+
+
+@contextmanager
+def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, dict[str, str]]]:
+    """What runs the tests of the tasks of ``--tasks``, and the names of those; None and no names without the flag."""
+    from composer_replication.rollouts.grading import Grader
+    from composer_replication.tasks.store import TaskStore
+    from composer_replication.traces.state_binding import task_names
+
+    if args.tasks is None:
+        yield None, {}
+        return
+    with closing(Grader(TaskStore.open(args.tasks), backend=backend)) as grader:
+        yield grader, task_names(grader)
+
+
+def render_bind(result: dict[str, Any]) -> str:
+    """The share that was reproduced, and why others were not."""
+    share = 100 * result["reproduced_steps"] / max(1, result["steps"])
+    same = f"{result['reproduced_steps']} of {result['steps']} steps reproduced ({share:.0f}%)"
+    lines = [
+        f"{result['sessions']} session(s): {same}, {result['executable_steps']} executable",
+        *(f"  {number:>7}  call(s): {what}" for what, number in result["calls"].items()),
+    ]
+    return "\n".join(lines + [f"not bound: {number}, {why}" for why, number in result["not_bound"].items()])
+
+
 def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Ask teachers; exit code 6 where the budget or a teacher ended early.
 
@@ -170,13 +261,10 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """
     import asyncio
 
-    from composer_replication.errors import NothingToDoError
-    from composer_replication.traces.ingest import read_traces
+    from composer_replication.traces.branches import replay_cost
     from composer_replication.traces.prompts import chosen_steps
-    from composer_replication.traces.replay import replay_cost
 
-    traces = list(read_traces(args.folder))
-    chosen = chosen_steps(traces, args.max_steps, takes_all=args.every_step)
+    chosen = chosen_steps(_all_traces([args.folder]), args.max_steps, takes_all=args.every_step)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
@@ -191,9 +279,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _open_room(args: argparse.Namespace) -> Classroom:
-    from composer_replication.errors import UsageError
-    from composer_replication.traces.answer_store import AnswerStore
-    from composer_replication.traces.teachers import Classroom, open_teacher
+    from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
     try:
         keys = dict(text.split("=", 1) for text in args.key)
@@ -222,10 +308,7 @@ def _price(text: str) -> tuple[float, float]:
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> tuple[dict[str, object], int]:
-    from composer_replication.cli.terminal import progress_bar
-    from composer_replication.errors import NothingToDoError
-    from composer_replication.run_folder import rewrite_jsonl
-    from composer_replication.traces.replay import replay_steps
+    from composer_replication.traces.branches import replay_steps
 
     with progress_bar(quiet=args.quiet) as report:
         branchings, is_spent = await replay_steps(
@@ -271,41 +354,24 @@ def _came_back(counts: Mapping[str, int]) -> int:
 async def _execute(
     args: argparse.Namespace, room: Classroom, branchings: Sequence[Any], report: Any
 ) -> tuple[dict[str, object], bool]:
-    from collections import Counter
-
-    from composer_replication.cli.flags import chosen_backend, given_up
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-    from composer_replication.rollouts.grading import Grader
-    from composer_replication.run_folder import rewrite_jsonl
-    from composer_replication.tasks.store import TaskStore
     from composer_replication.traces.branches import Execution, execute
     from composer_replication.traces.teachers import BudgetSpent
 
-    backend = chosen_backend(args)
-    store = TaskStore.open(args.tasks)
-    known = set(store.task_ids())
-    bound = [each for each in branchings if each.trace.state.task_id in known]
-    grader = Grader(store, backend=backend)
-    how = Execution(
-        lambda: FeatureDeletionEnv(grader, monitor="off"),
-        room,
-        args.goes_on or next(iter(room.teachers)),
-        args.tries,
-        args.horizon,
-    )
-    done = []
+    done: list[dict[str, Any]] = []
     is_spent = False
-    try:
-        for number, branching in enumerate(bound, start=1):
-            try:
+    with _graded(args, chosen_backend(args)) as (grader, names):
+        bound = [each for each in branchings if each.trace.state.task_id in names]
+        goes_on = args.goes_on or next(iter(room.teachers))
+        attempt = partial(FeatureDeletionEnv, grader, monitor="off")
+        how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
+        try:
+            for branching in bound:
                 done.append(await execute(branching, how))
-            except BudgetSpent:
-                is_spent = True
-                break
-            if report is not None:
-                report(number, len(bound), "executed")
-    finally:
-        grader.close()
+                if report is not None:
+                    report(len(done), len(bound), "executed")
+        except BudgetSpent:
+            is_spent = True
     rewrite_jsonl(args.folder / VERDICTS_NAME, done)
     decisions = Counter(verdict["decision"] for row in done for verdict in row["verdicts"])
     return {
@@ -351,8 +417,6 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         NothingToDoError: no pair was found (CR0942).
         MissingError: Parquet needs pyarrow (CR0101).
     """
-    import json
-
     from composer_replication.traces import pair_rules
 
     traces = _all_traces(args.folders)
@@ -392,15 +456,12 @@ def _all_traces(folders: Sequence[Path]) -> list[Trace]:
 
 def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, Any]]], set[int]]:
     """Finds rows of held-out tasks by their id, and by their code in any text of the row."""
-    from composer_replication.errors import UsageError
-
     if (args.split is None) != (args.tasks is None):
         fix = "--tasks STORE --split STORE/split.json"
         raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
     from composer_replication.cli.task_division import open_split, split_items
-    from composer_replication.errors import SplitOverlapError
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore
 
@@ -429,8 +490,6 @@ def _lines(text: str) -> set[str]:
 
 def _texts(value: Any) -> str:
     """Every text inside, a line number before a line taken off: tools show files with them."""
-    import re
-
     if isinstance(value, str):
         return re.sub(r"(?m)^\s*\d+[\t|:]\s?", "", value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
@@ -440,10 +499,6 @@ def _texts(value: Any) -> str:
 def _written(
     args: argparse.Namespace, rows: list[dict[str, Any]], dropped: Mapping[str, int], what: str
 ) -> tuple[dict[str, object], int]:
-    from collections import Counter
-
-    from composer_replication.errors import NothingToDoError
-    from composer_replication.run_folder import write_json
     from composer_replication.traces.pair_rules import write_rows
 
     dropped = {why: number for why, number in dropped.items() if number}

@@ -1,36 +1,113 @@
-"""Branches are executed: from the same restored tree, several times each, to the tests; and who does better is said with doubt."""
+"""Recorded steps asked again of teachers, and their answers executed: from the same restored tree, several times each, to the tests."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from composer_replication.errors import SandboxFailure
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.tasks.pass_intervals import wilson
 from composer_replication.traces.prompts import (
     Message,
+    action,
     assistant_message,
     calls_of,
     prompt_of,
     recorded_answer,
     tools_of,
 )
-from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.replay import Branching
-from composer_replication.traces.teachers import Classroom
+from composer_replication.traces.state_binding import redone
+from composer_replication.traces.teachers import BudgetSpent, Classroom
 from composer_replication.traces.trace_records import Trace
 
-if TYPE_CHECKING:
-    from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+Chosen = tuple[Trace, int, list[str]]
+Report = Callable[[int, int, str], None]
+_NUM_STEPS_AT_A_TIME = 32
 
-Decision = Literal["better", "worse", "not decided"]
-_VARYING = re.compile(
-    r"0x[0-9a-f]{6,}|\b\d+\.\d+ ?s(?:ec(?:onds)?)?\b|/[\w./-]*/attempt-\w+/tree|\buser-\d+|\bpid \d+|\d{2}:\d{2}:\d{2}"
-)
-"""Addresses, durations, folders of one attempt, placeholders: they differ between two runs of the same command."""
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """A step, and what the teachers would have done there; None of one that gave no answer."""
+
+    trace: Trace
+    idx: int
+    reasons: tuple[str, ...]
+    answers: tuple[tuple[str, Message | None], ...]
+
+    @property
+    def others(self) -> list[tuple[str, Message]]:
+        """Answers that do something else than what was recorded, each once, with the first teacher that gave it."""
+        found: dict[str, tuple[str, Message]] = {}
+        for name, answer in self.answers:
+            if answer is not None:
+                found.setdefault(action(answer), (name, answer))
+        found.pop(action(recorded_answer(self.trace, self.idx)), None)
+        return list(found.values())
+
+    def row(self) -> dict[str, Any]:
+        """A line of ``replay.jsonl``."""
+        return {
+            "trace_id": self.trace.trace_id,
+            "step": self.idx,
+            "reasons": list(self.reasons),
+            "prompt_origin": self.trace.prompt_origin,
+            "recorded": recorded_answer(self.trace, self.idx),
+            "answers": [{"teacher": name, "answer": answer} for name, answer in self.answers],
+        }
+
+
+def replay_cost(chosen: Sequence[Chosen], room: Classroom) -> dict[str, Any]:
+    """What asking every teacher about every step can cost at most; nothing is sent."""
+    requests = [room.request(prompt_of(trace, idx), tools_of(trace)) for trace, idx, _ in chosen]
+    most = [room.most(teacher, request) for request in requests for teacher in room.teachers.values()]
+    dollars, tokens = sum(each[0] for each in most), sum(each[1] for each in most)
+    return {"steps": len(chosen), "calls": len(most), "most_dollars": dollars, "most_tokens": tokens}
+
+
+async def replay_steps(
+    chosen: Sequence[Chosen], room: Classroom, *, first_decides: bool = False, report: Report | None = None
+) -> tuple[list[Branching], bool]:
+    """Ask; the branchings in the order of ``chosen``, and whether the budget ended it early.
+
+    Args:
+        chosen: of ``chosen_steps``.
+        room: the teachers.
+        first_decides: the others are asked only where the first teacher would have done something else.
+        report: takes (done, total, what it cost so far).
+    """
+    names = list(room.teachers)
+    at_a_time = asyncio.Semaphore(_NUM_STEPS_AT_A_TIME)
+    num_done, is_spent = 0, False
+
+    async def asked(name: str, request: Mapping[str, Any]) -> tuple[str, Message | None]:
+        nonlocal is_spent
+        try:
+            return name, await room.ask(name, request)
+        except BudgetSpent:
+            is_spent = True
+            return name, None
+
+    async def branching(trace: Trace, idx: int, reasons: list[str]) -> Branching:
+        nonlocal num_done
+        async with at_a_time:
+            request = room.request(prompt_of(trace, idx), tools_of(trace))
+            found = Branching(trace, idx, tuple(reasons), ())
+            for wave in [names[:1], names[1:]] if first_decides else [names]:
+                answers = await asyncio.gather(*(asked(name, request) for name in wave))
+                found = replace(found, answers=(*found.answers, *answers))
+                if first_decides and not found.others and answers and answers[0][1] is not None:
+                    break
+            num_done += 1
+            if report is not None:
+                report(num_done, len(chosen), f"asked, {room.store.spent()[0]:.2f} dollars")
+            return found
+
+    return list(await asyncio.gather(*(branching(*each) for each in chosen))), is_spent
 
 
 def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
@@ -45,32 +122,20 @@ def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[floa
     return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
 
 
-def decide(interval: tuple[float, float]) -> Decision:
-    """Better or worse where the whole interval says so."""
+def decide(interval: tuple[float, float]) -> str:
+    """``better`` or ``worse`` where the whole interval says so, else ``not decided``."""
     return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "not decided"
-
-
-def reproduced(trace: Trace, idx: int, environment: FeatureDeletionEnv) -> tuple[int, int]:
-    """Do the calls before step ``idx`` again; how many there were, and how many gave the recorded result."""
-    num_calls = num_same = 0
-    for place in trace.path_to(idx):
-        step = trace.steps[place]
-        known = {result.call_id: result for result in step.results}
-        for call in step.calls:
-            if (recorded := known.get(call.call_id)) is None:
-                continue
-            result = environment.call(call)
-            num_calls += 1
-            is_same = _VARYING.sub("*", Redactor().text(result.text)) == _VARYING.sub("*", recorded.text)
-            num_same += is_same and result.exit_code == recorded.exit_code
-    return num_calls, num_same
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``."""
+    """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``.
+
+    ``names`` are those of the store's tasks (``state_binding.task_names``).
+    """
 
     open_attempt: Callable[[], FeatureDeletionEnv]
+    names: Mapping[str, str]
     room: Classroom
     goes_on: str
     num_tries: int = 3
@@ -95,8 +160,9 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
         return row | {"problem": "every teacher does the same"}
     environment = how.open_attempt()
     try:
-        environment.reset(trace.state.task_id)
-        row["calls"], row["reproduced"] = reproduced(trace, branching.idx, environment)
+        environment.reset(how.names[trace.state.task_id])
+        outcomes = Counter(what for _, what in redone(trace, trace.path_to(branching.idx), environment.call))
+        row["calls"], row["reproduced"] = outcomes.total() - outcomes["not compared"], outcomes["the same"]
         if row["reproduced"] < row["calls"] or environment.is_done:
             return row | {"problem": "recorded results are not reproduced"}
         state = environment.snapshot()

@@ -1,8 +1,14 @@
-"""Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record."""
+"""Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record.
+
+Sessions that are held twice are left out: the same, the beginning of a longer one, or nearly the same. A program that keeps a copy at
+every checkpoint holds each session many times: almost half of the bytes of a real corpus were beginnings of other sessions. Near
+duplicates are found by MinHash where the extra ``traces`` is installed.
+"""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import itertools
 import os
 import tempfile
@@ -10,24 +16,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
-from composer_replication.traces.duplicates import HAS_MINHASH, duplicates, minhash, step_chain
-from composer_replication.traces.json_sources import first_records, read_records, trace_files
-from composer_replication.traces.json_values import json_bytes, json_value
+from composer_replication.traces.json_values import (
+    first_records,
+    json_bytes,
+    json_value,
+    read_records,
+    trace_files,
+)
 from composer_replication.traces.readers import atif_files as atif
-from composer_replication.traces.readers import chat_logs as chat
-from composer_replication.traces.readers import claude_code as claude
-from composer_replication.traces.readers import codex_rollouts as codex
-from composer_replication.traces.readers import openhands_events as openhands
-from composer_replication.traces.readers import otel_spans as otel
-from composer_replication.traces.readers import swe_agent_files as swe
+from composer_replication.traces.readers import command_line_agents as command_line
+from composer_replication.traces.readers import repository_agents, request_logs
 from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
+try:
+    import rensa
+except ImportError:  # without the extra ``traces``
+    rensa = None
+_NUM_PERMUTATIONS = 128
+THRESHOLD = 0.9
+"""Share of five-word shingles in common from which two sessions are nearly the same."""
+_LEAST_WORDS = 50
 TRACES_NAME = "traces.jsonl"
 REPORT_NAME = "ingest.json"
 SECRETS_NAME = "redactions.local.json"
@@ -43,19 +58,20 @@ class Format(NamedTuple):
 
 FORMATS = {
     "atif": Format(atif.matches_atif, atif.read_atif),
-    "claude-code": Format(claude.matches_claude_code, claude.read_claude_code),
-    "codex": Format(codex.matches_codex, codex.read_codex),
-    "openhands": Format(openhands.matches_openhands, openhands.read_openhands),
-    "swe-agent": Format(swe.matches_swe_agent, swe.read_swe_agent),
-    "mini-swe-agent": Format(swe.matches_mini_swe_agent, swe.read_mini_swe_agent),
-    "openai-chat": Format(chat.matches_chat, chat.read_chat),
-    "openai-responses": Format(chat.matches_responses, chat.read_responses),
-    "otel-genai": Format(otel.matches_otel, otel.read_otel),
+    "claude-code": Format(command_line.matches_claude_code, command_line.read_claude_code),
+    "codex": Format(command_line.matches_codex, command_line.read_codex),
+    "openhands": Format(repository_agents.matches_openhands, repository_agents.read_openhands),
+    "swe-agent": Format(repository_agents.matches_swe_agent, repository_agents.read_swe_agent),
+    "mini-swe-agent": Format(repository_agents.matches_mini_swe_agent, repository_agents.read_mini_swe_agent),
+    "openai-chat": Format(request_logs.matches_chat, partial(request_logs.read_requests, "openai-chat")),
+    "openai-responses": Format(
+        request_logs.matches_responses, partial(request_logs.read_requests, "openai-responses")
+    ),
+    "otel-genai": Format(request_logs.matches_otel, request_logs.read_otel),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TraceUnit:
+class TraceUnit(NamedTuple):
     """Files that are read together, of one format."""
 
     kind: str
@@ -90,7 +106,7 @@ def detect(path: Path, only: str = "") -> tuple[str, str]:
         InputError: two formats fit, and ``only`` names none (CR0206).
     """
     head = first_records(path)
-    kinds = [only] if only else FORMATS
+    kinds = ([only] if only else FORMATS) if head else ()
     found = [(name, version) for name in kinds if (version := FORMATS[name].matches(head))]
     if len(found) > 1:
         names = " and ".join(f"{name} {version}" for name, version in found)
@@ -153,17 +169,23 @@ def ingest(
         raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=f"known are {', '.join(FORMATS)}.")
     out.mkdir(parents=True, exist_ok=True)
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
-    with tempfile.TemporaryDirectory(dir=out, prefix="parts-") as parts:
-        sums = list(_read_all(units, sizes, Path(parts), num_processes, report))
+    sums: list[UnitSums] = []
+    with (
+        tempfile.TemporaryDirectory(dir=out, prefix="parts-") as parts,
+        ProcessPoolExecutor(min(num_processes, len(units))) as pool,
+    ):
+        names = [Path(parts) / f"{number}.jsonl" for number in range(len(units))]
+        for each in (pool.map if num_processes > 1 else map)(read_unit, units, names):
+            sums.append(each)
+            if report is not None:
+                report(sum(sizes[: len(sums)]), max(1, sum(sizes)), "read, in bytes")
         result = _write(units, sums, out)
     num_files = sum(len(unit.paths) for unit in units)
     result |= {"bytes": sum(sizes), "files": num_files, "files_left_out": dict(left_out)}
     write_json(out / REPORT_NAME, result)
     if not result["traces"]:
-        fix = f"read the reasons in {out / REPORT_NAME}"
-        raise NothingToDoError(
-            "CR0942", "no answer of a model is in these files.", where=str(paths[0]), fix=fix
-        )
+        problem, fix = "no answer of a model is in these files.", f"read the reasons in {out / REPORT_NAME}"
+        raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=fix)
     return result
 
 
@@ -208,20 +230,6 @@ def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
     return sums
 
 
-def _read_all(
-    units: Sequence[TraceUnit], sizes: Sequence[int], parts: Path, num_processes: int, report: Report | None
-) -> Iterator[UnitSums]:
-    names = [parts / f"{number}.jsonl" for number in range(len(units))]
-    with ProcessPoolExecutor(min(num_processes, len(units))) as pool:
-        found = pool.map(read_unit, units, names) if num_processes > 1 else map(read_unit, units, names)
-        done = 0
-        for size, sums in zip(sizes, found, strict=True):
-            done += size
-            if report is not None:
-                report(done, max(1, sum(sizes)), "read, in bytes")
-            yield sums
-
-
 def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> dict[str, Any]:
     traces = [trace for each in sums for trace in each.traces]
     twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
@@ -234,7 +242,11 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
                 file.writelines(line for line in part if next(places) not in twice)
     temporary.replace(out / TRACES_NAME)
     secrets = {name: values for each in sums for name, values in each.secrets.items()}
-    _write_secret(out / SECRETS_NAME, secrets)
+    (out / SECRETS_NAME).unlink(missing_ok=True)  # readable for this user alone, and kept from git
+    descriptor = os.open(out / SECRETS_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json_bytes(secrets))
+    (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
     became = sum((each.ledger.counts for each in sums), Counter())
     redactions = sum((each.redactions for each in sums), Counter())
     num_records = sum(each.ledger.num_records for each in sums)
@@ -249,16 +261,56 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
         "is_balanced": num_records == sum(became.values()),
         "traces_without_answer": sum(each.num_without_answer for each in sums),
         "duplicates": dict(Counter(twice.values())),
-        "near_duplicates": "looked for" if HAS_MINHASH else missing,
+        "near_duplicates": missing if rensa is None else "looked for",
         "redactions": {rule.name: redactions[rule.name] for rule in RULES},
         "out": str(out),
     }
 
 
-def _write_secret(path: Path, secrets: dict[str, dict[str, str]]) -> None:
-    """Readable for this user alone, and kept from git."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(json_bytes(secrets))
-    (path.parent / ".gitignore").write_text(f"{SECRETS_NAME}\n")
+def step_chain(trace: Trace) -> tuple[int, ...]:
+    """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
+    chain, before = [], b""
+    for step in trace.steps:
+        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
+        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
+        before = hashlib.blake2b(before + whole, digest_size=8).digest()
+        chain.append(int.from_bytes(before))
+    return tuple(chain)
+
+
+def minhash(trace: Trace) -> Any:
+    """The MinHash of what the model wrote; None without the library or with too little text."""
+    texts = [
+        text for _, step in trace.agent_steps() for text in (step.text, *(c.arguments for c in step.calls))
+    ]
+    words = " ".join(texts).split()
+    if rensa is None or len(words) < _LEAST_WORDS:
+        return None
+    sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
+    sketch.update(list(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False))))
+    return sketch
+
+
+def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> dict[int, str]:
+    """Which traces are left out, by their places, and why: ``the same``, ``the beginning of another``, ``nearly the same``.
+
+    The first of equal ones is kept; of near ones the longest.
+    """
+    found: dict[int, str] = {}
+    first: dict[int, int] = {}
+    inner = {digest for chain in chains for digest in chain[:-1]}
+    for place, chain in enumerate(chains):
+        if chain and first.setdefault(chain[-1], place) != place:
+            found[place] = "the same"
+        elif chain and chain[-1] in inner:
+            found[place] = "the beginning of another"
+    rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
+    if rest:
+        kept = rensa.RMinHashLSH(THRESHOLD, _NUM_PERMUTATIONS, num_bands=16)
+        for place in sorted(rest, key=lambda each: (-len(chains[each]), each)):
+            own = sketches[place]
+            if any(own.jaccard(sketches[other]) >= THRESHOLD for other in kept.query(own)):
+                found[place] = "nearly the same"
+            else:
+                kept.insert(place, own)
+    return found

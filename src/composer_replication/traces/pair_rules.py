@@ -83,8 +83,7 @@ def balanced(
     seen: set[str] = set()
     whys = [(pair, _problem(pair, seen)) for pair in pairs]
     dropped.update(why for _, why in whys if why)
-    kept = [pair for pair, why in whys if not why]
-    kept = _without(kept, heldout, dropped)
+    kept = _without([pair for pair, why in whys if not why], heldout, dropped)
     last = [pair for pair in kept if pair["is_last"]]
     num_allowed = max(1, int(MAX_SHARE_OF_LAST * (len(kept) - len(last)) / (1 - MAX_SHARE_OF_LAST)))
     for pair in sorted(last, key=lambda each: -each["weight"])[num_allowed:]:
@@ -143,13 +142,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _pair(
-    trace: Trace,
-    idx: int,
-    sides: tuple[Message, Message],
-    *,
-    source: str,
-    margin: float,
-    **evidence: Any,
+    trace: Trace, idx: int, sides: tuple[Message, Message], *, source: str, margin: float, **evidence: Any
 ) -> dict[str, Any]:
     is_text = not any("tool_calls" in side for side in sides)
     last = max(n for n, _ in trace.agent_steps())

@@ -1,17 +1,101 @@
-"""Recorded prompts and answers as messages of a chat, and which steps are worth asking about."""
+"""Recorded calls, prompts and answers as our tools and the messages of a chat have them, and which steps are worth asking about.
+
+One table says what the tools of other agents are called here, so that a recorded call can be executed and trained on.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.traces.json_values import arguments_text, parsed
-from composer_replication.traces.tool_names import EDITS, our_call
+from composer_replication.traces.json_values import arguments_text, integer, items, parsed
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace, TraceStep
+
+_OURS: Mapping[str, set[str]] = {
+    tool.name: set(function_schema(tool)["function"]["parameters"]["properties"]) for tool in TOOLS
+}
+"""Our tools, and what they take."""
+_TOOLS: Mapping[str, str] = {
+    **{name: name for name in _OURS},
+    **dict.fromkeys(("Bash", "Glob", "exec_command", "shell", "terminal", "execute_bash"), "bash"),
+    **dict.fromkeys(("Read", "view"), "read_file"),
+    **dict.fromkeys(("Write", "create"), "write_file"),
+    "Edit": "str_replace",
+    "Grep": "search",
+    "LS": "list_files",
+    "finish": "submit",
+}
+_ARGUMENTS = {
+    "cmd": "command", "file_path": "path", "old_string": "old_str", "new_string": "new_str", "file_text": "content",
+}  # fmt: skip
+USUAL_FOLDER = "/testbed"
+"""Where images of SWE-bench and its kin have the repository."""
+_EDITORS = {"str_replace_editor", "file_editor"}
+"""The editor of OpenHands and SWE-agent, which is several tools in one: its argument ``command`` says which."""
+EDITS = frozenset({"write_file", "str_replace"})
+_PATCH = re.compile(
+    r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(.*?)\n\*\*\* End Patch", re.DOTALL
+)
+"""A patch of Codex: a file is added, or places of one are changed."""
+
+
+def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
+    """The call with our tool and arguments; None where we have no such tool or the arguments are no object.
+
+    ``folder`` is where the session worked: absolute paths below it become relative.
+    """
+    folder = folder or USUAL_FOLDER
+    given = parsed(call.arguments or "{}")
+    if not isinstance(given, dict):
+        return None
+    patch = _PATCH.search(str(given.get("input") or given.get("cmd") or given.get("command")))
+    if patch is not None and "apply_patch" in f"{call.name} {call.arguments}":
+        return _patched(call, patch, folder)
+    foreign = str(given.get("command")) if call.name in _EDITORS else call.name
+    name = _TOOLS.get(foreign, "")
+    if not name or (call.name in _EDITORS and foreign not in ("view", "create", "str_replace")):
+        return None
+    renamed = {_ARGUMENTS.get(key, key): value for key, value in given.items()}
+    ours = {key: _inside(value, key, folder) for key, value in renamed.items() if key in _OURS[name]}
+    first, limit = (integer(given.get(key)) for key in ("offset", "limit"))
+    lines = items(given.get("view_range"))
+    if foreign == "Glob":
+        ours["command"] = f"find . -path './{given.get('pattern', '')}'"
+    elif words := [str(word) for word in items(ours.get("command"))]:  # of Codex, most often a shell's
+        is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
+        ours["command"] = words[2] if is_shell else " ".join(words)
+    elif foreign == "Read" and first is not None:
+        ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
+    elif foreign == "view" and len(lines) == 2:
+        ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
+    return ToolCall(name, arguments_text(ours), call.call_id)
+
+
+def _patched(call: ToolCall, patch: re.Match[str], folder: str) -> ToolCall | None:
+    """A patch that adds one file or changes one place of it; None for others."""
+    hunks = [hunk for hunk in re.split(r"(?m)^@@.*(?:\n|\Z)", patch[3]) if hunk]
+    if len(hunks) != 1 or "\n*** " in patch[3]:
+        return None
+    lines = hunks[0].rstrip("\n").split("\n")
+    old, new = ("\n".join(line[1:] for line in lines if line[:1] != left_out) for left_out in "+-")
+    given = {"path": _inside(patch[2].strip(), "path", folder)}
+    given |= {"content": f"{new}\n"} if patch[1] == "Add" else {"old_str": old, "new_str": new}
+    name = "write_file" if patch[1] == "Add" else "str_replace"
+    return ToolCall(name, arguments_text(given), call.call_id)
+
+
+def _inside(value: Any, name: str, folder: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    if name == "command":
+        return value.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
+    return value.removeprefix(f"{folder}/") if name == "path" else value
+
 
 Message = dict[str, Any]
 """Of a chat, as chat templates take it: arguments of calls are objects where they can be."""
@@ -36,11 +120,7 @@ def assistant_message(text: str, calls: list[ToolCall]) -> Message:
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
-            {
-                "id": call.call_id or f"call-{n}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call)},
-            }
+            {"id": call.call_id or f"call-{n}", "type": "function", "function": _function(call)}
             for n, call in enumerate(calls)
         ]
     return message
@@ -74,7 +154,12 @@ def prompt_of(trace: Trace, idx: int) -> list[Message]:
         elif "synthetic" not in step.flags:
             calls = our_calls(trace, step)
             messages.append(assistant_message(step.text, calls))
-            messages += _results(step, calls, is_whole=place >= whole_from)
+            known = {result.call_id: result.text for result in step.results}
+            for number, call in enumerate(calls):
+                text, call_id = known.get(call.call_id, NO_RESULT), call.call_id or f"call-{number}"
+                if place < whole_from and len(text) > OLD_RESULT_CHARACTERS:
+                    text = f"{text[:OLD_RESULT_CHARACTERS]}\n(cut)"
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
     return messages
 
 
@@ -111,17 +196,6 @@ def chosen_steps(
     return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]
 
 
-def _results(step: TraceStep, calls: list[ToolCall], *, is_whole: bool) -> list[Message]:
-    known = {result.call_id: result.text for result in step.results}
-    messages = []
-    for number, call in enumerate(calls):
-        text = known.get(call.call_id, NO_RESULT)
-        if not is_whole and len(text) > OLD_RESULT_CHARACTERS:
-            text = f"{text[:OLD_RESULT_CHARACTERS]}\n(cut)"
-        messages.append({"role": "tool", "tool_call_id": call.call_id or f"call-{number}", "content": text})
-    return messages
-
-
-def _arguments(call: ToolCall) -> Any:
+def _function(call: ToolCall) -> dict[str, Any]:
     value = parsed(call.arguments or "{}")
-    return value if isinstance(value, dict) else call.arguments
+    return {"name": call.name, "arguments": value if isinstance(value, dict) else call.arguments}

@@ -1,21 +1,89 @@
-"""Teachers behind OpenAI-compatible servers: asked patiently, paid from one budget, and left out one by one when they fail."""
+"""Teachers behind OpenAI-compatible servers: asked patiently, paid from one budget, and left out one by one when they fail.
+
+Answers are kept in SQLite, by the content of the request. What a request may cost at most is set aside before it is sent, by one
+statement with the check against the budget. It counts as spent until it is settled or freed, also when nobody saw its end (a
+process that was killed): spending never passes the budget.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import ToolCall
-from composer_replication.traces.answer_store import AnswerStore, request_key
 from composer_replication.traces.json_values import arguments_text, at, items
 from composer_replication.traces.prompts import Message, assistant_message
 from composer_replication.traces.readers.messages import parts_of
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS charges (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, dollars REAL NOT NULL, tokens INTEGER NOT NULL, state TEXT NOT NULL
+);
+CREATE VIEW IF NOT EXISTS spent AS
+    SELECT COALESCE(SUM(dollars), 0.0) AS dollars, COALESCE(SUM(tokens), 0) AS tokens FROM charges;
+"""
+_RESERVE = """
+INSERT INTO charges (key, dollars, tokens, state)
+SELECT :key, :dollars, :tokens, 'reserved' FROM spent
+WHERE spent.dollars + :dollars <= :max_dollars AND spent.tokens + :tokens <= :max_tokens
+"""
+
+
+class AnswerStore:
+    """One file of answers and charges.
+
+    Args:
+        path: the database; made where there is none.
+        max_dollars, max_tokens: the budget over the whole life of the file.
+    """
+
+    def __init__(self, path: Path, *, max_dollars: float, max_tokens: int) -> None:
+        self._limits = {"max_dollars": max_dollars, "max_tokens": max_tokens}
+        self._database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.executescript(_TABLES)
+
+    def answer(self, key: str) -> Any:
+        """The stored answer, None where there is none."""
+        row = self._database.execute("SELECT body FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def spent(self) -> tuple[float, int]:
+        """Dollars and tokens, what is set aside included."""
+        dollars, tokens = self._database.execute("SELECT dollars, tokens FROM spent").fetchone()
+        return float(dollars), int(tokens)
+
+    def reserve(self, key: str, dollars: float, tokens: int) -> int | None:
+        """Set aside what a request may cost at most; None where the budget does not have it any more."""
+        values = {"key": key, "dollars": dollars, "tokens": tokens, **self._limits}
+        made = self._database.execute(_RESERVE, values)
+        return made.lastrowid if made.rowcount else None
+
+    def settle(self, charge: int, key: str, body: Any, dollars: float, tokens: int) -> None:
+        """Keep an answer, and then what it did cost in the place of what was set aside."""
+        text = json.dumps(body, ensure_ascii=False)
+        self._database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, text))
+        change = "UPDATE charges SET dollars = ?, tokens = ?, state = 'paid' WHERE id = ?"
+        self._database.execute(change, (dollars, tokens, charge))
+
+    def free(self, charge: int) -> None:
+        """A request that the server did not work on costs nothing."""
+        self._database.execute("DELETE FROM charges WHERE id = ?", (charge,))
+
+    def close(self) -> None:
+        self._database.close()
+
 
 _PASSING = {"http-408", "http-409", "http-425", "http-429"}
 _ONE_REQUEST = {"http-400", "http-413", "http-422"}
@@ -105,11 +173,9 @@ class Classroom:
         self, messages: Sequence[Message], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
     ) -> dict[str, Any]:
         """The body of a request; ``sample`` tells further answers to the same prompt apart."""
-        body: dict[str, Any] = {"messages": [_with_text(message) for message in messages]}
-        if tools:
-            body["tools"] = list(tools)
         how = {"max_tokens": self.max_tokens, "temperature": temperature, "seed": sample, "stream": False}
-        return body | how
+        offered = {"tools": list(tools)} if tools else {}
+        return {"messages": [_with_text(message) for message in messages], **offered, **how}
 
     def most(self, teacher: Teacher, request: Mapping[str, Any]) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
@@ -123,10 +189,11 @@ class Classroom:
             BudgetSpent: no room for the request.
         """
         teacher = self.teachers[name]
-        key = request_key(teacher.endpoint.model, teacher.endpoint.url, request)
+        named = [teacher.endpoint.url, teacher.endpoint.model, request]
+        whole = json.dumps(named, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
+        key = hashlib.sha256(whole).hexdigest()
         async with self._limits[name]:
-            known = self.store.answer(key)
-            if known is not None:
+            if (known := self.store.answer(key)) is not None:
                 teacher.counts["cached"] += 1
                 return read_answer(known)  # None: it was cut off, and would be again
             found = None if teacher.left_out else await self._bought(teacher, key, request)
@@ -140,12 +207,16 @@ class Classroom:
         """The body of an answer, which is stored; None where there is none."""
         most = self.most(teacher, request)
         for number in range(MAX_TRIES):
-            charge = await self._reserved(key, *most)
+            # what others of this process have reserved may become free again, and is waited for
+            while (charge := self.store.reserve(key, *most)) is None:
+                if self._num_reserved == 0:
+                    raise BudgetSpent
+                await asyncio.sleep(0.05)
+            self._num_reserved += 1
             body, reason, asked_seconds = await self._posted(teacher, key, request)
             self._num_reserved -= 1
             if body is not None:
-                dollars, tokens = _cost(teacher, body, most)
-                self.store.settle(charge, key, body, dollars=dollars, tokens=tokens)
+                self.store.settle(charge, key, body, *_cost(teacher, body, most))
                 teacher.num_failures = 0
                 return body
             if reason not in _BILLED:
@@ -187,15 +258,6 @@ class Classroom:
             reason = failure_reason(error)
             return None, "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
 
-    async def _reserved(self, key: str, dollars: float, tokens: int) -> int:
-        """A reservation; what others of this process have reserved may become free again, and is waited for."""
-        while (charge := self.store.reserve(key, dollars, tokens)) is None:
-            if self._num_reserved == 0:
-                raise BudgetSpent
-            await asyncio.sleep(0.05)
-        self._num_reserved += 1
-        return charge
-
 
 def read_answer(body: Any) -> Message | None:
     """The message of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
@@ -231,7 +293,7 @@ def _with_text(message: Message) -> Message:
     """The message with its calls' arguments as text, which servers want."""
     if "tool_calls" not in message:
         return message
-    functions = [call["function"] for call in message["tool_calls"]]
-    texts = [{**function, "arguments": arguments_text(function["arguments"])} for function in functions]
-    calls = zip(message["tool_calls"], texts, strict=True)
-    return {**message, "tool_calls": [{**call, "function": text} for call, text in calls]}
+    calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
+    for call in calls:
+        call["function"]["arguments"] = arguments_text(call["function"]["arguments"])
+    return {**message, "tool_calls": calls}

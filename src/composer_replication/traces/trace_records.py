@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import string
 
 Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
@@ -139,17 +138,17 @@ class Ledger:
         self.num_records = 0
         self.counts: Counter[str] = Counter()
 
-    def put(self, take: Callable[..., Any], *args: Any) -> None:
+    def put(self, take: Callable[[Any], Any], record: Any) -> None:
         """Hand one record to ``take`` and count it: as what it returns where that is a text, as mapped otherwise."""
         try:
-            outcome = take(*args)
+            outcome = take(record)
         except Dropped as reason:
             outcome = f"dropped: {reason}"
         except _SHAPE:
             outcome = "dropped: a record of another shape"
         self.counts[outcome if isinstance(outcome, str) else "mapped"] += 1
 
-    def put_inner(self, take: Callable[..., Any], records: Iterable[Any]) -> None:
+    def put_inner(self, take: Callable[[Any], Any], records: Iterable[Any]) -> None:
         """The records inside a document, which count one by one."""
         for record in records:
             self.num_records += 1
@@ -168,13 +167,14 @@ class Ledger:
 class TraceBuilder:
     """Puts a trace together in the order of its records; results find the step of their call by its id.
 
-    ``answered`` is the step that the last result went to.
+    ``answered`` is the step that the last result went to. ``answers`` has the places of answers by their ids; "" is the one that
+    items without an id continue.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.answered: TraceStep | None = None
-        self._answers: dict[str, int] = {}  # by their ids; "" is the one that items without an id continue
+        self.answers: dict[str | None, int] = {}
         self._step_of_call: dict[str, TraceStep] = {}
 
     def add(
@@ -206,9 +206,13 @@ class TraceBuilder:
                 why = self._answer(part) or why
                 continue
             place = self._place(source, key, parent) if place is None else place
-            self.trace.steps[place].extend(self._own_id(part) if isinstance(part, ToolCall) else part)
+            step = self.trace.steps[place]
+            step.extend(part)
             if isinstance(part, ToolCall):
-                self._step_of_call[self.trace.steps[place].calls[-1].call_id] = self.trace.steps[place]
+                if not part.call_id or part.call_id in self._step_of_call:
+                    own_id = f"{part.call_id or 'call'}-{len(self._step_of_call)}"
+                    step.calls[-1] = replace(part, call_id=own_id)
+                self._step_of_call[step.calls[-1].call_id] = step
         if place is None and has_results:
             if why:
                 raise Dropped(why)
@@ -217,8 +221,8 @@ class TraceBuilder:
         step = self.trace.steps[place]
         step.flags.update(flags)
         if source == "agent":
-            self._answers[""] = place  # also after results of its own, of tools that the model's server runs
-            step.model = step.model or string(model)
+            self.answers[""] = place  # also after results of its own, of tools that the model's server runs
+            step.model = step.model or (model if isinstance(model, str) else "")
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place
 
@@ -233,32 +237,22 @@ class TraceBuilder:
 
     def waits(self) -> bool:
         """Whether the last step is an answer of which a call has no result yet."""
-        last = self.trace.steps[-1] if self.trace.steps else TraceStep("user")
-        return len(last.results) < len(last.calls)
-
-    def has_answer(self, key: Any) -> bool:
-        """Whether an answer with this id has begun."""
-        return bool(key) and key in self._answers
+        return any(len(last.results) < len(last.calls) for last in self.trace.steps[-1:])
 
     def close(self) -> None:
         """What comes next is another answer."""
-        self._answers.pop("", None)
+        self.answers.pop("", None)
 
     def _place(self, source: Source, key: str | None, parent: int | None) -> int:
-        if source == "agent" and key in self._answers:
-            return self._answers[key]
+        if source == "agent" and key in self.answers:
+            return self.answers[key]
         self.trace.steps.append(TraceStep(source, parent=self.last if parent is None else parent))
         self.close()
         if source == "system":
             self.trace.prompt_origin = "recorded"
         elif source == "agent" and key:
-            self._answers[key] = self.last
+            self.answers[key] = self.last
         return self.last
-
-    def _own_id(self, call: ToolCall) -> ToolCall:
-        if call.call_id and call.call_id not in self._step_of_call:
-            return call
-        return ToolCall(call.name, call.arguments, f"{call.call_id or 'call'}-{len(self._step_of_call)}")
 
     def _answer(self, result: StepResult) -> str:
         """Put a result to its call; without an id it answers the first call of the last step that has none."""

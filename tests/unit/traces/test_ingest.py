@@ -11,13 +11,12 @@ import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
-from composer_replication.traces import duplicates as duplicates_module
-from composer_replication.traces.duplicates import duplicates, minhash, step_chain
-from composer_replication.traces.ingest import ingest, read_traces
+from composer_replication.traces import ingest as ingest_module
+from composer_replication.traces.ingest import duplicates, ingest, minhash, read_traces, step_chain
 from composer_replication.traces.json_values import arguments_text, json_bytes
+from composer_replication.traces.prompts import our_call
 from composer_replication.traces.readers.atif_files import trace_row
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.tool_names import our_call
 from composer_replication.traces.trace_records import StepResult, Thought, Trace, TraceBuilder
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
@@ -105,7 +104,7 @@ def test_nearly_the_same_is_found_and_another_text_is_not(monkeypatch: pytest.Mo
     traces = [first, near, far]
     hashes = [minhash(trace) for trace in traces]
     assert duplicates([step_chain(trace) for trace in traces], hashes) == {1: "nearly the same"}
-    monkeypatch.setattr(duplicates_module, "rensa", None)
+    monkeypatch.setattr(ingest_module, "rensa", None)
     assert minhash(first) is None
 
 

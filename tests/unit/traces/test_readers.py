@@ -12,10 +12,8 @@ import atif
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.traces.duplicates import step_chain
-from composer_replication.traces.ingest import FORMATS, detect, find_units
-from composer_replication.traces.json_sources import read_records
-from composer_replication.traces.json_values import json_bytes
+from composer_replication.traces.ingest import FORMATS, detect, find_units, step_chain
+from composer_replication.traces.json_values import json_bytes, read_records
 from composer_replication.traces.readers.atif_files import trace_of, trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import Ledger, RepositoryState, Trace

@@ -19,12 +19,11 @@ from policy_server import PolicyServer, calls, half_a_chunked_answer, hold, says
 
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
-from composer_replication.traces.answer_store import AnswerStore
+from composer_replication.traces.branches import Branching, replay_cost, replay_steps
 from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.prompts import chosen_steps, prompt_of, tools_of
 from composer_replication.traces.readers.atif_files import trace_row
-from composer_replication.traces.replay import Branching, replay_cost, replay_steps
-from composer_replication.traces.teachers import Classroom, open_teacher
+from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 from composer_replication.traces.trace_records import StepResult, Trace, TraceBuilder
 
 WANTED = calls("bash", command="ls")

@@ -1,1 +1,1 @@
-"""What did a recorded session say? One file a format: what its records look like, and how they become steps."""
+"""What did a recorded session say? Programs by what they are: what their records look like, and how they become steps."""

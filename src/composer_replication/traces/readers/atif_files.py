@@ -46,25 +46,21 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 def matches_atif(head: Sequence[Any]) -> str:
     """The version that the document names."""
-    first = head[0] if head else None
-    version = string(at(first, "schema_version"))
-    return version.removeprefix("ATIF-v") if isinstance(at(first, "steps"), list) else ""
+    version = string(at(head[0], "schema_version"))
+    return version.removeprefix("ATIF-v") if isinstance(at(head[0], "steps"), list) else ""
 
 
 def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document or line, and of each sub-agent that is embedded in it."""
     for number, document in enumerate(records):
-        ledger.put(lambda _: "kept: the document", document)
         yield from _traces(document, ledger, f"{name}#{number}", None)
 
 
 def trace_row(trace: Trace) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26."""
     agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
-    if trace.model:
-        agent["model_name"] = trace.model
-    if trace.tools:
-        agent["tool_definitions"] = trace.tools
+    known = {"model_name": trace.model, "tool_definitions": trace.tools}
+    agent |= {key: value for key, value in known.items() if value}
     ours = {
         "format": trace.format,
         "format_version": trace.version,
@@ -120,15 +116,14 @@ def _call_row(call: ToolCall) -> dict[str, Any]:
 
 
 def _result_row(result: StepResult) -> dict[str, Any]:
-    row: dict[str, Any] = {"content": result.text}
-    if result.call_id:
-        row["source_call_id"] = result.call_id
-    extra = {key: getattr(result, key) for key in ("is_error", "exit_code")}
-    extra = {key: value for key, value in extra.items() if value is not None}
+    row = {"content": result.text} | ({"source_call_id": result.call_id} if result.call_id else {})
+    both = {"is_error": result.is_error, "exit_code": result.exit_code}
+    extra = {key: value for key, value in both.items() if value is not None}
     return row | ({"extra": extra} if extra else {})
 
 
 def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | None) -> Iterator[Trace]:
+    ledger.put(lambda _: "kept: the document", document)
     ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
     trace_id = string(at(document, "trajectory_id") or at(document, "session_id")) or name
     trace = Trace(trace_id, string(at(ours, "format")) or "atif", agent=string(at(document, "agent", "name")))
@@ -151,7 +146,7 @@ def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | 
             trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
     yield trace
     for number, inner in enumerate(items(at(document, "subagent_trajectories"))):
-        ledger.put_inner(lambda _: "kept: the document", [inner])
+        ledger.num_records += 1
         yield from _traces(inner, ledger, f"{name}/{number}", (trace_id, ""))
 
 
@@ -180,11 +175,9 @@ def _answer_parts(row: dict[str, Any], extra: dict[str, Any]) -> Iterator[Part]:
         yield Thought(thought)
     yield from (Thought("", string(each)) for each in items(extra.get("sealed")))
     for call in items(row.get("tool_calls")):
+        name, call_id = string(at(call, "function_name")), string(at(call, "tool_call_id"))
         written = at(call, "extra", "arguments_text")
-        written = at(call, "arguments") if written is None else written
-        yield ToolCall(
-            string(at(call, "function_name")), arguments_text(written), string(at(call, "tool_call_id"))
-        )
+        yield ToolCall(name, arguments_text(at(call, "arguments") if written is None else written), call_id)
     for result in items(at(row, "observation", "results")):
         known = at(result, "extra")
         yield StepResult(

@@ -1,0 +1,243 @@
+"""Logs of chat completions and of Responses, and spans of OpenTelemetry's GenAI conventions from 1.37 on, as OTLP JSON.
+
+Each row and each chat span repeats its history: those that do become one conversation. Messages are opt-in in spans: one without
+them is counted. Results come from the spans of the tools, and where these alone were recorded, their calls are the session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from composer_replication.records import ToolCall
+from composer_replication.traces.json_values import arguments_text, at, flag, items, parsed, string, text_of
+from composer_replication.traces.readers.messages import (
+    add_message,
+    exit_code_in,
+    function_tools,
+    is_item,
+    parts_of,
+)
+from composer_replication.traces.trace_records import (
+    Dropped,
+    Ledger,
+    RepositoryState,
+    StepResult,
+    Trace,
+    TraceBuilder,
+)
+
+
+def matches_chat(head: Sequence[Any]) -> str:
+    """The version where it is a log of chat completions: rows with messages, or pairs of request and response."""
+    first = head[0]
+    is_other = not isinstance(first, dict) or "info" in first or "trajectory_format" in first
+    if is_other or not _are_messages(at(_request(first), "messages")):
+        return ""
+    return "completions" if first.get("response") is not None else "rows"
+
+
+def matches_responses(head: Sequence[Any]) -> str:
+    """Likewise for Responses, which take ``input``."""
+    request = _request(head[0])
+    return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
+
+
+def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
+    joined = ConversationJoiner(kind, name)
+    for record in records:
+        ledger.put(partial(_row, joined), record)
+    yield from (builder.trace for builder in joined.builders)
+
+
+class ConversationJoiner:
+    """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self._name = kind, name
+        self.builders: list[TraceBuilder] = []
+        self._tips: dict[bytes, TraceBuilder] = {}
+
+    def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
+        """Add a row: the messages that were sent, and those that came back."""
+        chain = list(_digests(messages))
+        known = next((n for n in range(len(chain), 0, -1) if chain[n - 1] in self._tips), 0)
+        while known > 1 and chain[known - 2] == chain[known - 1]:
+            known -= 1  # thoughts have no digest of their own
+        if known:
+            builder = self._tips.pop(chain[known - 1])
+        else:
+            builder = TraceBuilder(Trace(f"{self._name}#{len(self.builders)}", self.kind))
+            self.builders.append(builder)
+        builder.trace.tools = function_tools(tools) or builder.trace.tools
+        for message in messages[known:]:
+            _add(builder, message)
+        builder.close()
+        for answer in answers:
+            _add(builder, answer, model=model)
+        builder.trace.model = builder.trace.model or string(model)
+        whole = [*messages, *answers]
+        if whole and (known < len(messages) or answers):
+            self._tips[list(_digests(whole))[-1]] = builder
+        return builder.trace
+
+
+def _row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+    request, body = _request(row), _body(row.get("response"))
+    tools, model = at(request, "tools"), string(at(body, "model")) or at(request, "model")
+    if joined.kind == "openai-responses":
+        joined.add(_given(request), items(at(body, "output")), tools, model)
+        return
+    messages = items(at(request, "messages"))
+    if not _are_messages(messages):
+        raise Dropped("a row without messages")
+    answers = [at(choice, "message") for choice in items(at(body, "choices"))[:1]]
+    trace = joined.add(messages, answers, tools or at(row, "kwargs", "tools"), model)
+    if task := string(row.get("instance_id")):  # of SWE-bench, beside the messages
+        trace.state = RepositoryState(task_id=task)
+        trace.passed = flag(row.get("resolved"))
+
+
+def _given(request: Any) -> list[Any]:
+    """What was given to Responses, as messages and items."""
+    given, instructions = at(request, "input"), string(at(request, "instructions"))
+    if given is None:
+        raise Dropped("a row without input")
+    if at(request, "previous_response_id"):
+        raise Dropped("its context is stored at the provider (previous_response_id)")
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else items(given)
+    return [{"role": "system", "content": instructions}, *messages] if instructions else messages
+
+
+def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:
+    """What cannot be added leaves the row's other messages where they are."""
+    try:
+        add_message(builder, message, **known)
+    except (Dropped, AttributeError, TypeError, ValueError):
+        return
+
+
+def _digests(messages: Sequence[Any]) -> Iterator[bytes]:
+    """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
+    before = b""
+    for message in messages:
+        if is_item(message):
+            known = list(parts_of(message))
+            # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
+            is_own = any(isinstance(part, ToolCall) for part in known)
+            parts = [_plain(part) for part in known if not (is_own and isinstance(part, StepResult))]
+            parts = [message["type"]] if message.get("type") == "web_search_call" else parts
+            if any(parts):
+                whole = json.dumps(
+                    [message.get("role") in ("user", "system", "developer"), *filter(None, parts)]
+                )
+                before = hashlib.sha256(before + whole.encode()).digest()
+        yield before
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, ToolCall):
+        return [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
+    return part.text if isinstance(part, StepResult) else part if isinstance(part, str) else None
+
+
+def _request(row: Any) -> Any:
+    """The request of a row, whether it stands in it, beside a response or in a batch."""
+    request = at(row, "request") or row
+    body = parsed(at(request, "body"))
+    return body if isinstance(body, dict) else request
+
+
+def _body(response: Any) -> Any:
+    """The response's object; of a stream of events the one that completes it."""
+    body = parsed(at(response, "body") or response)
+    if not isinstance(body, str):
+        return body
+    events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
+    whole = [at(event, "response") for event in events if at(event, "response")]
+    return whole[-1] if whole else None
+
+
+def _are_messages(value: Any) -> bool:
+    return bool(items(value)) and all(at(each, "role") is not None for each in value)
+
+
+def matches_otel(head: Sequence[Any]) -> str:
+    """``otlp`` where the first record has spans."""
+    return "otlp" if isinstance(at(head[0], "resourceSpans"), list) else ""
+
+
+def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Conversations of the chat spans, with the results that ``execute_tool`` spans hold."""
+    spans: list[Any] = []
+    for record in records:
+        resources = items(at(record, "resourceSpans"))
+        scopes = [scope for each in resources for scope in items(at(each, "scopeSpans"))]
+        found = [span for scope in scopes for span in items(at(scope, "spans"))]
+        ledger.num_records -= 1  # a record counts as its spans
+        spans += found
+        if not found:
+            ledger.dropped("a record without spans")
+    joined = ConversationJoiner("otel-genai", name)
+    tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
+    spans.sort(key=lambda span: _number(at(span, "startTimeUnixNano")))
+    ledger.put_inner(partial(_span, joined, tools), spans)
+    alone = dict(tools)
+    for trace in (builder.trace for builder in joined.builders):
+        for _, step in trace.agent_steps():
+            results = {result.call_id: result for result in step.results}
+            for call in (call for call in step.calls if call.call_id in tools):
+                alone.pop(call.call_id, None)
+                results[call.call_id] = tools[call.call_id][2]
+            step.results = list(results.values())
+        yield trace
+    builders: dict[str, TraceBuilder] = {}  # one for each trace id of which only the tools were recorded
+    for trace_id, call, result in alone.values():
+        new = TraceBuilder(Trace(trace_id or name, "otel-genai"))
+        builders.setdefault(trace_id, new).add("agent", [call, result])
+    yield from (builder.trace for builder in builders.values())
+
+
+def _span(
+    joined: ConversationJoiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]
+) -> None:
+    own = {string(at(each, "key")): _value(at(each, "value")) for each in items(span.get("attributes"))}
+    operation = own.get("gen_ai.operation.name")
+    if operation == "execute_tool":
+        call_id, content = string(own.get("gen_ai.tool.call.id")), own.get("gen_ai.tool.call.result")
+        if not call_id or content is None:
+            raise Dropped("a tool's span without the id of its call or without content")
+        text = arguments_text(content)
+        is_error = True if at(span, "status", "code") in (2, "STATUS_CODE_ERROR") else None
+        arguments = arguments_text(own.get("gen_ai.tool.call.arguments"))
+        call = ToolCall(string(own.get("gen_ai.tool.name")), arguments, call_id)
+        result = StepResult(call_id, text, is_error, exit_code_in(text))
+        tools[call_id] = string(span.get("traceId")), call, result
+        return
+    if operation not in ("chat", "text_completion", "generate_content"):
+        raise Dropped("a span of an agent or of something else")
+    messages, answers = (items(parsed(own.get(f"gen_ai.{side}.messages"))) for side in ("input", "output"))
+    if not messages and not answers:
+        raise Dropped("a span without messages: content was not recorded")
+    if text := text_of(parsed(own.get("gen_ai.system_instructions"))):
+        messages = [{"role": "system", "content": text}, *messages]
+    model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model")
+    joined.add(messages, answers, parsed(own.get("gen_ai.tool.definitions")), model)
+
+
+def _value(value: Any) -> Any:
+    """The value of OTLP's typed object; whole numbers are texts there."""
+    if not isinstance(value, dict):
+        return None
+    return _number(value["intValue"]) if "intValue" in value else next(iter(value.values()), None)
+
+
+def _number(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0

@@ -1,0 +1,182 @@
+"""The tree in which a session began, and whether what it did comes out again there.
+
+A session is bound by its task in a store (the task's own id, or its name in SWE-bench), by the commit that it recorded, or by the
+folder and commit that the user gives. Then its calls are made again, one after the other, in the sandbox and with the tools of
+training. A step is *executable* where everything before it came out as recorded: its state is then known to be restored.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from composer_replication.errors import InputError, MissingError
+from composer_replication.records import SandboxSpec, ToolCall, ToolResult
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.tools.toolbox import Toolbox
+from composer_replication.rollouts.tools.visible_tests import VisibleTests
+from composer_replication.sandbox import (
+    base_interpreter,
+    base_python,
+    choose_backend,
+    open_sandbox,
+    require_selftest,
+)
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.fresh_git import with_git
+from composer_replication.tasks.intake.git_source import fetch_commit, read_commit
+from composer_replication.tasks.test_run import VARIABLES
+from composer_replication.tasks.views import write_files
+from composer_replication.traces.json_values import at, parsed, string
+from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, our_calls
+from composer_replication.traces.redaction import Redactor
+from composer_replication.traces.trace_records import StepResult, Trace
+
+Call = Callable[[ToolCall], ToolResult]
+Outcome = Literal["the same", "another result", "not compared", "no tool of ours"]
+_TEXTS = tomllib.loads(Path(__file__).with_name("result_texts.toml").read_text(encoding="utf-8"))
+_VARYING = re.compile("|".join(_TEXTS["varying"]), re.MULTILINE)
+
+
+def task_names(grader: Grader) -> dict[str, str]:
+    """The ids of a store's tasks, by themselves and by the names that SWE-bench has for them."""
+    ids = grader.store.task_ids()
+    names = {grader.store.record(task).instance_id: task for task in ids} | {task: task for task in ids}
+    return {name: task for name, task in names.items() if name}
+
+
+def is_full_id(commit: str) -> bool:
+    """Whether a commit is named by its full id, so that it means the same tree for ever."""
+    return re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit) is not None
+
+
+def commit_of(trace: Trace, repository: str, commit: str) -> str:
+    """A git address with the commit in which a session began, empty where that is not known.
+
+    What the user gives comes before what the session recorded. A folder is never taken from a session.
+    """
+    state = trace.state
+    where = f"file://{Path(repository).resolve()}" if repository else state.repository
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", where):  # as rows of SWE-bench name it
+        where = f"https://github.com/{where}"
+    which = commit or state.commit
+    is_known = repository or where.startswith(("https://", "ssh://", "git@"))
+    prefix = "" if where.startswith("git@") else "git+"
+    return f"{prefix}{where}@{which}" if is_known and is_full_id(which) else ""
+
+
+def proven(
+    trace: Trace, grader: Grader | None, names: Mapping[str, str], backend: str, given: tuple[str, str]
+) -> dict[str, Any]:
+    """Bind a session and make its calls again: a line of ``bindings.jsonl``, with ``problem`` where that was not possible.
+
+    Args:
+        trace: the session.
+        grader: of the store whose tasks have these ``names``, if there is one.
+        names: of ``task_names``.
+        backend: the sandbox of sessions on a commit.
+        given: folder and commit of the user; empty ones are taken from the session.
+    """
+    row: dict[str, Any] = {"trace_id": trace.trace_id, "tree": "", "problem": ""}
+    task, commit = names.get(trace.state.task_id, ""), commit_of(trace, *given)
+    if not (task or commit):
+        return row | {"problem": "neither a task of the store nor a repository with its commit is known"}
+    row |= {"tree": task or commit}
+    try:
+        if task and grader is not None:
+            with FeatureDeletionEnv(grader, monitor="off") as environment:
+                environment.reset(task)
+                return row | proof(trace, environment.call)
+        with tools_at(commit, backend) as call:
+            return row | proof(trace, call)
+    except (InputError, MissingError) as error:
+        return row | {"problem": f"{error.code}: {error.message}"}
+
+
+@contextmanager
+def tools_at(commit: str, backend: str) -> Iterator[Call]:
+    """The tools of an attempt, over a fresh sandbox with every file of a commit, and Python without packages.
+
+    Raises:
+        InputError: git cannot reach the repository, or it has no such commit (CR0402, CR0407).
+        SandboxFailure: the sandbox cannot be opened, or does not hold (CR0306).
+    """
+    files = read_commit(fetch_commit(commit), lambda _names, _links: lambda _path: True, skip=lambda _: False)
+    jail = choose_backend(backend)
+    require_selftest(jail)
+    with tempfile.TemporaryDirectory(prefix="attempt-", dir=process_folder()) as folder:
+        Path(folder).chmod(0o755)  # a jail of another user must be able to reach the tree
+        tree = Path(folder) / "tree"
+        write_files(tree, with_git(files))
+        python = base_interpreter()
+        path = f"{base_python().parent}:{VARIABLES['PATH']}"
+        with open_sandbox(SandboxSpec(tree, python.read_only, python.masked), jail) as sandbox:
+            yield Toolbox(sandbox, VisibleTests(()), {**VARIABLES, "PATH": path}).call
+
+
+def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[tuple[int, Outcome]]:
+    """Make the calls of these steps again, those without a recorded result left out: the step of each and what came of it."""
+    for place in places:
+        step = trace.steps[place]
+        known = {result.call_id: result for result in step.results}
+        for recorded, ours in zip(step.calls, our_calls(trace, step), strict=True):
+            says_nothing = ours.name in _TEXTS["no_state"] or _TEXTS["last_command"] in ours.arguments
+            if ours.call_id not in known or says_nothing:
+                continue
+            result = call(ours)
+            if result.fault == "invalid" and ours is recorded:
+                yield place, "no tool of ours"
+            elif ours.name in _TEXTS["own_words"] and ours is not recorded:
+                yield place, "not compared"
+            else:
+                is_same = _is_same(trace, ours, known[ours.call_id], result)
+                yield place, "the same" if is_same else "another result"
+
+
+def proof(trace: Trace, call: Call) -> dict[str, Any]:
+    """Make every call of a session again.
+
+    Returns:
+        ``steps``: answers with calls whose results were recorded; ``reproduced_steps`` of them gave the same;
+        ``executable``: the places of answers before which nothing came out otherwise; ``calls`` by what came of each.
+    """
+    calls: Counter[str] = Counter()
+    reproduced, num_steps, broken = 0, 0, set[int]()
+    executable = []
+    for idx, _ in trace.agent_steps():
+        if broken.isdisjoint(trace.path_to(idx)):
+            executable.append(idx)
+        outcomes = [outcome for _, outcome in redone(trace, [idx], call)]
+        calls.update(outcomes)
+        if not set(outcomes) <= {"the same", "not compared"}:
+            broken.add(idx)
+        num_steps += bool(outcomes)
+        reproduced += bool(outcomes) and idx not in broken
+    row = {"steps": num_steps, "reproduced_steps": reproduced, "executable": executable}
+    return row | {"calls": dict(calls)}
+
+
+def _is_same(trace: Trace, ours: ToolCall, recorded: StepResult, result: ToolResult) -> bool:
+    if ours.name in EDITS:  # each program says in its own words that it was done
+        return recorded.failed == result.failed
+    is_code = recorded.exit_code in (None, result.exit_code)
+    texts = (recorded.text, Redactor().text(result.text))
+    return is_code and len({_plain(text, ours.name, trace.state.folder) for text in texts}) == 1
+
+
+def _plain(text: str, tool: str, folder: str) -> str:
+    """What a result says, without what a program writes around it and what differs between two runs."""
+    text = (string(at(parsed(text), "output")) or text).replace("\r", "")
+    for frame in _TEXTS["frames"]:
+        found = re.fullmatch(frame, text, re.DOTALL)
+        text = text if found is None else found[1]
+    text = re.sub(_TEXTS["line_number" if tool == "read_file" else "ours"], "", text, flags=re.MULTILINE)
+    text = _VARYING.sub("*", text.replace(folder or USUAL_FOLDER, "*"))
+    return re.sub(r"\n{2,}", "\n", text).strip("\n *")

@@ -453,3 +453,12 @@ def test_the_same_user_id_inside_and_out_is_no_way_to_the_first_process() -> Non
     assert (found["taken"], found["on"]) == (took_the_jail, ["on\n", True])
     assert found["unreaped"] == [0, "lived\n"]  # the kernel shows the files of an ended process to root alone
     assert found["left"] == []
+
+
+def test_a_file_that_is_shown_below_a_temporary_folder(tree: Path, tmp_path: Path) -> None:
+    if not (check := WarmBubblewrap().is_available()).ok:
+        pytest.skip(check.detail)
+    shown = tmp_path / "shown.txt"
+    shown.write_text("seen\n")
+    with WarmBubblewrapSandbox(SandboxSpec(tree, (shown,))) as sandbox:
+        assert run(sandbox, f"cat {shown}") == run(sandbox, f"cat {shown}") == "seen\n"

@@ -20,8 +20,8 @@ from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec, ToolCall, ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.tools.command_tools import VisibleTests
 from composer_replication.rollouts.tools.toolbox import Toolbox
-from composer_replication.rollouts.tools.visible_tests import VisibleTests
 from composer_replication.sandbox import (
     base_interpreter,
     base_python,

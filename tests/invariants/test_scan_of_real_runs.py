@@ -97,8 +97,9 @@ def test_a_trl_run_without_a_guard(tmp_path: Path, capsys: pytest.CaptureFixture
     rewards = {row["step"]: row["reward"] for row in history if "reward" in row}
     truths = {row["step"]: row["eval_reward"] for row in history if "eval_reward" in row}
     assert (sorted(rewards), sorted(truths)) == ([2, 4, 6], [3, 6, 7])
-    found = scanned(tmp_path)
-    assert [(one.step, one.proxy, one.truth) for one in found.readings] == [
+    log = read_log(tmp_path)
+    found = readings_of(log, choose_columns(log))[0]
+    assert [(one.step, one.proxy, one.truth) for one in found] == [
         (3, rewards[2], truths[3]),
         (6, rewards[6], truths[6]),
         (7, rewards[6], truths[7]),

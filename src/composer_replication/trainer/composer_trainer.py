@@ -127,7 +127,12 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     prefix_sharing: bool = False
     is_finished: Callable[[str], bool] | None = None
     alpha_sdpo: float = 0.0
+    hints: HintsSection | None = None
+    hint_source: HintGenerator | None = None
+    hinted_turns: Sequence[HintedTurn] | None = None
     beta_replay: float = 0.0
+    replay: ReplaySection | None = None
+    replay_pairs: Sequence[PreferencePair] | None = None
     _newest_sampled: Sampled = ((), None)
     generation_rows: Sequence[Mapping[str, Any]] = ()
     """Rows of the generation under way, for a ``rollout_func`` that needs more of them than their prompts."""
@@ -179,7 +184,9 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         self.heldout_guard = heldout_guard
         self.heldout_eval_fn = heldout_eval_fn
         self.strict_killswitch = strict_killswitch
-        self.alpha_sdpo, self.beta_replay = alpha_sdpo, beta_replay
+        self.alpha_sdpo, self.hints = alpha_sdpo, hints
+        self.hint_source, self.hinted_turns = hint_source, hinted_turns
+        self.beta_replay, self.replay, self.replay_pairs = beta_replay, replay, replay_pairs
         for name in ("alpha_sdpo", "beta_replay"):
             refuse_bad_weight(name, getattr(self, name))
         distils = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -49,8 +51,9 @@ class LiveView(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._quiet or process_rank() != 0:
             return
+        is_screen = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self._console = self._given or Console(
-            stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty()
+            stderr=True, highlight=False, force_terminal=is_screen, soft_wrap=not is_screen
         )
         self._steps = (state.global_step, state.global_step, state.max_steps)
         self._began = time.monotonic()
@@ -82,9 +85,10 @@ class LiveView(TrainerCallback):
     def close(self) -> None:
         """Draw once more and give the terminal back; may be called again."""
         self._draw(is_last=True)
-        if self._live is not None:
-            self._live.stop()
-        self._live = self._console = None
+        live, self._live, self._console = self._live, None, None
+        if live is not None:
+            with suppress(OSError, SystemExit):
+                live.stop()
 
     def lines(self) -> list[tuple[str, str]]:
         """What is known by now, by name."""
@@ -119,14 +123,22 @@ class LiveView(TrainerCallback):
         return "".join(_BARS[round(max(0.0, value) / most * (len(_BARS) - 1))] for value in values)
 
     def _draw(self, *, is_last: bool = False) -> None:
-        if self._console is None:
-            return
         now = time.monotonic()
-        if not is_last and now - self._drawn < _SECONDS_BETWEEN[self._live is not None]:
+        is_due = is_last or now - self._drawn >= _SECONDS_BETWEEN[self._live is not None]
+        if self._console is None or not is_due:
             return
         self._drawn = now
+        try:
+            self._show(self._console)
+        except (
+            OSError,
+            SystemExit,
+        ):  # whoever read it has gone, which rich takes for the end; the run goes on
+            self._console = None
+
+    def _show(self, console: Console) -> None:
         if self._live is None:
-            self._console.print("train: " + ", ".join(f"{name} {text}" for name, text in self.lines()))
+            console.print("train: " + ", ".join(f"{name} {text}" for name, text in self.lines()))
             return
         table = Table.grid(padding=(0, 2))
         for name, text in self.lines():

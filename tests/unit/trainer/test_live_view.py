@@ -76,3 +76,22 @@ def test_a_run_that_is_cut_off_gives_the_cursor_back() -> None:
     view.close()
     view.close()
     assert screen.getvalue().count("\x1b[?25h") == 1
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_reader_that_goes_away_takes_no_run_with_it(is_terminal: bool) -> None:
+    class Gone(Screen):
+        is_gone = False
+
+        def write(self, text: str) -> int:
+            if self.is_gone:
+                raise BrokenPipeError
+            return super().write(text)
+
+    screen, state = Gone("utf-8"), SimpleNamespace(max_steps=3, global_step=0)
+    view = LiveView(console=Console(file=screen, force_terminal=is_terminal))
+    view.on_train_begin(None, state, None)
+    screen.is_gone = True
+    view._drawn = 0.0
+    view.on_step_end(None, state, None)
+    view.close()

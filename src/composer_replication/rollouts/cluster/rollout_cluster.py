@@ -211,6 +211,10 @@ class RolloutCluster:
         told = cause.message.rstrip(".") if isinstance(cause, ComposerError) else first_sentence(str(cause))
         where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
         actor.begin_anew()
+        with self._lock:  # its node may have taken others, which nobody is to be lent before they answer
+            self._collect()
+            for other in self._idle:
+                other.begin_anew()
         self.count_failure("lost")
         raise LostActor(
             "CR0491",

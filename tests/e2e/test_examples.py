@@ -12,9 +12,8 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_one_file.py"
 
 
-@pytest.mark.parametrize(
-    ("words", "code"), [(["--weak"], 5), pytest.param([], 0, marks=pytest.mark.long)], ids=["weak", "honest"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("words", "code"), [(["--weak"], 5), ([], 0)], ids=["weak", "honest"])
 def test_one_file_learns_and_its_guard_stops_what_only_looks_right(words: list[str], code: int) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), *words], capture_output=True, text=True, timeout=500, check=False

@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 10141,
     "src/composer_replication/cli/explanations": 548,
     "benchmarks": 7315,
-    "tests": 71820,
+    "tests": 71826,
 }
 BANNED = {
     "utils",

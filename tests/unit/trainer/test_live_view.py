@@ -82,9 +82,11 @@ def test_a_run_that_is_cut_off_gives_the_cursor_back() -> None:
 def test_a_reader_that_goes_away_takes_no_run_with_it(is_terminal: bool) -> None:
     class Gone(Screen):
         is_gone = False
+        num_refused = 0
 
         def write(self, text: str) -> int:
             if self.is_gone:
+                self.num_refused += 1
                 raise BrokenPipeError
             return super().write(text)
 
@@ -94,4 +96,8 @@ def test_a_reader_that_goes_away_takes_no_run_with_it(is_terminal: bool) -> None
     screen.is_gone = True
     view._drawn = 0.0
     view.on_step_end(None, state, None)
+    assert screen.num_refused > 0
+    num_refused = screen.num_refused
+    view.on_log(None, state, None, logs={"reward": 1.0})
+    assert screen.num_refused == num_refused  # it is asked no more
     view.close()

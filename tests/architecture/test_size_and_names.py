@@ -15,7 +15,7 @@ MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
     "src": 76549,
-    "src/composer_replication/cli": 6803,
+    "src/composer_replication/cli": 6813,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 1151,
@@ -26,10 +26,10 @@ CEILINGS = {
     "src/composer_replication/sandbox": 9384,
     "src/composer_replication/tasks": 22892,
     "src/composer_replication/traces": 3165,
-    "src/composer_replication/trainer": 10141,
+    "src/composer_replication/trainer": 10131,
     "src/composer_replication/cli/explanations": 548,
     "benchmarks": 7315,
-    "tests": 71826,
+    "tests": 71827,
 }
 BANNED = {
     "utils",

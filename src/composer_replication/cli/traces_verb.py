@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -22,7 +23,7 @@ from composer_replication.cli.flags import (
     whole_number,
 )
 from composer_replication.cli.terminal import progress_bar
-from composer_replication.errors import NothingToDoError, SplitOverlapError, UsageError
+from composer_replication.errors import InputError, NothingToDoError, SplitOverlapError, UsageError
 from composer_replication.run_folder import rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if args.commit and not is_full_id(args.commit):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
-    traces, backend = _all_traces([args.folder]), chosen_backend(args)
+    traces, backend = _traces_of_folder(args.folder), chosen_backend(args)
     rows = []
     with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
         for number, trace in enumerate(traces, start=1):
@@ -264,7 +265,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces.branches import replay_cost
     from composer_replication.traces.prompts import chosen_steps
 
-    chosen = chosen_steps(_all_traces([args.folder]), args.max_steps, takes_all=args.every_step)
+    chosen = chosen_steps(_traces_of_folder(args.folder), args.max_steps, takes_all=args.every_step)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
@@ -446,6 +447,15 @@ def render_rows(result: dict[str, Any]) -> str:
     by_source = ", ".join(f"{number} {source}" for source, number in result["sources"].items())
     lines = [f"{result.get('pairs') or result['rows']} row(s) ({by_source}): {result['out']}"]
     return "\n".join(lines + [f"dropped: {number}, {why}" for why, number in result["dropped"].items()])
+
+
+def _traces_of_folder(folder: Path) -> list[Trace]:
+    """Of a folder into which the verb will write; a file is refused before anything runs."""
+    if folder.is_file():
+        problem = "this is a file; what is found out is written beside the sessions, into their folder."
+        fix = f"composer-rl traces ingest {shlex.quote(str(folder))} --out DIR"
+        raise InputError("CR0942", problem, where=str(folder), fix=fix)
+    return _all_traces([folder])
 
 
 def _all_traces(folders: Sequence[Path]) -> list[Trace]:

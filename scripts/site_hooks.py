@@ -45,15 +45,12 @@ def on_files(files: Any, config: Any) -> Any:
     )
     linked = {target for text in pages.values() for up, target in _OUTSIDE.findall(text) if up}
     linked |= {target for _, target in _OUTSIDE.findall(readme) if not target.startswith("docs/")}
-    waiting = sorted(linked)
-    while waiting:
-        target = waiting.pop()
-        path = ROOT / target
-        path = path / "README.md" if path.is_dir() else path
+    for target in sorted(linked):
+        path = ROOT / target / "README.md" if (ROOT / target).is_dir() else ROOT / target
         place = path.relative_to(ROOT).as_posix()
-        if place == "README.md" or place.startswith("docs/") or place in files.src_uris or not path.is_file():
-            continue
-        files.append(File.generated(config, place, abs_src_path=str(path)))
+        is_there = place == "README.md" or place.startswith("docs/") or place in files.src_uris
+        if path.is_file() and not is_there:
+            files.append(File.generated(config, place, abs_src_path=str(path)))
     return files
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from tqdm import tqdm
 from transformers import TrainerCallback
 
 from composer_replication.trainer.processes import process_rank
@@ -96,16 +97,14 @@ class LiveView(TrainerCallback):
         each = (time.monotonic() - self._began) / (now - first) if now > first else None
         found = [("step", f"{now} of {last}")]
         if each is not None:
-            found.append(("left", f"{_clock(each * (last - now))}, {each:.3g} s a step"))
+            found.append(("left", f"{tqdm.format_interval(each * (last - now))}, {each:.3g} s a step"))
         for name, key in (("reward", "reward"), ("held out", "killswitch/heldout_ema")):
             if key in self._row:
                 found.append((name, f"{self._row[key]:.3f}  {self._curve(key)}".rstrip()))
         for name, key in (("gap", "killswitch/proxy_real_gap"), ("KL", "killswitch/kl_ema")):
             if key in self._row:
-                ceiling = self._ceilings.get(key)
-                found.append(
-                    (name, f"{self._row[key]:.3f}" + (f" of {ceiling:g}" if ceiling is not None else ""))
-                )
+                most = f" of {self._ceilings[key]:g}" if key in self._ceilings else ""
+                found.append((name, f"{self._row[key]:.3f}{most}"))
         if "frac_reward_zero_std" in self._row:
             found.append(("groups", f"{self._row['frac_reward_zero_std']:.0%} without signal"))
         if self._episodes:
@@ -130,11 +129,8 @@ class LiveView(TrainerCallback):
         self._drawn = now
         try:
             self._show(self._console)
-        except (
-            OSError,
-            SystemExit,
-        ):  # whoever read it has gone, which rich takes for the end; the run goes on
-            self._console = None
+        except (OSError, SystemExit):
+            self._console = None  # its reader has gone, which rich takes for the end; the run goes on
 
     def _show(self, console: Console) -> None:
         if self._live is None:
@@ -144,9 +140,3 @@ class LiveView(TrainerCallback):
         for name, text in self.lines():
             table.add_row(name, text)
         self._live.update(table, refresh=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

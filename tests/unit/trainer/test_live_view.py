@@ -48,7 +48,7 @@ def test_a_terminal_of_forty_columns_without_colour(encoding: str) -> None:
     screen = Screen(encoding)
     console = Console(file=screen, force_terminal=True, width=40, no_color=True)
     said = shown(LiveView(ceilings=CEILINGS, console=console), screen)
-    for text in ("3 of 3", "0.750", "0.125", "0.300 of 0.65", "50% without signal", "3 of 4 ended", "0:00"):
+    for text in ("3 of 3", "0.750", "0.125", "0.300 of 0.65", "50% without signal", "3 of 4 ended", "00:00"):
         assert text in said
     assert ("▃▆█" in said) is (encoding == "utf-8")
     assert "…" not in said and "\x1b[3" not in said  # nothing is cut, nothing coloured
@@ -59,7 +59,7 @@ def test_a_log_file_gets_whole_lines() -> None:
     screen = io.StringIO()
     said = shown(LiveView(console=Console(file=screen, soft_wrap=True)), screen)
     (line,) = said.splitlines()
-    assert line.startswith("train: step 3 of 3, left 0:00") and "reward 0.750" in line
+    assert line.startswith("train: step 3 of 3, left 00:00") and "reward 0.750" in line
     assert "held out 0.125" in line and "gap 0.300, groups 50%" in line  # no guard, no ceiling
 
 

@@ -244,7 +244,7 @@ def _fetch_into(tree: Path, repository: Path, address: GitAddress, commit: str, 
         except GitFailed as error:
             # The pack is written by a child of git, whose end is not always told.
             if error.is_too_large or tree_bytes(repository) >= MAX_FETCH_BYTES:
-                raise _too_large(address, "it is larger than what is fetched") from error
+                raise _refused(address, "it is larger than what is fetched") from error
             failure = error
         else:
             _archive(tree, repository, address, commit)
@@ -261,7 +261,7 @@ def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> 
     try:
         listed = run_git(names, repository=repository, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
         if listed.count(b"\0") > MAX_LISTED_FILES:
-            raise _too_large(address, "it holds too many files")
+            raise _refused(address, "it holds too many files")
         for name in listed.split(b"\0"):
             if name.startswith(b"/") or b".." in name.split(b"/"):
                 raise hostile(
@@ -271,7 +271,7 @@ def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> 
     except GitFailed as error:
         large = error.is_too_large or error.is_late
         detail = "its files are larger than what is read" if large else "git archive does not take its files"
-        raise _too_large(address, detail) from error
+        raise _refused(address, detail) from error
 
 
 def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]) -> dict[str, bytes]:
@@ -299,7 +299,7 @@ def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]
             chosen = {name: member for name, member in files.items() if rule(PurePosixPath(name))}
             problem = too_large([(name, member.size) for name, member in chosen.items()])
             if problem:
-                raise _too_large(found.address, problem)
+                raise _refused(found.address, problem)
             handles = ((name, archive.extractfile(member)) for name, member in chosen.items())
             return {name: handle.read() for name, handle in handles if handle is not None}
     except (tarfile.TarError, OSError) as error:
@@ -332,7 +332,7 @@ def _unknown(address: GitAddress) -> InputError:
     )
 
 
-def _too_large(address: GitAddress, detail: str) -> InputError:
+def _refused(address: GitAddress, detail: str) -> InputError:
     return InputError(
         "CR0402",
         f"the repository is refused: {detail}.",

@@ -93,15 +93,22 @@ def served(caller: Path, tmp_path: Path) -> Iterator[Server]:
 
 def composer_rl(*words: str, fault: str = "") -> subprocess.CompletedProcess[str]:
     program = [sys.executable, str(HERE / "processor_weights.py"), "--json", *words]
-    environment = os.environ | {"PYTHONWARNINGS": "ignore", "WEIGHTS_FAULT": fault}
+    environment = os.environ | {
+        "PYTHONWARNINGS": "ignore",
+        "WEIGHTS_FAULT": fault,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
     return subprocess.run(program, capture_output=True, text=True, timeout=1800, check=False, env=environment)
 
 
 def trained(server: Server, out: Path, *more: str, fault: str = "", **changes: Any) -> Any:
     """The finished process of a training run by the recipe ``tiny-tools``."""
     settings = SETTINGS | {"model.name": str(server.model), "trl.vllm_server_base_url": server.url} | changes
-    words = [
+    return composer_rl("train", str(RECIPE), "--out", str(out), *overrides(settings), *more, fault=fault)
+
+
+def overrides(settings: dict[str, Any]) -> list[str]:
+    return [
         f"--set={key}={json.dumps(value) if not isinstance(value, str) else value}"
         for key, value in settings.items()
     ]
-    return composer_rl("train", str(RECIPE), "--out", str(out), *words, *more, fault=fault)

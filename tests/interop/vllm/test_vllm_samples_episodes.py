@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RECIPE, Server, composer_rl, started, trained
+from conftest import RECIPE, SETTINGS, Server, composer_rl, overrides, started, trained
 
 from composer_replication.run_folder import read_jsonl
 
@@ -35,6 +35,23 @@ def test_three_steps_of_several_turns_with_tools(served: Server, tmp_path: Path,
     )
     assert measured.returncode == 2, measured.stderr[-2000:]
     assert "CR0826" in measured.stderr and "--max-model-len 8192" in measured.stderr
+
+
+@pytest.mark.parametrize("fault", ["", "none-sent"])
+def test_an_engine_in_the_trainers_process(caller: Path, tmp_path: Path, fault: str) -> None:
+    out = tmp_path / "run"
+    settings = SETTINGS | {"model.name": str(caller), "trl.vllm_mode": "colocate"}
+    done = composer_rl("train", str(RECIPE), "--out", str(out), *overrides(settings), fault=fault)
+    rows = read_jsonl(out / "metrics.jsonl")
+    if fault:
+        assert done.returncode != 0 and "CR0870" in done.stderr
+        assert [row["step"] for row in rows] == [1]
+        return
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert max(row["checks/token_drift"] for row in rows) < 1e-5
+    assert min(row["grad_norm"] for row in rows) > 0
+    assert max(row["rollouts/turns"] for row in rows) > 1.5
 
 
 def test_weights_that_are_never_sent_are_seen_at_the_second_step(served: Server, tmp_path: Path) -> None:

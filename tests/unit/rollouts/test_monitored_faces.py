@@ -59,6 +59,7 @@ def played(env: FeatureDeletionEnv, task: Task, moves: list[ToolCall]) -> float 
 def report_of(env: FeatureDeletionEnv) -> MonitorReport:
     judged = env.finish()
     assert judged is not None and judged.report is not None
+    assert env.report is judged.report and env.graded_reward == judged.graded_reward
     return judged.report
 
 

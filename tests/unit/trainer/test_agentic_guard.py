@@ -94,7 +94,6 @@ def halted(tmp_path_factory: pytest.TempPathFactory, store: TaskStore) -> tuple[
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_a_run_whose_truth_falls_while_its_reward_rises_is_halted(halted) -> None:
     folder, summary, code = halted
     assert code == HALTED_EXIT_CODE
@@ -112,7 +111,6 @@ def test_a_run_whose_truth_falls_while_its_reward_rises_is_halted(halted) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
     folder, _, _ = halted
     checkpoint = newest_whole_checkpoint(folder.checkpoints)
@@ -126,7 +124,6 @@ def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_again(
     halted, store: TaskStore
 ) -> None:

@@ -174,6 +174,16 @@ class FeatureDeletionEnv:
         judgement = self.finish()
         return None if judgement is None else judgement.reward
 
+    @property
+    def graded_reward(self) -> float | None:
+        """What the tests alone would pay for the attempt that ``finish`` ended."""
+        return self._judgement.graded_reward if self._judgement else None
+
+    @property
+    def report(self) -> MonitorReport | None:
+        """What the monitor found in it."""
+        return self._judgement.report if self._judgement else None
+
     def snapshot(self) -> AttemptState:
         """Keep where the attempt stands, to come back to it by ``restore`` any number of times; the tree alone is kept, not HOME."""
         attempt = self._running

@@ -145,6 +145,8 @@ def test_an_entry_point_cannot_bring_lines_of_its_own() -> None:
         {"pyproject.toml": '[tool.pdm.version]\nsource = "scm"\nwrite_to = "pkg/_version.py"'},
         {"pyproject.toml": '[tool.poetry-dynamic-versioning.files."pkg/_version.py"]\n'},
         {"pyproject.toml": '[tool.versioneer]\nversionfile_source = "pkg/_version.py"'},
+        {"pyproject.toml": '[tool.versioningit.write]\nfile = "pkg/_version.py"'},
+        {"pyproject.toml": '[[tool.scikit-build.generate]]\npath = "pkg/_version.py"'},
         {"setup.cfg": "[versioneer]\nversionfile_source = pkg/_version.py\n"},
         {"pkg/meson.build": "custom_target('v', output: '_version.py', command: ['x'])"},
     ],

@@ -39,6 +39,13 @@ def with_body(body: str) -> dict[str, str]:
     return {"package.py": PACKAGE.format(body=body), "tests/test_package.py": TESTS}
 
 
+@pytest.mark.parametrize("hook", ["pytest_configure(config)", "pytest_sessionstart(session)"])
+def test_a_hook_that_ends_pytest_is_told(run, hook: str) -> None:
+    conftest = f"def {hook}:\n    raise RuntimeError('start the database first')\n"
+    report = run({"conftest.py": conftest, **with_body("return 42")})
+    assert "RuntimeError: start the database first" in report.error
+
+
 def test_all_outcomes(run) -> None:
     tests = """
 import pytest, unittest

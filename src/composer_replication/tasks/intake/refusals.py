@@ -17,7 +17,12 @@ from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import find_projects
 from composer_replication.tasks.intake.requirements import read_requirements
 from composer_replication.tasks.intake.setup_py import setup_keywords
-from composer_replication.tasks.intake.source_folders import below_root, own_modules, recorded_folders
+from composer_replication.tasks.intake.source_folders import (
+    below_root,
+    folder_named_otherwise,
+    own_modules,
+    recorded_folders,
+)
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 
@@ -105,9 +110,14 @@ def explain(
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
     detail = f"{error.detail}{_missed(likeliest)}"
     missing = _missing_module(error.detail, source.files)
-    is_own = missing.partition(".")[0] in own_modules(source.files)
-    if missing and not is_own and missing.partition(".")[0] not in sys.stdlib_module_names:
-        why = _why_missing(missing.partition(".")[0], source, installed)
+    top = missing.partition(".")[0]
+    is_own = top in own_modules(source.files)
+    if missing and not is_own and top not in sys.stdlib_module_names:
+        by_address = read_requirements(source, {top}).refused
+        if by_address:
+            detail = f"{by_address[0]} is asked for by address; {detail}"
+            return UnusableRepository("dependency-by-url", detail)
+        why = _why_missing(top, source, installed)
         return UnusableRepository("missing-requirement", f"{why}; {detail}")
     file = compiled_parts(source)
     if file:
@@ -142,6 +152,9 @@ def _is_module(name: str, files: Collection[str]) -> bool:
 
 def _why_missing(module: str, source: RepositorySource, installed: Collection[str]) -> str:
     found = read_requirements(source)
+    otherwise = folder_named_otherwise(ProjectFiles(source.metadata), module)
+    if otherwise:
+        return f"the package {module} lies in a folder of another name, {otherwise}, which cannot be imported from the tree"
     named = canonicalize_name(module)
     if named in found.wanted and named not in installed:
         return f"what its tests want, {named}, is not to be had as a wheel for this Python"

@@ -304,6 +304,7 @@ def _take_what_is_missing(found: Requirements, source: RepositorySource, missing
     is_unknown = False
     for module in sorted(modules):
         names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
+        found.refused += [name for name in names if name in found.bound]
         declared = next((name for name in names if name in found.declared), None)
         if declared is not None:
             _merge(found.wanted, declared, found.declared[declared])

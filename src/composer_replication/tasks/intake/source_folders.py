@@ -95,10 +95,28 @@ def _holds_modules(folder: str, files: Collection[str]) -> bool:
     return any(path.startswith(start) and path.endswith(".py") for path in files)
 
 
-def _setuptools(read: ProjectFiles) -> Iterator[str]:
+def folder_named_otherwise(read: ProjectFiles, package: str) -> str:
+    """The folder that setuptools is told to install as a package of another name; empty where it is told none."""
+    for folders in _package_folders(read):
+        for name, folder in folders.items():
+            if (
+                str(name).strip() == package
+                and posixpath.basename(posixpath.normpath(str(folder))) != package
+            ):
+                return str(folder).strip()
+    return ""
+
+
+def _package_folders(read: ProjectFiles) -> Iterator[Mapping[Any, Any]]:
     listed = read.ini("options", "package_dir").splitlines()
     pairs = dict(line.split("=", 1) for line in listed if "=" in line)
     for folders in (read.table("tool", "setuptools", "package-dir"), pairs, read.setup.get("package_dir")):
+        if isinstance(folders, Mapping):
+            yield folders
+
+
+def _setuptools(read: ProjectFiles) -> Iterator[str]:
+    for folders in _package_folders(read):
         yield from _of_packages(folders)
     yield from texts(read.table("tool", "setuptools", "packages", "find").get("where"))
     listed = read.ini("options.packages.find", "where").replace(",", "\n").splitlines()

@@ -102,6 +102,11 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     for path in texts(read.table("tool", "poetry-dynamic-versioning", "substitution").get("files")):
         if "*" not in path:
             yield path, ""
+    yield from _at(read.table("tool", "versioningit", "write"), ("file",), ("template",))
+    generated = read.table("tool", "scikit-build").get("generate")
+    for table in generated if isinstance(generated, list) else ():
+        for path, template in _at(inner_table(table), ("path",), ("template",)):
+            yield from ((posixpath.join(base, path), template) for base in ("", "src", "python"))
     versioneer = read.table("tool", "versioneer").get("versionfile_source")
     for path in (*texts(versioneer), read.ini("versioneer", "versionfile_source")):
         yield path, ""

@@ -8,6 +8,7 @@ and never placed in a tree.
 import importlib.metadata
 import importlib.util
 import os
+import sys
 
 
 def importable_plugins(options, root):
@@ -87,6 +88,10 @@ def make_suite(options, left_out=()):
                 if option in args and not is_known(parser, option):
                     place = args.index(option)
                     args[place : place + 1] = [flag] if flag != option and is_known(parser, flag) else []
+
+        def pytest_internalerror(self, excrepr):
+            """Say what ended pytest itself: where that is a hook of the repository's, nothing prints it."""
+            sys.stderr.write(f"{str(excrepr).strip()}\n")
 
         def pytest_ignore_collect(self, collection_path):
             return True if left_out and os.path.relpath(collection_path, root) in left_out else None

@@ -91,7 +91,6 @@ interop-%: .venvs/%/.setup-done
 	.venvs/$*/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r tests/interop/$*.txt -e .
 	test ! -f tests/interop/$*/unresolved.txt || \
 	  .venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/interop/$*/unresolved.txt
-	.venvs/$*/bin/python -m compileall -qq -j 0 .venvs/$*/lib || true
 	@touch $@
 
 # The types take as long as all the rest: both at the same time.

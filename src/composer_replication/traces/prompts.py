@@ -13,7 +13,7 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.traces.json_values import arguments_text, integer, items, parsed
+from composer_replication.traces.json_values import items_at, json_text, parsed, typed
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace, TraceStep
 
 _OURS: Mapping[str, set[str]] = {
@@ -62,18 +62,18 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
         return None
     renamed = {_ARGUMENTS.get(key, key): value for key, value in given.items()}
     ours = {key: _inside(value, key, folder) for key, value in renamed.items() if key in _OURS[name]}
-    first, limit = (integer(given.get(key)) for key in ("offset", "limit"))
-    lines = items(given.get("view_range"))
+    first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
+    lines = items_at(given, "view_range")
     if foreign == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
-    elif words := [str(word) for word in items(ours.get("command"))]:  # of Codex, most often a shell's
+    elif words := [str(word) for word in items_at(ours, "command")]:  # of Codex, most often a shell's
         is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
         ours["command"] = words[2] if is_shell else " ".join(words)
     elif foreign == "Read" and first is not None:
         ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
     elif foreign == "view" and len(lines) == 2:
         ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
-    return ToolCall(name, arguments_text(ours), call.call_id)
+    return ToolCall(name, json_text(ours), call.call_id)
 
 
 def _patched(call: ToolCall, patch: re.Match[str], folder: str) -> ToolCall | None:
@@ -86,7 +86,7 @@ def _patched(call: ToolCall, patch: re.Match[str], folder: str) -> ToolCall | No
     given = {"path": _inside(patch[2].strip(), "path", folder)}
     given |= {"content": f"{new}\n"} if patch[1] == "Add" else {"old_str": old, "new_str": new}
     name = "write_file" if patch[1] == "Add" else "str_replace"
-    return ToolCall(name, arguments_text(given), call.call_id)
+    return ToolCall(name, json_text(given), call.call_id)
 
 
 def _inside(value: Any, name: str, folder: str) -> Any:
@@ -134,7 +134,7 @@ def recorded_answer(trace: Trace, idx: int) -> Message:
 def calls_of(message: Message) -> list[ToolCall]:
     """The calls of an answer."""
     functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
-    return [ToolCall(own["name"], arguments_text(own["arguments"]), call_id) for call_id, own in functions]
+    return [ToolCall(own["name"], json_text(own["arguments"]), call_id) for call_id, own in functions]
 
 
 def action(message: Message) -> str:

@@ -34,7 +34,7 @@ from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.git_source import fetch_commit, read_commit
 from composer_replication.tasks.test_run import VARIABLES
 from composer_replication.tasks.views import write_files
-from composer_replication.traces.json_values import at, parsed, string
+from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, our_calls
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import StepResult, Trace
@@ -173,7 +173,7 @@ def _is_same(trace: Trace, ours: ToolCall, recorded: StepResult, result: ToolRes
 
 def _plain(text: str, tool: str, folder: str) -> str:
     """What a result says, without what a program writes around it and what differs between two runs."""
-    text = (string(at(parsed(text), "output")) or text).replace("\r", "")
+    text = (text_at(parsed(text), "output") or text).replace("\r", "")
     for frame in _TEXTS["frames"]:
         found = re.fullmatch(frame, text, re.DOTALL)
         text = text if found is None else found[1]

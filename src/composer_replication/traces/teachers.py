@@ -20,7 +20,7 @@ from typing import Any
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import arguments_text, at, items
+from composer_replication.traces.json_values import at, items_at, json_text
 from composer_replication.traces.prompts import Message, assistant_message
 from composer_replication.traces.readers.messages import parts_of
 
@@ -261,7 +261,7 @@ class Classroom:
 
 def read_answer(body: Any) -> Message | None:
     """The message of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
-    choice = items(at(body, "choices"))[0]
+    choice = items_at(body, "choices")[0]
     if at(choice, "finish_reason") == "length":
         return None
     parts = list(parts_of({**choice["message"], "role": "assistant"}))
@@ -295,5 +295,5 @@ def _with_text(message: Message) -> Message:
         return message
     calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
     for call in calls:
-        call["function"]["arguments"] = arguments_text(call["function"]["arguments"])
+        call["function"]["arguments"] = json_text(call["function"]["arguments"])
     return {**message, "tool_calls": calls}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from composer_replication.traces.json_values import at, integer, items, string, text_of
-from composer_replication.traces.readers.messages import ROLES, add_message, is_item, parts_of
+from composer_replication.traces.json_values import at, items_at, text_at, text_of, typed
+from composer_replication.traces.readers.messages import ROLES, add_message, content_parts, is_item
 from composer_replication.traces.trace_records import (
     Dropped,
     Ledger,
@@ -31,13 +31,13 @@ _KNOWN = {
 
 def matches_claude_code(head: Sequence[Any]) -> str:
     """The version that the first record with one names."""
+    own_key = {"file-history-snapshot": "type", "summary": "leafUuid"}
     is_ours = any(
-        (at(row, "type") in _KNOWN and "uuid" in row and "sessionId" in row)
-        or at(row, "type") == "file-history-snapshot"
-        or (at(row, "type") == "summary" and "leafUuid" in row)
+        (at(row, "type") in _KNOWN and {"uuid", "sessionId"} <= row.keys())
+        or own_key.get(text_at(row, "type")) in row
         for row in head
     )
-    versions = (string(at(row, "version")) for row in head)
+    versions = (text_at(row, "version") for row in head)
     return next(filter(None, versions), "unknown") if is_ours else ""
 
 
@@ -59,17 +59,16 @@ class _Session:
         self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> str | None:
-        kind, uuid = string(record.get("type")), string(record.get("uuid"))
-        data, known = at(record, "data"), self._step_of.get(string(record.get("parentUuid")))
+        kind, uuid, data = text_at(record, "type"), text_at(record, "uuid"), record.get("data")
+        known = self._step_of.get(text_at(record, "parentUuid"))
         if known is not None and uuid:  # the chain of parents runs through records that are no messages
             self._step_of.setdefault(uuid, known)
         if kind in ("assistant", "user"):
             is_inner = record.get("isSidechain") is True
-            self._message(record, (string(record.get("agentId")) or "sidechain") if is_inner else "")
+            self._message(record, (text_at(record, "agentId") or "sidechain") if is_inner else "")
         elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
-            agent = data["agentId"]
-            self._call_of_agent.setdefault(agent, string(record.get("parentToolUseID")))
-            self._message({**record, **data["message"], "parentUuid": None}, agent)
+            self._call_of_agent.setdefault(data["agentId"], text_at(record, "parentToolUseID"))
+            self._message({**record, **data["message"], "parentUuid": None}, data["agentId"])
         elif kind == "system" and record.get("subtype") == "compact_boundary":
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
@@ -78,50 +77,49 @@ class _Session:
         return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message = string(record.get("uuid")), record["message"]
+        uuid, message, source = text_at(record, "uuid"), record["message"], ROLES[record["type"]]
         key = f"{agent}/{uuid}"
         if uuid and key in self._step_of:
             raise Dropped("a record that the file repeats")
         if "content" not in message:
             raise Dropped("a message without content")
-        if agent not in self.builders:
-            session = string(record.get("sessionId")) or self._name
-            trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
-            trace.version = string(record.get("version"))
-            trace.state = RepositoryState(folder=string(record.get("cwd")))
-            trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
-            self.builders[agent] = TraceBuilder(trace)
-        builder, model = self.builders[agent], message.get("model")
-        answer_id = string(message.get("id")) or uuid
-        parts = list(parts_of({"role": record["type"], "content": message["content"]}))
-        known = self._step_of.get(string(record.get("parentUuid")))
+        builder = self.builders.get(agent) or self._begun(record, agent)
+        parts = list(content_parts(message["content"]))
+        known = self._step_of.get(text_at(record, "parentUuid"))
         parent = known[1] if known is not None and known[0] == agent else builder.last
         flags = {flag for key, flag in _FLAGS.items() if record.get(key) is True}
-        if model == "<synthetic>":
+        if message.get("model") == "<synthetic>":
             flags.add("synthetic")
-        says_stopped = any(isinstance(part, str) and part.startswith(_INTERRUPTED) for part in parts)
-        if record["type"] == "user" and says_stopped:
+        if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
             flags.add("injected")
-            builder.last_answer().flags.add("interrupted")
-        place = builder.add(ROLES[record["type"]], parts, *flags, key=answer_id, parent=parent, model=model)
+            builder.last_answer.flags.add("interrupted")
+        answer_id, model = text_at(message, "id") or uuid, message.get("model")
+        place = builder.add(source, parts, *flags, key=answer_id, parent=parent, model=model)
         is_denied = any(isinstance(part, StepResult) and part.text.startswith(_DENIED) for part in parts)
         if builder.answered is not None and (is_denied or record.get("toolDenialKind")):
             builder.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
 
+    def _begun(self, record: dict[str, Any], agent: str) -> TraceBuilder:
+        """A new conversation."""
+        session = text_at(record, "sessionId") or self._name
+        trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
+        trace.version = text_at(record, "version")
+        trace.state = RepositoryState(folder=text_at(record, "cwd"))
+        trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
+        return self.builders.setdefault(agent, TraceBuilder(trace))
+
 
 _ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted", "world_state"}
+_REPEATS = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
 
 
 def matches_codex(head: Sequence[Any]) -> str:
     """The version of the CLI, ``legacy`` for rollouts without an envelope."""
     rows = [row for row in head if at(row, "type") in _ENVELOPES and isinstance(at(row, "payload"), dict)]
-    versions = (string(at(row, "payload", "cli_version")) for row in rows)
-    is_old = any(
-        at(row, "type") in ("function_call", "function_result") and "created_at" in row for row in head
-    )
-    other = "legacy" if is_old else "unknown" if rows else ""
-    return next(filter(None, versions), other)
+    is_old = any(at(r, "type") in ("function_call", "function_result") and "created_at" in r for r in head)
+    versions = (text_at(row, "payload", "cli_version") for row in rows)
+    return next(filter(None, versions), "legacy" if is_old else "unknown" if rows else "")
 
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -144,16 +142,17 @@ class _Rollout:
         kind, payload = record.get("type"), record.get("payload")
         event = at(payload, "type") if kind == "event_msg" else None
         if kind == "session_meta":
-            return self._session(record["payload"])
+            self._session(record["payload"])
+            return "kept: metadata of the session"
         if kind == "turn_context":
-            self._model = string(at(payload, "model")) or self._model
+            self._model = text_at(payload, "model") or self._model
             return "kept: context of a turn"
+        if event == "turn_aborted":
+            self.builder.last_answer.flags.add("interrupted")
+            return "kept: interruption"
         if kind == "token_usage_record" or event == "token_count":
             self.builder.close()
             raise Dropped("token counts")
-        if event == "turn_aborted":
-            self.builder.last_answer().flags.add("interrupted")
-            return "kept: interruption"
         if kind == "compacted":
             self._compacted(record["payload"])
         elif kind == "function_result":
@@ -161,36 +160,33 @@ class _Rollout:
         elif kind == "response_item" or (is_item(record) and "payload" not in record):
             self._item(payload if isinstance(payload, dict) else record, record)
         else:
-            known = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
-            raise Dropped(known.get(str(kind), f"a record of the kind {kind!r:.40}"))
+            raise Dropped(_REPEATS.get(str(kind), f"a record of the kind {kind!r:.40}"))
         return None
 
-    def _session(self, payload: dict[str, Any]) -> str:
-        if not self._has_meta:
-            self._has_meta = True
-            trace = self.builder.trace
-            trace.trace_id = string(payload.get("id")) or trace.trace_id
-            trace.version = string(payload.get("cli_version"))
-            url, commit = (string(at(payload, "git", key)) for key in ("repository_url", "commit_hash"))
-            trace.state = RepositoryState("", url, commit, string(payload.get("cwd")))
-            parent = string(at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"))
-            trace.parent = (parent, "") if parent else None
-            self._first_own = integer(payload.get("subagent_history_start_ordinal")) or 0
-            text = string(at(payload, "base_instructions", "text") or payload.get("instructions"))
-            if text:
-                self.builder.add("system", [text])
-        return "kept: metadata of the session"
+    def _session(self, payload: dict[str, Any]) -> None:
+        if self._has_meta:
+            return
+        self._has_meta = True
+        trace = self.builder.trace
+        trace.trace_id = text_at(payload, "id") or trace.trace_id
+        trace.version = text_at(payload, "cli_version")
+        url, commit = (text_at(payload, "git", key) for key in ("repository_url", "commit_hash"))
+        trace.state = RepositoryState("", url, commit, text_at(payload, "cwd"))
+        parent = text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
+        trace.parent = (parent, "") if parent else None
+        self._first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
+        if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
+            self.builder.add("system", [text])
 
     def _item(self, item: dict[str, Any], record: dict[str, Any]) -> None:
-        is_copied = (integer(record.get("ordinal")) or 0) < self._first_own
-        flags = ("copied",) if is_copied else ()
+        flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self._first_own else []
         item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
         add_message(self.builder, item, *flags, model=self._model or record.get("model"))
 
     def _compacted(self, payload: dict[str, Any]) -> None:
         """The conversation goes on from what the record gives in place of its history."""
         steps, first = self.builder.trace.steps, len(self.builder.trace.steps)
-        for item in filter(is_item, items(payload.get("replacement_history"))):
+        for item in filter(is_item, items_at(payload, "replacement_history")):
             add_message(self.builder, {"type": "message", **item}, "compacted", "copied")
         if first == len(steps):
             self.builder.add("user", [text_of(payload.get("message"))], "compacted", "copied")

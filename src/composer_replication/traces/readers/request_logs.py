@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import arguments_text, at, flag, items, parsed, string, text_of
+from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
 from composer_replication.traces.readers.messages import (
     add_message,
     exit_code_in,
@@ -34,8 +35,7 @@ from composer_replication.traces.trace_records import (
 def matches_chat(head: Sequence[Any]) -> str:
     """The version where it is a log of chat completions: rows with messages, or pairs of request and response."""
     first = head[0]
-    is_other = not isinstance(first, dict) or "info" in first or "trajectory_format" in first
-    if is_other or not _are_messages(at(_request(first), "messages")):
+    if not isinstance(first, dict) or {"info", "trajectory_format"} & first.keys() or not _messages(first):
         return ""
     return "completions" if first.get("response") is not None else "rows"
 
@@ -46,11 +46,19 @@ def matches_responses(head: Sequence[Any]) -> str:
     return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
 
 
-def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
-    joined = ConversationJoiner(kind, name)
+def read_chat(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Conversations of rows ``{messages, …}``, ``{request, response}`` or ``{messages, response}``."""
+    joined = ConversationJoiner("openai-chat", name)
     for record in records:
-        ledger.put(partial(_row, joined), record)
+        ledger.put(partial(_chat_row, joined), record)
+    yield from (builder.trace for builder in joined.builders)
+
+
+def read_responses(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Likewise of rows with ``input``."""
+    joined = ConversationJoiner("openai-responses", name)
+    for record in records:
+        ledger.put(partial(_responses_row, joined), record)
     yield from (builder.trace for builder in joined.builders)
 
 
@@ -64,8 +72,8 @@ class ConversationJoiner:
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        chain = list(_digests(messages))
-        known = next((n for n in range(len(chain), 0, -1) if chain[n - 1] in self._tips), 0)
+        chain = _digests([*messages, *answers])
+        known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
         while known > 1 and chain[known - 2] == chain[known - 1]:
             known -= 1  # thoughts have no digest of their own
         if known:
@@ -79,64 +87,60 @@ class ConversationJoiner:
         builder.close()
         for answer in answers:
             _add(builder, answer, model=model)
-        builder.trace.model = builder.trace.model or string(model)
-        whole = [*messages, *answers]
-        if whole and (known < len(messages) or answers):
-            self._tips[list(_digests(whole))[-1]] = builder
+        builder.trace.model = builder.trace.model or (typed(str, model) or "")
+        if len(chain) > known:
+            self._tips[chain[-1]] = builder
         return builder.trace
 
 
-def _row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+def _chat_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     request, body = _request(row), _body(row.get("response"))
-    tools, model = at(request, "tools"), string(at(body, "model")) or at(request, "model")
-    if joined.kind == "openai-responses":
-        joined.add(_given(request), items(at(body, "output")), tools, model)
-        return
-    messages = items(at(request, "messages"))
-    if not _are_messages(messages):
+    if not (messages := _messages(row)):
         raise Dropped("a row without messages")
-    answers = [at(choice, "message") for choice in items(at(body, "choices"))[:1]]
-    trace = joined.add(messages, answers, tools or at(row, "kwargs", "tools"), model)
-    if task := string(row.get("instance_id")):  # of SWE-bench, beside the messages
+    answers = [at(choice, "message") for choice in items_at(body, "choices")[:1]]
+    tools = at(request, "tools") or at(row, "kwargs", "tools")
+    trace = joined.add(messages, answers, tools, text_at(body, "model") or at(request, "model"))
+    if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
         trace.state = RepositoryState(task_id=task)
-        trace.passed = flag(row.get("resolved"))
+        trace.passed = typed(bool, row.get("resolved"))
 
 
-def _given(request: Any) -> list[Any]:
-    """What was given to Responses, as messages and items."""
-    given, instructions = at(request, "input"), string(at(request, "instructions"))
+def _responses_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+    request, body = _request(row), _body(row.get("response"))
+    given, instructions = at(request, "input"), text_at(request, "instructions")
     if given is None:
         raise Dropped("a row without input")
     if at(request, "previous_response_id"):
         raise Dropped("its context is stored at the provider (previous_response_id)")
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else items(given)
-    return [{"role": "system", "content": instructions}, *messages] if instructions else messages
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else items_at(request, "input")
+    if instructions:
+        messages = [{"role": "system", "content": instructions}, *messages]
+    model = text_at(body, "model") or at(request, "model")
+    joined.add(messages, items_at(body, "output"), at(request, "tools"), model)
 
 
 def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:
     """What cannot be added leaves the row's other messages where they are."""
-    try:
+    with suppress(Dropped, AttributeError, TypeError, ValueError):
         add_message(builder, message, **known)
-    except (Dropped, AttributeError, TypeError, ValueError):
-        return
 
 
-def _digests(messages: Sequence[Any]) -> Iterator[bytes]:
+def _digests(messages: Sequence[Any]) -> list[bytes]:
     """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
-    before = b""
+    digests, before = [], b""
     for message in messages:
-        if is_item(message):
-            known = list(parts_of(message))
-            # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
-            is_own = any(isinstance(part, ToolCall) for part in known)
-            parts = [_plain(part) for part in known if not (is_own and isinstance(part, StepResult))]
-            parts = [message["type"]] if message.get("type") == "web_search_call" else parts
-            if any(parts):
-                whole = json.dumps(
-                    [message.get("role") in ("user", "system", "developer"), *filter(None, parts)]
-                )
-                before = hashlib.sha256(before + whole.encode()).digest()
-        yield before
+        known = list(parts_of(message)) if is_item(message) else []
+        # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
+        is_own = any(isinstance(part, ToolCall) for part in known)
+        parts = [_plain(part) for part in known if not (is_own and isinstance(part, StepResult))]
+        if at(message, "type") == "web_search_call":
+            parts = [message["type"]]
+        if any(parts):
+            is_given = message.get("role") in ("user", "system", "developer")
+            before += json.dumps([is_given, *filter(None, parts)]).encode()
+            before = hashlib.sha256(before).digest()
+        digests.append(before)
+    return digests
 
 
 def _plain(part: Any) -> Any:
@@ -152,6 +156,12 @@ def _request(row: Any) -> Any:
     return body if isinstance(body, dict) else request
 
 
+def _messages(row: Any) -> list[Any]:
+    """Of the request of a row; none where one of them is none."""
+    messages = items_at(_request(row), "messages")
+    return messages if all(at(each, "role") is not None for each in messages) else []
+
+
 def _body(response: Any) -> Any:
     """The response's object; of a stream of events the one that completes it."""
     body = parsed(at(response, "body") or response)
@@ -160,10 +170,6 @@ def _body(response: Any) -> Any:
     events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
     whole = [at(event, "response") for event in events if at(event, "response")]
     return whole[-1] if whole else None
-
-
-def _are_messages(value: Any) -> bool:
-    return bool(items(value)) and all(at(each, "role") is not None for each in value)
 
 
 def matches_otel(head: Sequence[Any]) -> str:
@@ -175,9 +181,10 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     """Conversations of the chat spans, with the results that ``execute_tool`` spans hold."""
     spans: list[Any] = []
     for record in records:
-        resources = items(at(record, "resourceSpans"))
-        scopes = [scope for each in resources for scope in items(at(each, "scopeSpans"))]
-        found = [span for scope in scopes for span in items(at(scope, "spans"))]
+        scopes = (
+            scope for each in items_at(record, "resourceSpans") for scope in items_at(each, "scopeSpans")
+        )
+        found = [span for scope in scopes for span in items_at(scope, "spans")]
         ledger.num_records -= 1  # a record counts as its spans
         spans += found
         if not found:
@@ -190,9 +197,9 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     for trace in (builder.trace for builder in joined.builders):
         for _, step in trace.agent_steps():
             results = {result.call_id: result for result in step.results}
-            for call in (call for call in step.calls if call.call_id in tools):
-                alone.pop(call.call_id, None)
-                results[call.call_id] = tools[call.call_id][2]
+            for call_id in (call.call_id for call in step.calls if call.call_id in tools):
+                alone.pop(call_id, None)
+                results[call_id] = tools[call_id][2]
             step.results = list(results.values())
         yield trace
     builders: dict[str, TraceBuilder] = {}  # one for each trace id of which only the tools were recorded
@@ -205,22 +212,22 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
 def _span(
     joined: ConversationJoiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]
 ) -> None:
-    own = {string(at(each, "key")): _value(at(each, "value")) for each in items(span.get("attributes"))}
+    own = {text_at(each, "key"): _value(at(each, "value")) for each in items_at(span, "attributes")}
     operation = own.get("gen_ai.operation.name")
     if operation == "execute_tool":
-        call_id, content = string(own.get("gen_ai.tool.call.id")), own.get("gen_ai.tool.call.result")
+        call_id, content = text_at(own, "gen_ai.tool.call.id"), own.get("gen_ai.tool.call.result")
         if not call_id or content is None:
             raise Dropped("a tool's span without the id of its call or without content")
-        text = arguments_text(content)
+        arguments = json_text(own.get("gen_ai.tool.call.arguments"))
         is_error = True if at(span, "status", "code") in (2, "STATUS_CODE_ERROR") else None
-        arguments = arguments_text(own.get("gen_ai.tool.call.arguments"))
-        call = ToolCall(string(own.get("gen_ai.tool.name")), arguments, call_id)
-        result = StepResult(call_id, text, is_error, exit_code_in(text))
-        tools[call_id] = string(span.get("traceId")), call, result
+        result = StepResult(call_id, text := json_text(content), is_error, exit_code_in(text))
+        call = ToolCall(text_at(own, "gen_ai.tool.name"), arguments, call_id)
+        tools[call_id] = text_at(span, "traceId"), call, result
         return
     if operation not in ("chat", "text_completion", "generate_content"):
         raise Dropped("a span of an agent or of something else")
-    messages, answers = (items(parsed(own.get(f"gen_ai.{side}.messages"))) for side in ("input", "output"))
+    given = {side: parsed(own.get(f"gen_ai.{side}.messages")) for side in ("input", "output")}
+    messages, answers = items_at(given, "input"), items_at(given, "output")
     if not messages and not answers:
         raise Dropped("a span without messages: content was not recorded")
     if text := text_of(parsed(own.get("gen_ai.system_instructions"))):
@@ -231,9 +238,9 @@ def _span(
 
 def _value(value: Any) -> Any:
     """The value of OTLP's typed object; whole numbers are texts there."""
-    if not isinstance(value, dict):
-        return None
-    return _number(value["intValue"]) if "intValue" in value else next(iter(value.values()), None)
+    if "intValue" in (value or ()):
+        return _number(value["intValue"])
+    return next(iter(value.values()), None) if isinstance(value, dict) else None
 
 
 def _number(value: Any) -> int:

@@ -15,15 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
 from composer_replication.traces.json_values import json_bytes, json_value, read_records, trace_files
+from composer_replication.traces.readers import agent_files as agents
 from composer_replication.traces.readers import atif_files as atif
-from composer_replication.traces.readers import command_line_agents as command_line
-from composer_replication.traces.readers import repository_agents, request_logs
+from composer_replication.traces.readers import request_logs as logs
 from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -51,14 +52,14 @@ class Format(NamedTuple):
 
 FORMATS = {
     "atif": Format(atif.matches_atif, atif.read_atif),
-    "claude-code": Format(command_line.matches_claude_code, command_line.read_claude_code),
-    "codex": Format(command_line.matches_codex, command_line.read_codex),
-    "openhands": Format(repository_agents.matches_openhands, repository_agents.read_openhands),
-    "swe-agent": Format(repository_agents.matches_swe_agent, repository_agents.read_swe_agent),
-    "mini-swe-agent": Format(repository_agents.matches_mini_swe_agent, repository_agents.read_mini_swe_agent),
-    "openai-chat": Format(request_logs.matches_chat, request_logs.read_chat),
-    "openai-responses": Format(request_logs.matches_responses, request_logs.read_responses),
-    "otel-genai": Format(request_logs.matches_otel, request_logs.read_otel),
+    "claude-code": Format(agents.matches_claude_code, agents.read_claude_code),
+    "codex": Format(agents.matches_codex, agents.read_codex),
+    "openhands": Format(agents.matches_openhands, agents.read_openhands),
+    "swe-agent": Format(agents.matches_swe_agent, agents.read_swe_agent),
+    "mini-swe-agent": Format(agents.matches_mini_swe_agent, agents.read_mini_swe_agent),
+    "openai-chat": Format(logs.matches_chat, partial(logs.read_requests, "openai-chat")),
+    "openai-responses": Format(logs.matches_responses, partial(logs.read_requests, "openai-responses")),
+    "otel-genai": Format(logs.matches_otel, logs.read_otel),
 }
 
 

@@ -14,11 +14,10 @@ from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.traces.json_values import items_at, json_text, parsed, typed
-from composer_replication.traces.trace_records import NOT_LEARNED, Trace, TraceStep
+from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
-_OURS: Mapping[str, set[str]] = {
-    tool.name: set(function_schema(tool)["function"]["parameters"]["properties"]) for tool in TOOLS
-}
+_SCHEMAS = [function_schema(tool) for tool in TOOLS]
+_OURS = {each["function"]["name"]: each["function"]["parameters"]["properties"] for each in _SCHEMAS}
 """Our tools, and what they take."""
 _TOOLS: Mapping[str, str] = {
     **{name: name for name in _OURS},
@@ -42,6 +41,17 @@ _PATCH = re.compile(
     r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(.*?)\n\*\*\* End Patch", re.DOTALL
 )
 """A patch of Codex: a file is added, or places of one are changed."""
+Message = dict[str, Any]
+"""Of a chat, as chat templates take it: arguments of calls are objects where they can be."""
+REBUILT_PROMPT = """\
+You are a coding agent. You work in the root of a repository, through tools. The conversation so far was recorded; go on with \
+the next answer."""
+NO_RESULT = "(no result was recorded)"
+OLD_RESULT_CHARACTERS = 2000
+NUM_WHOLE_RESULTS = 6
+"""Results of so many last answers stay whole; older ones are cut, the same way for every side of a comparison."""
+WORTH: Mapping[str, int] = {"denied": 8, "interrupted": 6, "error": 4, "edit": 2}
+"""How much a sign says that another answer may have been better: people's own objections first."""
 
 
 def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
@@ -49,7 +59,6 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
 
     ``folder`` is where the session worked: absolute paths below it become relative.
     """
-    folder = folder or USUAL_FOLDER
     given = parsed(call.arguments or "{}")
     if not isinstance(given, dict):
         return None
@@ -84,35 +93,24 @@ def _patched(call: ToolCall, patch: re.Match[str], folder: str) -> ToolCall | No
     lines = hunks[0].rstrip("\n").split("\n")
     old, new = ("\n".join(line[1:] for line in lines if line[:1] != left_out) for left_out in "+-")
     given = {"path": _inside(patch[2].strip(), "path", folder)}
-    given |= {"content": f"{new}\n"} if patch[1] == "Add" else {"old_str": old, "new_str": new}
-    name = "write_file" if patch[1] == "Add" else "str_replace"
-    return ToolCall(name, json_text(given), call.call_id)
+    if patch[1] == "Add":
+        return ToolCall("write_file", json_text({**given, "content": f"{new}\n"}), call.call_id)
+    return ToolCall("str_replace", json_text({**given, "old_str": old, "new_str": new}), call.call_id)
 
 
 def _inside(value: Any, name: str, folder: str) -> Any:
-    if not isinstance(value, str):
+    """A path, or a command, as it is spelled inside the folder."""
+    if name not in ("path", "command") or not isinstance(value, str):
         return value
-    if name == "command":
-        return value.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
-    return value.removeprefix(f"{folder}/") if name == "path" else value
+    folder = folder or USUAL_FOLDER
+    if name == "path":
+        return value.removeprefix(f"{folder}/")
+    return value.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
 
 
-Message = dict[str, Any]
-"""Of a chat, as chat templates take it: arguments of calls are objects where they can be."""
-REBUILT_PROMPT = """\
-You are a coding agent. You work in the root of a repository, through tools. The conversation so far was recorded; go on with \
-the next answer."""
-NO_RESULT = "(no result was recorded)"
-OLD_RESULT_CHARACTERS = 2000
-NUM_WHOLE_RESULTS = 6
-"""Results of so many last answers stay whole; older ones are cut, the same way for every side of a comparison."""
-WORTH: Mapping[str, int] = {"denied": 8, "interrupted": 6, "error": 4, "edit": 2}
-"""How much a sign says that another answer may have been better: people's own objections first."""
-
-
-def our_calls(trace: Trace, step: TraceStep) -> list[ToolCall]:
+def our_calls(trace: Trace, idx: int) -> list[ToolCall]:
     """The calls of a step with our tools, as far as there are any; others as they were."""
-    return [our_call(call, trace.state.folder) or call for call in step.calls]
+    return [our_call(call, trace.state.folder) or call for call in trace.steps[idx].calls]
 
 
 def assistant_message(text: str, calls: list[ToolCall]) -> Message:
@@ -126,9 +124,14 @@ def assistant_message(text: str, calls: list[ToolCall]) -> Message:
     return message
 
 
+def _function(call: ToolCall) -> dict[str, Any]:
+    value = parsed(call.arguments or "{}")
+    return {"name": call.name, "arguments": value if isinstance(value, dict) else call.arguments}
+
+
 def recorded_answer(trace: Trace, idx: int) -> Message:
     """What was answered at a step, with our tools."""
-    return assistant_message(trace.steps[idx].text, our_calls(trace, trace.steps[idx]))
+    return assistant_message(trace.steps[idx].text, our_calls(trace, idx))
 
 
 def calls_of(message: Message) -> list[ToolCall]:
@@ -145,38 +148,35 @@ def action(message: Message) -> str:
 
 def prompt_of(trace: Trace, idx: int) -> list[Message]:
     """The chat before step ``idx``; one that was not recorded begins with our own words."""
-    path = [trace.steps[place] for place in trace.path_to(idx)]
+    path = trace.path_to(idx)
     messages = [] if trace.prompt_origin == "recorded" else [{"role": "system", "content": REBUILT_PROMPT}]
-    whole_from = len(path) - NUM_WHOLE_RESULTS
-    for place, step in enumerate(path):
+    for number, place in enumerate(path):
+        step = trace.steps[place]
         if step.source != "agent":
             messages.append({"role": step.source, "content": step.text})
         elif "synthetic" not in step.flags:
-            calls = our_calls(trace, step)
-            messages.append(assistant_message(step.text, calls))
+            answer = recorded_answer(trace, place)
+            messages.append(answer)
             known = {result.call_id: result.text for result in step.results}
-            for number, call in enumerate(calls):
-                text, call_id = known.get(call.call_id, NO_RESULT), call.call_id or f"call-{number}"
-                if place < whole_from and len(text) > OLD_RESULT_CHARACTERS:
+            for call in calls_of(answer):
+                text = known.get(call.call_id, NO_RESULT)
+                if number < len(path) - NUM_WHOLE_RESULTS and len(text) > OLD_RESULT_CHARACTERS:
                     text = f"{text[:OLD_RESULT_CHARACTERS]}\n(cut)"
-                messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+                messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
     return messages
 
 
 def tools_of(trace: Trace) -> list[dict[str, Any]]:
     """What may be called: our tools, or those of the recorded prompt where they are others and it is kept as it was."""
-    keeps_its_own = trace.tools and not trace.state.task_id
-    return trace.tools if keeps_its_own else [function_schema(tool) for tool in TOOLS]
+    return trace.tools if trace.tools and not trace.state.task_id else _SCHEMAS
 
 
 def reasons_of(trace: Trace, idx: int) -> list[str]:
     """Why another answer may have been better than step ``idx``; none where nothing says so."""
     step = trace.steps[idx]
-    if step.flags & NOT_LEARNED:
-        return []
-    signs: list[str] = [flag for flag in ("denied", "interrupted") if flag in step.flags]
-    signs += ["error"] if step.num_errors else []
-    return signs + (["edit"] if any(call.name in EDITS for call in our_calls(trace, step)) else [])
+    is_edit = any(call.name in EDITS for call in our_calls(trace, idx))
+    signs = {**dict.fromkeys(step.flags, True), "error": step.num_errors > 0, "edit": is_edit}
+    return [] if step.flags & NOT_LEARNED else [sign for sign in WORTH if signs.get(sign)]
 
 
 def chosen_steps(
@@ -194,8 +194,3 @@ def chosen_steps(
             if reasons and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
                 found.append((trace, idx, reasons))
     return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]
-
-
-def _function(call: ToolCall) -> dict[str, Any]:
-    value = parsed(call.arguments or "{}")
-    return {"name": call.name, "arguments": value if isinstance(value, dict) else call.arguments}

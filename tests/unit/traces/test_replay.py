@@ -127,20 +127,6 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
         assert [dict(each.answers)["locked"] for each in found] == [None] * 6
 
 
-def test_the_first_teacher_decides_whether_others_are_asked(tmp_path: Path) -> None:
-    same = calls("write_file", path="f0", content="x")
-    with teacher(same) as first, teacher(WANTED) as second:
-        found, _ = replayed(
-            room(tmp_path, first.spec("first"), second.spec("second")), [session("a", 1)], first_decides=True
-        )
-        assert not found[0].others
-        assert not second.seen
-        found, _ = replayed(
-            room(tmp_path, second.spec("second"), first.spec("first")), [session("a", 1)], first_decides=True
-        )
-        assert [name for name, _ in found[0].others] == ["second"]
-
-
 @pytest.mark.parametrize("limit", ["dollars", "tokens"])
 def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
     with teacher(WANTED) as server:

@@ -46,19 +46,11 @@ def matches_responses(head: Sequence[Any]) -> str:
     return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
 
 
-def read_chat(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """Conversations of rows ``{messages, …}``, ``{request, response}`` or ``{messages, response}``."""
-    joined = ConversationJoiner("openai-chat", name)
+def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
+    joined = ConversationJoiner(kind, name)
     for record in records:
-        ledger.put(partial(_chat_row, joined), record)
-    yield from (builder.trace for builder in joined.builders)
-
-
-def read_responses(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """Likewise of rows with ``input``."""
-    joined = ConversationJoiner("openai-responses", name)
-    for record in records:
-        ledger.put(partial(_responses_row, joined), record)
+        ledger.put(partial(_row, joined), record)
     yield from (builder.trace for builder in joined.builders)
 
 
@@ -93,30 +85,24 @@ class ConversationJoiner:
         return builder.trace
 
 
-def _chat_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+def _row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     request, body = _request(row), _body(row.get("response"))
-    if not (messages := _messages(row)):
+    given, instructions = at(request, "input"), text_at(request, "instructions")
+    if at(request, "previous_response_id"):
+        raise Dropped("its context is stored at the provider (previous_response_id)")
+    messages = items_at(request, "input") or _messages(row)
+    if isinstance(given, str):
+        messages = [{"role": "user", "content": given}]
+    if not messages:
         raise Dropped("a row without messages")
-    answers = [at(choice, "message") for choice in items_at(body, "choices")[:1]]
+    if instructions:
+        messages = [{"role": "system", "content": instructions}, *messages]
+    answers = items_at(body, "output") or [at(each, "message") for each in items_at(body, "choices")[:1]]
     tools = at(request, "tools") or at(row, "kwargs", "tools")
     trace = joined.add(messages, answers, tools, text_at(body, "model") or at(request, "model"))
     if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
         trace.state = RepositoryState(task_id=task)
         trace.passed = typed(bool, row.get("resolved"))
-
-
-def _responses_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
-    request, body = _request(row), _body(row.get("response"))
-    given, instructions = at(request, "input"), text_at(request, "instructions")
-    if given is None:
-        raise Dropped("a row without input")
-    if at(request, "previous_response_id"):
-        raise Dropped("its context is stored at the provider (previous_response_id)")
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else items_at(request, "input")
-    if instructions:
-        messages = [{"role": "system", "content": instructions}, *messages]
-    model = text_at(body, "model") or at(request, "model")
-    joined.add(messages, items_at(body, "output"), at(request, "tools"), model)
 
 
 def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:

@@ -87,8 +87,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     add("folder", "of traces ingest", metavar="DIR", type=Path)
     add("--teacher", "any number of times", metavar="NAME=URL#MODEL", action="append", required=True)
     several: dict[str, Any] = {"action": "append", "default": []}
-    add("--key", "environment variable with a teacher's key", metavar="NAME=VARIABLE", **several)
-    add("--price", "dollars a million tokens", metavar="NAME=IN/OUT", **several)
+    add("--key", "environment variable with a teacher's key", metavar="NAME=VARIABLE", type=_named, **several)
+    add("--price", "dollars a million tokens", metavar="NAME=IN/OUT", type=price, **several)
     for flag, (default, text) in _NUMBERS.items():
         kind = whole_number() if isinstance(default, int) else number()
         add(flag, text, type=kind, default=default, metavar="N")
@@ -115,6 +115,19 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     add("folder", "of traces ingest, or a file of trajectories", metavar="DIR", type=Path)
     add("--out", "what is written", metavar="PAGE.html", type=Path, required=True)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, is_named, value = text.partition("=")
+    if not is_named:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=…")
+    return name, value
+
+
+def price(text: str) -> tuple[str, tuple[float, float]]:
+    name, value = _named(text)
+    dollars_in, dollars_out = map(number(), value.split("/"))
+    return name, (dollars_in, dollars_out)
 
 
 def _add_argument(parser: argparse.ArgumentParser, name: str, what: str, **how: Any) -> None:
@@ -231,12 +244,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def _open_room(args: argparse.Namespace) -> Classroom:
     from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
-    try:
-        keys = dict(text.split("=", 1) for text in args.key)
-        prices = {name: _price(value) for name, value in (text.split("=", 1) for text in args.price)}
-    except ValueError as error:
-        problem, fix = "--key or --price is not as it should be.", "--key NAME=VARIABLE, --price NAME=3/15"
-        raise UsageError("CR0206", problem, where="--price", fix=fix) from error
+    keys, prices = dict(args.key), dict(args.price)
     teachers = [open_teacher(text, keys, prices) for text in args.teacher]
     names = [teacher.name for teacher in teachers]
     unknown = {*keys, *prices} - set(names)
@@ -246,13 +254,6 @@ def _open_room(args: argparse.Namespace) -> Classroom:
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
     store = AnswerStore(args.folder / ANSWERS_NAME, max_dollars=args.budget_usd, max_tokens=args.max_tokens)
     return Classroom(teachers, store, max_tokens=args.answer_tokens, max_concurrent=args.concurrent)
-
-
-def _price(text: str) -> tuple[float, float]:
-    dollars_in, dollars_out = map(float, text.split("/"))
-    if not (0 <= dollars_in < float("inf") and 0 <= dollars_out < float("inf")):
-        raise ValueError
-    return dollars_in, dollars_out
 
 
 async def _replay(

@@ -24,7 +24,7 @@ from composer_replication.run_folder import write_json
 from composer_replication.traces.json_values import json_bytes, json_value, read_records, trace_files
 from composer_replication.traces.readers import agent_files as agents
 from composer_replication.traces.readers import atif_files as atif
-from composer_replication.traces.readers import request_logs as logs
+from composer_replication.traces.readers import messages
 from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -57,9 +57,11 @@ FORMATS = {
     "openhands": Format(agents.matches_openhands, agents.read_openhands),
     "swe-agent": Format(agents.matches_swe_agent, agents.read_swe_agent),
     "mini-swe-agent": Format(agents.matches_mini_swe_agent, agents.read_mini_swe_agent),
-    "openai-chat": Format(logs.matches_chat, partial(logs.read_requests, "openai-chat")),
-    "openai-responses": Format(logs.matches_responses, partial(logs.read_requests, "openai-responses")),
-    "otel-genai": Format(logs.matches_otel, logs.read_otel),
+    "openai-chat": Format(messages.matches_chat, partial(messages.read_requests, "openai-chat")),
+    "openai-responses": Format(
+        messages.matches_responses, partial(messages.read_requests, "openai-responses")
+    ),
+    "otel-genai": Format(messages.matches_otel, messages.read_otel),
 }
 
 
@@ -85,30 +87,21 @@ class UnitSums:
     num_without_answer: int = 0
 
 
-def detect(path: Path, only: str = "") -> tuple[str, str]:
-    """Format and version of a file; ("", "") where none fits, or it cannot be read.
-
-    Raises:
-        InputError: two formats fit, and ``only`` names none (CR0206).
-    """
+def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
+    """The formats that a file fits, with its version; none where it cannot be read. ``only`` names the one that is looked for."""
     try:
         head = list(itertools.islice(read_records(path, Ledger()), _NUM_HEAD))
     except OSError:
         head = []
     kinds = ([only] if only else FORMATS) if head else ()
-    found = [(name, version) for name in kinds if (version := FORMATS[name].matches(head))]
-    if len(found) > 1:
-        names = " and ".join(f"{name} {version}" for name, version in found)
-        fix = "give each program's files in a folder of their own, and name the format: --format NAME."
-        raise InputError("CR0206", f"two formats fit a file: {names}.", where=str(path), fix=fix)
-    return found[0] if found else ("", "")
+    return [(name, version) for name in kinds if (version := FORMATS[name].matches(head))]
 
 
 def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], Counter[str]]:
     """What is to be read, and how many files were left out by reason; ``only`` names a format, and files of others are left out.
 
     Raises:
-        InputError: a path that is not there (CR0942), or ``detect`` found two formats in a file that was named itself (CR0206).
+        InputError: a path that is not there (CR0942), or two formats fit a file that was named itself (CR0206).
     """
     left_out: Counter[str] = Counter()
     groups: dict[tuple[str, str, Path], list[Path]] = {}
@@ -117,19 +110,20 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
             problem = "there is no such file or folder."
             raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
         for file in trace_files(path):
-            try:
-                kind, version = detect(file, only)
-            except InputError:
-                if file == path:
-                    raise
-                left_out["two formats fit (CR0206)"] += 1
-                continue
-            if not kind:
-                left_out["another format than --format says" if only else "unknown format"] += 1
-                continue
-            # one call or one event a file: the files of a folder are one conversation
-            is_joined = file.suffix == ".json" and kind in ("openai-chat", "openhands")
-            groups.setdefault((kind, version, file.parent if is_joined else file), []).append(file)
+            fits = detect(file, only)
+            if len(fits) > 1 and file == path:
+                problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
+                fix = (
+                    "give each program's files in a folder of their own, and name the format: --format NAME."
+                )
+                raise InputError("CR0206", problem, where=str(path), fix=fix)
+            if len(fits) == 1:
+                # one call or one event a file: the files of a folder are one conversation
+                is_joined = file.suffix == ".json" and fits[0][0] in ("openai-chat", "openhands")
+                groups.setdefault((*fits[0], file.parent if is_joined else file), []).append(file)
+            else:
+                unknown = "another format than --format says" if only else "unknown format"
+                left_out["two formats fit (CR0206)" if fits else unknown] += 1
     return [TraceUnit(kind, version, tuple(files)) for (kind, version, _), files in groups.items()], left_out
 
 

@@ -72,7 +72,8 @@ def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
     decoder, place, is_whole = json.JSONDecoder(), 0, True
     while place < len(text):
         try:
-            found, place = decoder.raw_decode(text, place)
+            _, end = decoder.raw_decode(text, place)
+            found, place = json_value(text[place:end].encode()), end
         except _DAMAGED:
             is_whole = False
             following = _FIRST_KEY.search(text, place + 1)

@@ -171,26 +171,20 @@ def tools_of(trace: Trace) -> list[dict[str, Any]]:
     return trace.tools if trace.tools and not trace.state.task_id else _SCHEMAS
 
 
-def reasons_of(trace: Trace, idx: int) -> list[str]:
-    """Why another answer may have been better than step ``idx``; none where nothing says so."""
-    step = trace.steps[idx]
-    is_edit = any(call.name in EDITS for call in our_calls(trace, idx))
-    signs = {**dict.fromkeys(step.flags, True), "error": step.num_errors > 0, "edit": is_edit}
-    return [] if step.flags & NOT_LEARNED else [sign for sign in WORTH if signs.get(sign)]
-
-
 def chosen_steps(
     traces: list[Trace], max_steps: int, *, takes_all: bool = False
 ) -> list[tuple[Trace, int, list[str]]]:
-    """The steps that are asked about, the most telling ones first and then in their order.
+    """The steps at which another answer may have been better, with the signs of it, the most telling ones first.
 
     Left out are steps without a prompt (a session of which only the tools were recorded) and answers that are no choice.
     """
     found = []
     for trace in traces:
         for idx, step in trace.agent_steps():
-            is_any = takes_all and not step.flags & NOT_LEARNED
-            reasons = reasons_of(trace, idx) or (["any"] if is_any else [])
-            if reasons and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
+            is_edit = any(call.name in EDITS for call in our_calls(trace, idx))
+            signs = {**dict.fromkeys(step.flags, True), "error": step.num_errors > 0, "edit": is_edit}
+            reasons = [sign for sign in WORTH if signs.get(sign)] or (["any"] if takes_all else [])
+            is_choice = bool(reasons) and not step.flags & NOT_LEARNED
+            if is_choice and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
                 found.append((trace, idx, reasons))
     return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]

@@ -36,13 +36,13 @@ class Rule:
     """
 
     name: str
-    is_hinted: Callable[[str | bytes], bool]
+    is_hinted: Callable[[str], bool]
     pattern: re.Pattern[str]
     placeholder: str
 
 
-def _finder(*hints: str) -> Callable[[str | bytes], bool]:
-    """Whether one of the hints is found in UTF-8: pydantic's engine looks for all of them in one pass."""
+def _finder(*hints: str) -> Callable[[str], bool]:
+    """Whether one of the hints is found: pydantic's engine looks for all of them in one pass."""
     schema = core_schema.str_schema(pattern="|".join(hints), regex_engine="rust-regex")
     return SchemaValidator(schema).isinstance_python
 
@@ -84,12 +84,11 @@ class Redactor:
                 result.text = self.text(result.text)
 
     def text(self, text: str) -> str:
-        """The text without secrets and names."""
-        searched = text if text.isascii() else text.encode("utf-8", "replace")  # half a pair of surrogates
+        """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""
         for is_any_hinted, rules in _GROUPS:
-            if is_any_hinted(searched):
+            if is_any_hinted(text):
                 for rule in rules:
-                    if rule.is_hinted(searched):
+                    if rule.is_hinted(text):
                         text = rule.pattern.sub(partial(self._replaced, rule), text)
         return text
 

@@ -99,7 +99,7 @@ def traces_of(path: Path) -> tuple[list[Trace], Ledger]:
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_file_is_read_as_it_was_counted(name: str) -> None:
     kind, counts = COUNTS[name]
-    assert " ".join(detect(files_of(name)[0])) == kind
+    assert [" ".join(fit) for fit in detect(files_of(name)[0])] == [kind]
     traces, ledger = traces_of(DATA / name)
     assert [trace.counts for trace in traces] == counts
     assert ledger.is_balanced
@@ -214,7 +214,7 @@ def test_a_row_of_an_evaluation_knows_its_task_and_outcome(tmp_path: Path) -> No
     row = {"instance_id": "task-1", "history": events, "test_result": {"report": {"resolved": True}}}
     path = tmp_path / "output.jsonl"
     path.write_text(json.dumps({**row, "instance": {"repo": "a/b", "base_commit": "c0ffee"}}))
-    assert detect(path) == ("openhands", "evaluation")
+    assert detect(path) == [("openhands", "evaluation")]
     (trace,), ledger = traces_of(path)
     assert (trace.counts, trace.passed, ledger.is_balanced) == ((2, 1, 1, 0), True, True)
     assert trace.state == RepositoryState("task-1", "a/b", "c0ffee")

@@ -1,15 +1,34 @@
-"""Messages as parts: the one place that knows how chats, Responses, Anthropic's blocks and OpenTelemetry spell text and calls."""
+"""Messages however chats, Responses, Anthropic's blocks and OpenTelemetry spell them, and the logs that consist of them.
+
+Logs of chat completions and of Responses, and spans of OpenTelemetry's GenAI conventions from 1.37 on (OTLP JSON): each row and each
+chat span repeats its history, and those that do become one conversation. Messages are opt-in in spans: one without them is counted.
+Results come from the spans of the tools, and where these alone were recorded, their calls are the session.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.call_dialects import read_calls
-from composer_replication.traces.json_values import at, items_at, json_text, text_at, text_of, typed
-from composer_replication.traces.trace_records import Dropped, Part, Source, StepResult, Thought, TraceBuilder
+from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
+from composer_replication.traces.trace_records import (
+    Dropped,
+    Ledger,
+    Part,
+    RepositoryState,
+    Source,
+    StepResult,
+    Thought,
+    Trace,
+    TraceBuilder,
+)
 
 ROLES: dict[str, Source] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "agent", "tool": "user",
@@ -142,3 +161,210 @@ def _result(block: dict[str, Any], kind: str) -> StepResult:
         success, code = typed(bool, at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0
     return StepResult(call_id, text, is_error, code)
+
+
+# ------------------------------------------------------------------------------ logs
+
+
+def matches_chat(head: Sequence[Any]) -> str:
+    """The version where it is a log of chat completions: rows with messages, or pairs of request and response."""
+    first = head[0]
+    if not isinstance(first, dict) or {"info", "trajectory_format"} & first.keys() or not _messages(first):
+        return ""
+    return "completions" if first.get("response") is not None else "rows"
+
+
+def matches_responses(head: Sequence[Any]) -> str:
+    """Likewise for Responses, which take ``input``."""
+    request = _request(head[0])
+    return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
+
+
+def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
+    joined = ConversationJoiner(kind, name)
+    for record in records:
+        ledger.put(partial(_row, joined), record)
+    yield from (builder.trace for builder in joined.builders)
+
+
+class ConversationJoiner:
+    """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self._name = kind, name
+        self.builders: list[TraceBuilder] = []
+        self._tips: dict[bytes, TraceBuilder] = {}
+
+    def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
+        """Add a row: the messages that were sent, and those that came back."""
+        chain = _digests([*messages, *answers])
+        known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
+        while known > 1 and chain[known - 2] == chain[known - 1]:
+            known -= 1  # thoughts have no digest of their own
+        if known:
+            builder = self._tips.pop(chain[known - 1])
+        else:
+            builder = TraceBuilder(Trace(f"{self._name}#{len(self.builders)}", self.kind))
+            self.builders.append(builder)
+        builder.trace.tools = function_tools(tools) or builder.trace.tools
+        for message in messages[known:]:
+            _add(builder, message)
+        builder.close()
+        for answer in answers:
+            _add(builder, answer, model=model)
+        builder.trace.model = builder.trace.model or (typed(str, model) or "")
+        if len(chain) > known:
+            self._tips[chain[-1]] = builder
+        return builder.trace
+
+
+def _row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+    request, body = _request(row), _body(row.get("response"))
+    given, instructions = at(request, "input"), text_at(request, "instructions")
+    if at(request, "previous_response_id"):
+        raise Dropped("its context is stored at the provider (previous_response_id)")
+    messages = items_at(request, "input") or _messages(row)
+    if isinstance(given, str):
+        messages = [{"role": "user", "content": given}]
+    if not messages:
+        raise Dropped("a row without messages")
+    if instructions:
+        messages = [{"role": "system", "content": instructions}, *messages]
+    answers = items_at(body, "output") or [at(each, "message") for each in items_at(body, "choices")[:1]]
+    tools = at(request, "tools") or at(row, "kwargs", "tools")
+    trace = joined.add(messages, answers, tools, text_at(body, "model") or at(request, "model"))
+    if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
+        trace.state = RepositoryState(task_id=task)
+        trace.passed = typed(bool, row.get("resolved"))
+
+
+def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:
+    """What cannot be added leaves the row's other messages where they are."""
+    with suppress(Dropped, AttributeError, TypeError, ValueError):
+        add_message(builder, message, **known)
+
+
+def _digests(messages: Sequence[Any]) -> list[bytes]:
+    """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
+    digests, before = [], b""
+    for message in messages:
+        known = list(parts_of(message)) if is_item(message) else []
+        # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
+        is_own = any(isinstance(part, ToolCall) for part in known)
+        parts = [_plain(part) for part in known if not (is_own and isinstance(part, StepResult))]
+        if at(message, "type") == "web_search_call":
+            parts = [message["type"]]
+        if any(parts):
+            is_given = message.get("role") in ("user", "system", "developer")
+            before += json.dumps([is_given, *filter(None, parts)]).encode()
+            before = hashlib.sha256(before).digest()
+        digests.append(before)
+    return digests
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, ToolCall):
+        return [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
+    return part.text if isinstance(part, StepResult) else part if isinstance(part, str) else None
+
+
+def _request(row: Any) -> Any:
+    """The request of a row, whether it stands in it, beside a response or in a batch."""
+    request = at(row, "request") or row
+    body = parsed(at(request, "body"))
+    return body if isinstance(body, dict) else request
+
+
+def _messages(row: Any) -> list[Any]:
+    """Of the request of a row; none where one of them is none."""
+    messages = items_at(_request(row), "messages")
+    return messages if all(at(each, "role") is not None for each in messages) else []
+
+
+def _body(response: Any) -> Any:
+    """The response's object; of a stream of events the one that completes it."""
+    body = parsed(at(response, "body") or response)
+    if not isinstance(body, str):
+        return body
+    events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
+    whole = [at(event, "response") for event in events if at(event, "response")]
+    return whole[-1] if whole else None
+
+
+def matches_otel(head: Sequence[Any]) -> str:
+    """``otlp`` where the first record has spans."""
+    return "otlp" if isinstance(at(head[0], "resourceSpans"), list) else ""
+
+
+def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """Conversations of the chat spans, with the results that ``execute_tool`` spans hold."""
+    spans: list[Any] = []
+    for record in records:
+        scopes = (
+            scope for each in items_at(record, "resourceSpans") for scope in items_at(each, "scopeSpans")
+        )
+        found = [span for scope in scopes for span in items_at(scope, "spans")]
+        ledger.num_records -= 1  # a record counts as its spans
+        spans += found
+        if not found:
+            ledger.dropped("a record without spans")
+    joined = ConversationJoiner("otel-genai", name)
+    tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
+    spans.sort(key=lambda span: _number(at(span, "startTimeUnixNano")))
+    ledger.put_inner(partial(_span, joined, tools), spans)
+    alone = dict(tools)
+    for trace in (builder.trace for builder in joined.builders):
+        for _, step in trace.agent_steps():
+            results = {result.call_id: result for result in step.results}
+            for call_id in (call.call_id for call in step.calls if call.call_id in tools):
+                alone.pop(call_id, None)
+                results[call_id] = tools[call_id][2]
+            step.results = list(results.values())
+        yield trace
+    builders: dict[str, TraceBuilder] = {}  # one for each trace id of which only the tools were recorded
+    for trace_id, call, result in alone.values():
+        new = TraceBuilder(Trace(trace_id or name, "otel-genai"))
+        builders.setdefault(trace_id, new).add("agent", [call, result])
+    yield from (builder.trace for builder in builders.values())
+
+
+def _span(
+    joined: ConversationJoiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]
+) -> None:
+    own = {text_at(each, "key"): _value(at(each, "value")) for each in items_at(span, "attributes")}
+    operation = own.get("gen_ai.operation.name")
+    if operation == "execute_tool":
+        call_id, content = text_at(own, "gen_ai.tool.call.id"), own.get("gen_ai.tool.call.result")
+        if not call_id or content is None:
+            raise Dropped("a tool's span without the id of its call or without content")
+        arguments = json_text(own.get("gen_ai.tool.call.arguments"))
+        is_error = True if at(span, "status", "code") in (2, "STATUS_CODE_ERROR") else None
+        result = StepResult(call_id, text := json_text(content), is_error, exit_code_in(text))
+        call = ToolCall(text_at(own, "gen_ai.tool.name"), arguments, call_id)
+        tools[call_id] = text_at(span, "traceId"), call, result
+        return
+    if operation not in ("chat", "text_completion", "generate_content"):
+        raise Dropped("a span of an agent or of something else")
+    given = {side: parsed(own.get(f"gen_ai.{side}.messages")) for side in ("input", "output")}
+    messages, answers = items_at(given, "input"), items_at(given, "output")
+    if not messages and not answers:
+        raise Dropped("a span without messages: content was not recorded")
+    if text := text_of(parsed(own.get("gen_ai.system_instructions"))):
+        messages = [{"role": "system", "content": text}, *messages]
+    model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model")
+    joined.add(messages, answers, parsed(own.get("gen_ai.tool.definitions")), model)
+
+
+def _value(value: Any) -> Any:
+    """The value of OTLP's typed object; whole numbers are texts there."""
+    if "intValue" in (value or ()):
+        return _number(value["intValue"])
+    return next(iter(value.values()), None) if isinstance(value, dict) else None
+
+
+def _number(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0

@@ -45,76 +45,77 @@ _NUMBERS: Mapping[str, tuple[float, str]] = {
     "--tries": (4, "executions of each branch (default 4)"),
     "--horizon": (6, "answers after the branch (default 6)"),
 }
+_SWITCHES = {
+    "--every-step": "also steps where nothing went wrong and nothing was edited",
+    "--dry-run": "say steps, calls and the most that they can cost; send nothing",
+}
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Register the verb and its sub-verbs; ``common`` carries ``--json`` and ``--quiet``."""
-    about = "Recorded sessions of agents become preference pairs: docs/traces.md walks through it."
-    what = "recorded agent sessions: ingest, ask teachers again, execute branches, make pairs"
-    verbs = subparsers.add_parser("traces", help=what, description=about).add_subparsers(
-        dest="sub_verb", metavar="VERB", required=True, title="verbs"
+    parser = subparsers.add_parser(
+        "traces",
+        help="recorded agent sessions: ingest, ask teachers again, execute branches, make pairs",
+        description="Recorded sessions of agents become preference pairs: docs/traces.md walks through it.",
     )
+    verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
 
-    def verb(name: str, what: str, about: str, render: str = "") -> Callable[..., Any]:
-        parser = verbs.add_parser(name, parents=[common], help=what, description=about)
+    def verb(name: str, what: str, more: str = "", *, render: str = "") -> Callable[..., Any]:
+        parser = verbs.add_parser(
+            name, parents=[common], help=what, description=f"{what[0].upper()}{what[1:]}{more}."
+        )
         parser.set_defaults(run=f"{_HERE}:run_{name}", render=f"{_HERE}:render_{render or name}")
         if name in ("bind", "replay"):
             add_isolation_flags(parser)
-        return partial(_add_argument, parser)
+        return parser.add_argument
 
-    about = "Read sessions, take keys, addresses and home folders out, leave duplicates out, and write ATIF lines."
-    add = verb("ingest", "read sessions of any known format", about)
-    add("paths", "files and folders", metavar="PATH", type=Path, nargs="+")
-    add("--out", "what is written", metavar="DIR", type=Path, required=True)
-    add("--format", "read as this format, where two fit", metavar="NAME", default="")
-    add("--jobs", "processes (default 2)", metavar="N", type=whole_number(), default=2)
+    path: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    folder, out = {**path, "help": "of traces ingest"}, {**path, "required": True}
+    store = {**path, "metavar": "STORE"}
 
-    about = (
-        "Make the calls of sessions again in the tree in which they began, and say which results came back."
-    )
-    add = verb("bind", "make recorded calls again and compare", about)
-    add("folder", "of traces ingest", metavar="DIR", type=Path)
-    add("--tasks", "sessions on its tasks, SWE-bench's too", metavar="STORE", type=Path)
+    more = ", take keys, addresses and home folders out, leave duplicates out, and write ATIF lines"
+    add = verb("ingest", "read sessions of any known format", more)
+    add("paths", metavar="PATH", type=Path, nargs="+", help="files and folders")
+    add("--out", **out)
+    add("--format", metavar="NAME", default="", help="read as this format, where two fit")
+    add("--jobs", type=whole_number(), default=2, metavar="N", help="processes (default 2)")
+
+    more = ", in the tree in which they began, and say which results came back"
+    add = verb("bind", "make the calls of sessions again", more)
+    add("folder", **folder)
+    add("--tasks", **store, help="sessions on its tasks, SWE-bench's too")
     where = "the clone in which sessions worked (default: what each recorded)"
-    add("--repository", where, metavar="FOLDER", default="")
-    add("--commit", "where sessions began (default: likewise)", metavar="SHA", default="")
+    add("--repository", metavar="FOLDER", default="", help=where)
+    add("--commit", metavar="SHA", default="", help="where sessions began (default: likewise)")
 
-    about = (
-        "Ask OpenAI-compatible teachers about the steps that matter; with --tasks the answers are executed from the recorded "
-        "state and compared. Answers are kept in DIR: the same command again asks nothing twice and goes on."
+    more = ", and execute it with --tasks; answers are kept in DIR: the same command again asks nothing twice"
+    add = verb(
+        "replay", "ask OpenAI-compatible teachers what they would have done at the steps that matter", more
     )
-    add = verb("replay", "ask teachers what they would have done, and execute it", about)
-    add("folder", "of traces ingest", metavar="DIR", type=Path)
-    add("--teacher", "any number of times", metavar="NAME=URL#MODEL", action="append", required=True)
+    add("folder", **folder)
+    add("--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times")
     several: dict[str, Any] = {"action": "append", "default": []}
-    add("--key", "environment variable with a teacher's key", metavar="NAME=VARIABLE", type=_named, **several)
-    add("--price", "dollars a million tokens", metavar="NAME=IN/OUT", type=price, **several)
-    for flag, (default, text) in _NUMBERS.items():
+    what = "environment variable with a teacher's key"
+    add("--key", type=_named, metavar="NAME=VARIABLE", help=what, **several)
+    add("--price", type=price, metavar="NAME=IN/OUT", help="dollars a million tokens", **several)
+    for flag, (default, what) in _NUMBERS.items():
         kind = whole_number() if isinstance(default, int) else number()
-        add(flag, text, type=kind, default=default, metavar="N")
-    add("--every-step", "also steps where nothing went wrong and nothing was edited", action="store_true")
-    add("--dry-run", "say steps, calls and the most that they can cost; send nothing", action="store_true")
-    add("--tasks", "execute branches of sessions on these tasks", metavar="STORE", type=Path)
+        add(flag, type=kind, default=default, metavar="N", help=what)
+    for flag, what in _SWITCHES.items():
+        add(flag, action="store_true", help=what)
+    add("--tasks", **store, help="execute branches of sessions on these tasks")
 
     for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
-        about = f"Write {what}, for TRL and for our own trainer."
-        add = verb(name, f"write {what}", about, render="rows")
-        add(
-            "folders",
-            "folders of traces ingest, or files of trajectories",
-            metavar="DIR",
-            type=Path,
-            nargs="+",
-        )
-        add("--out", "a folder, or FILE.parquet or FILE.jsonl", metavar="DIR", type=Path, required=True)
-        add("--tasks", "the task store of --split", metavar="STORE", type=Path)
-        add("--split", "a split: nothing of its held-out tasks is written", metavar="FILE", type=Path)
+        add = verb(name, f"write {what}", ", for TRL and for our own trainer", render="rows")
+        add("folders", **path, nargs="+", help="folders of traces ingest, or files of trajectories")
+        add("--out", **out, help="a folder, or FILE.parquet or FILE.jsonl")
+        add("--tasks", **store, help="the task store of --split")
+        nothing = "a split: nothing of its held-out tasks is written"
+        add("--split", type=Path, metavar="FILE", help=nothing)
 
-    add = verb(
-        "show", "write one HTML page", "Sessions, steps, branches and verdicts on one self-contained page."
-    )
-    add("folder", "of traces ingest, or a file of trajectories", metavar="DIR", type=Path)
-    add("--out", "what is written", metavar="PAGE.html", type=Path, required=True)
+    add = verb("show", "write sessions, steps, branches and verdicts on one self-contained HTML page")
+    add("folder", **folder)
+    add("--out", type=Path, required=True, metavar="PAGE.html")
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -128,10 +129,6 @@ def price(text: str) -> tuple[str, tuple[float, float]]:
     name, value = _named(text)
     dollars_in, dollars_out = map(number(), value.split("/"))
     return name, (dollars_in, dollars_out)
-
-
-def _add_argument(parser: argparse.ArgumentParser, name: str, what: str, **how: Any) -> None:
-    parser.add_argument(name, help=what, **how)
 
 
 def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:

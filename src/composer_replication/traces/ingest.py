@@ -266,7 +266,7 @@ def minhash(trace: Trace) -> Any:
     if rensa is None or len(words) < _LEAST_WORDS:
         return None
     sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
-    sketch.update(list(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False))))
+    sketch.update(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False)))
     return sketch
 
 

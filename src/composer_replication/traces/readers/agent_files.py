@@ -73,12 +73,12 @@ class _Session:
     def __init__(self, name: str) -> None:
         self.builders: dict[str, TraceBuilder] = {}
         self._name = name
-        self._step_of: dict[str, tuple[str, int]] = {}
+        self._step_of: dict[Any, tuple[str, int]] = {}
         self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> str | None:
-        kind, uuid, data = text_at(record, "type"), text_at(record, "uuid"), at(record, "data")
-        known = self._step_of.get(text_at(record, "parentUuid"))
+        kind, uuid, data = record.get("type"), record.get("uuid"), at(record, "data")
+        known = self._step_of.get(record.get("parentUuid"))
         if known is not None and uuid:  # the chain of parents runs through records that are no messages
             self._step_of.setdefault(uuid, known)
         if kind in ("assistant", "user"):
@@ -95,7 +95,7 @@ class _Session:
         return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message, source = text_at(record, "uuid"), record["message"], ROLES[record["type"]]
+        uuid, message, source = record.get("uuid"), record["message"], ROLES[record["type"]]
         key = f"{agent}/{uuid}"
         if uuid and key in self._step_of:
             raise Dropped("a record that the file repeats")
@@ -103,7 +103,7 @@ class _Session:
             raise Dropped("a message without content")
         builder = self.builders.get(agent) or self._begun(record, agent)
         parts = list(content_parts(message["content"]))
-        known = self._step_of.get(text_at(record, "parentUuid"))
+        known = self._step_of.get(record.get("parentUuid"))
         parent = known[1] if known is not None and known[0] == agent else builder.last
         flags = {flag for key, flag in _FLAGS.items() if record.get(key) is True}
         if message.get("model") == "<synthetic>":
@@ -111,11 +111,12 @@ class _Session:
         if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
             flags.add("injected")
             builder.last_answer.flags.add("interrupted")
-        answer_id, model = text_at(message, "id") or uuid, message.get("model")
+        answer_id, model = message.get("id") or uuid or "", message.get("model")
         place = builder.add(source, parts, *flags, key=answer_id, parent=parent, model=model)
-        is_denied = any(isinstance(part, StepResult) and part.text.startswith(_DENIED) for part in parts)
-        if builder.answered is not None and (is_denied or record.get("toolDenialKind")):
-            builder.answered.flags.add("denied")
+        if source == "user" and builder.answered is not None:
+            is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
+            if is_denied or record.get("toolDenialKind"):
+                builder.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
 
     def _begun(self, record: dict[str, Any], agent: str) -> TraceBuilder:

@@ -104,6 +104,12 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     for flag, what in _SWITCHES.items():
         add(flag, action="store_true", help=what)
     add("--tasks", **store, help="execute branches of sessions on these tasks")
+    add(
+        "--goes-on",
+        default="",
+        metavar="NAME",
+        help="the teacher that plays a branch on (default: the first)",
+    )
 
     for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
         add = verb(name, f"write {what}", ", for TRL and for our own trainer", render="rows")
@@ -244,7 +250,7 @@ def _open_room(args: argparse.Namespace) -> Classroom:
     keys, prices = dict(args.key), dict(args.price)
     teachers = [open_teacher(text, keys, prices) for text in args.teacher]
     names = [teacher.name for teacher in teachers]
-    unknown = {*keys, *prices} - set(names)
+    unknown = {*keys, *prices, *filter(None, [args.goes_on])} - set(names)
     if unknown or len(set(names)) < len(names):
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
@@ -297,7 +303,8 @@ async def _execute(
     with _graded(args, chosen_backend(args)) as (grader, names):
         bound = [each for each in branchings if each.trace.state.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
-        how = Execution(attempt, names, room, args.tries, args.horizon)
+        goes_on = args.goes_on or next(iter(room.teachers))
+        how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
         try:
             for branching in bound:
                 done.append(await execute(branching, how))

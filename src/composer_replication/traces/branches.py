@@ -116,11 +116,12 @@ def decide(interval: tuple[float, float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How branches are run: in attempts that ``open_attempt`` makes, played on by the first teacher of the ``room``."""
+    """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``."""
 
     open_attempt: Callable[[], FeatureDeletionEnv]
     names: Mapping[str, str]
     room: Classroom
+    goes_on: str
     num_tries: int
     horizon: int
 
@@ -188,7 +189,7 @@ async def _play(
         if attempt.is_done or not calls or turn == how.horizon:
             break
         request = how.room.request(messages, tools_of(trace), sample=number + 1, temperature=1.0)
-        current = await how.room.ask(next(iter(how.room.teachers)), request)
+        current = await how.room.ask(how.goes_on, request)
     if (score := attempt.grade()) is None:
         raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")
     return score.pass_share

@@ -249,6 +249,14 @@ def test_what_is_written_is_read_back_and_valid_for_the_public_models() -> None:
             atif.Trajectory.model_validate(row)
 
 
+@pytest.mark.parametrize("key", ["type", "kind", "role", "schema_version", "history", "messages", "info"])
+@pytest.mark.parametrize("value", [[], {"a": 1}, [None], 3, [[]]])
+def test_a_first_line_of_another_shape_is_of_no_known_format(tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({key: value}))
+    assert detect(path) == []
+
+
 def test_two_formats_in_one_file_are_named(tmp_path: Path) -> None:
     codex = (DATA / "codex" / "letta-tool-calls.jsonl").read_text()
     claude = (DATA / "claude-code" / "subagent" / "agent_session.jsonl").read_text()
@@ -271,6 +279,8 @@ def test_ten_thousand_damaged_records(seed: int) -> None:
         for unit in find_units([DATA])[0]:
             records = [damaged(r, rng) for path in unit.paths for r in read_records(path, Ledger())]
             records = [r for r in records if isinstance(r, dict | list)]
+            for each in FORMATS.values() if records else ():
+                assert isinstance(each.matches(records[:20]), str)
             ledger = Ledger()
             ledger.num_records = len(records)
             for trace in FORMATS[unit.kind].read(iter(records), ledger, "damaged"):

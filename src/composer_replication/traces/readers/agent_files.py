@@ -49,12 +49,10 @@ _RECORDS = {
 
 def matches_claude_code(head: Sequence[Any]) -> str:
     """The version that the first record with one names."""
-    own_key = {"file-history-snapshot": "type", "summary": "leafUuid"}
-    is_ours = any(
-        (at(row, "type") in _RECORDS and {"uuid", "sessionId"} <= row.keys())
-        or own_key.get(text_at(row, "type")) in row
-        for row in head
-    )
+    own_keys = {"file-history-snapshot": {"type"}, "summary": {"leafUuid"}}
+    kinds = ((row, text_at(row, "type")) for row in head)
+    known = ((row, kind) for row, kind in kinds if kind in _RECORDS)
+    is_ours = any(own_keys.get(kind, {"uuid", "sessionId"}) <= row.keys() for row, kind in known)
     versions = (text_at(row, "version") for row in head)
     return next(filter(None, versions), "unknown") if is_ours else ""
 
@@ -137,7 +135,9 @@ _REPEATS = {"event_msg": "an event that repeats an item", "world_state": "state 
 
 def matches_codex(head: Sequence[Any]) -> str:
     """The version of the CLI, ``legacy`` for rollouts without an envelope."""
-    rows = [row for row in head if at(row, "type") in _ENVELOPES and isinstance(at(row, "payload"), dict)]
+    rows = [
+        row for row in head if text_at(row, "type") in _ENVELOPES and isinstance(at(row, "payload"), dict)
+    ]
     is_old = any(at(r, "type") in ("function_call", "function_result") and "created_at" in r for r in head)
     versions = (text_at(row, "payload", "cli_version") for row in rows)
     return next(filter(None, versions), "legacy" if is_old else "unknown" if rows else "")
@@ -225,9 +225,9 @@ _EVENTS = {
 
 def matches_openhands(head: Sequence[Any]) -> str:
     """``1`` for typed events, ``evaluation`` for rows with a history of them."""
-    if any(at(event, "kind") in _EVENTS for event in items_at(head[0], "history")[:20]):
+    if any(text_at(event, "kind") in _EVENTS for event in items_at(head[0], "history")[:20]):
         return "evaluation"
-    return "1" if any(at(event, "kind") in _EVENTS for event in head) else ""
+    return "1" if any(text_at(event, "kind") in _EVENTS for event in head) else ""
 
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:

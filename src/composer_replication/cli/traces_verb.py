@@ -60,7 +60,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
 
-    def verb(name: str, what: str, more: str = "", *, render: str = "") -> Callable[..., Any]:
+    def verb(name: str, what: str, more: str = "", *, render: str = "") -> Any:
         parser = verbs.add_parser(
             name, parents=[common], help=what, description=f"{what[0].upper()}{what[1:]}{more}."
         )

@@ -135,7 +135,7 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
     and the decision.
     """
     trace, idx, others = branching.trace, branching.idx, branching.others
-    row = {
+    row: dict[str, Any] = {
         "trace_id": trace.trace_id,
         "step": idx,
         "calls": 0,
@@ -150,10 +150,8 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
         try:
             attempt.reset(how.names[trace.state.task_id])
             outcomes = Counter(redone(trace, trace.path_to(idx), attempt.call))
-            row["calls"], row["reproduced"] = (
-                outcomes.total() - outcomes["not compared"],
-                outcomes["the same"],
-            )
+            row["calls"] = outcomes.total() - outcomes["not compared"]
+            row["reproduced"] = outcomes["the same"]
             if outcomes["the same"] < row["calls"] or attempt.is_done:
                 return row | {"problem": "recorded results are not reproduced"}
             state = attempt.snapshot()

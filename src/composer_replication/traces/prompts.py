@@ -69,8 +69,10 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
     name = _TOOLS.get(foreign, "")
     if not name or (call.name in _EDITORS and foreign not in ("view", "create", "str_replace")):
         return None
-    renamed = {_ARGUMENTS.get(key, key): value for key, value in given.items()}
-    ours = {key: _inside(value, key, folder) for key, value in renamed.items() if key in _OURS[name]}
+    renamed = {_ARGUMENTS.get(str(key), str(key)): value for key, value in given.items()}
+    ours: dict[str, Any] = {
+        key: _inside(value, key, folder) for key, value in renamed.items() if key in _OURS[name]
+    }
     first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
     lines = items_at(given, "view_range")
     if foreign == "Glob":

@@ -60,15 +60,14 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
 
 
 def test_half_a_pair_of_surrogates_hides_no_secret(tmp_path: Path) -> None:
-    source = (DATA / "claude-code" / "subagent" / "agent_session.jsonl").read_text()
-    lines = source.splitlines()
+    lines = (DATA / "claude-code" / "subagent" / "agent_session.jsonl").read_text().splitlines()
     answer = json.loads(next(line for line in lines if '"assistant"' in line))
     answer |= {"uuid": "u1", "message": answer["message"] | {"id": "m1", "content": "cut \ud83d KEY"}}
     text = json.dumps(answer).replace("KEY", SECRETS["github"])
-    joined = text.replace("u1", "u2").replace("m1", "m2") + text.replace("u1", "u3").replace("m1", "m3")
-    (tmp_path / "in.jsonl").write_text("\n".join([*lines, text, joined]))
+    joined = text + text.replace("u1", "u2").replace("m1", "m2")
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, joined]))
     result = ingest([tmp_path / "in.jsonl"], tmp_path / "out")
-    assert result["redactions"]["github"] == 3
+    assert result["redactions"]["github"] == 2
     assert SECRETS["github"] not in (tmp_path / "out" / "traces.jsonl").read_text()
 
 

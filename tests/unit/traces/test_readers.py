@@ -279,8 +279,6 @@ def test_ten_thousand_damaged_records(seed: int) -> None:
         for unit in find_units([DATA])[0]:
             records = [damaged(r, rng) for path in unit.paths for r in read_records(path, Ledger())]
             records = [r for r in records if isinstance(r, dict | list)]
-            for each in FORMATS.values() if records else ():
-                assert isinstance(each.matches(records[:20]), str)
             ledger = Ledger()
             ledger.num_records = len(records)
             for trace in FORMATS[unit.kind].read(iter(records), ledger, "damaged"):

@@ -100,7 +100,7 @@ def main() -> None:
         num_bytes = corpus(args.source, folder / "in", args.megabytes * 10**6)
         units = find_units([folder / "in"])[0]
         started = time.process_time()
-        num_steps = sum(row.counts[0] for unit in units for row in read_unit(unit, folder / "part").traces)
+        num_steps = sum(row[0] for unit in units for row in read_unit(unit, folder / "part").counts)
         seconds = time.process_time() - started
         started = time.process_time()
         for line in (line for path in sorted((folder / "in").iterdir()) for line in path.open("rb")):

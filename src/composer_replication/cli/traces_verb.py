@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 from collections import Counter
@@ -24,7 +23,7 @@ from composer_replication.cli.flags import (
 )
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, NothingToDoError, SplitOverlapError, UsageError
-from composer_replication.run_folder import rewrite_jsonl, write_json
+from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
     from composer_replication.traces.teachers import Classroom
@@ -37,66 +36,6 @@ _LEAST_GOLDEN_CHARACTERS = 20
 """Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
 _INCOMPLETE = 6
 """Exit code where the budget or a teacher ended: what was answered is kept, and the same command goes on."""
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb and its sub-verbs; ``common`` carries ``--json`` and ``--quiet``."""
-    parser = subparsers.add_parser(
-        "traces",
-        help="recorded agent sessions: ingest, ask teachers again, execute branches, make pairs",
-        description="Recorded sessions of agents become preference pairs: docs/traces.md walks through it.",
-    )
-    verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
-    _add_ingest(verbs, common)
-    _add_bind(verbs, common)
-    _add_replay(verbs, common)
-    for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
-        about = f"Write {what}, for TRL and for our own trainer."
-        made = verbs.add_parser(name, parents=[common], help=f"write {what}", description=about)
-        folders = "folders of traces ingest, or files of trajectories"
-        made.add_argument("folders", metavar="DIR", type=Path, nargs="+", help=folders)
-        made.add_argument(
-            "--out", type=Path, required=True, metavar="DIR", help="a folder, or FILE.parquet or FILE.jsonl"
-        )
-        made.add_argument("--tasks", type=Path, metavar="STORE", help="the task store of --split")
-        nothing = "a split: nothing of its held-out tasks is written"
-        made.add_argument("--split", type=Path, metavar="FILE", help=nothing)
-        made.set_defaults(run=f"{_HERE}:run_{name}", render=f"{_HERE}:render_rows")
-    about = "Sessions, steps, branches and verdicts on one self-contained page."
-    show = verbs.add_parser("show", parents=[common], help="write one HTML page", description=about)
-    show.add_argument("folder", metavar="DIR", type=Path)
-    show.add_argument("--out", type=Path, required=True, metavar="PAGE.html")
-    show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
-
-
-def _add_ingest(verbs: Any, common: argparse.ArgumentParser) -> None:
-    about = "Read sessions, take keys, addresses and home folders out, leave duplicates out, and write ATIF lines."
-    what = "read sessions of any known format"
-    parser = verbs.add_parser("ingest", parents=[common], help=what, description=about)
-    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="files and folders")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--format", metavar="NAME", default="", help="read as this format, where two fit")
-    parser.add_argument("--jobs", type=whole_number(), default=2, metavar="N", help="processes (default 2)")
-    parser.set_defaults(run=f"{_HERE}:run_ingest", render=f"{_HERE}:render_ingest")
-
-
-def _add_bind(verbs: Any, common: argparse.ArgumentParser) -> None:
-    about = (
-        "Make the calls of sessions again in the tree in which they began, and say which results came back."
-    )
-    what = "make recorded calls again and compare"
-    parser = verbs.add_parser("bind", parents=[common], help=what, description=about)
-    parser.add_argument("folder", metavar="DIR", type=Path, help="of traces ingest")
-    parser.add_argument("--tasks", type=Path, metavar="STORE", help="sessions on its tasks, SWE-bench's too")
-    where = "the clone in which sessions worked (default: what each recorded)"
-    parser.add_argument("--repository", metavar="FOLDER", default="", help=where)
-    parser.add_argument(
-        "--commit", metavar="SHA", default="", help="where sessions began (default: likewise)"
-    )
-    add_isolation_flags(parser)
-    parser.set_defaults(run=f"{_HERE}:run_bind", render=f"{_HERE}:render_bind")
-
-
 _NUMBERS: Mapping[str, tuple[float, str]] = {
     "--budget-usd": (5.0, "budget, never passed (default 5)"),
     "--max-tokens": (20_000_000, "budget (default 20 million)"),
@@ -108,49 +47,97 @@ _NUMBERS: Mapping[str, tuple[float, str]] = {
 }
 _SWITCHES = {
     "--every-step": "also steps where nothing went wrong and nothing was edited",
-    "--first-decides": "ask the others only where the first teacher parts from the recording",
     "--dry-run": "say steps, calls and the most that they can cost; send nothing",
 }
 
 
-def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
-    parser = verbs.add_parser(
-        "replay",
-        parents=[common],
-        help="ask teachers what they would have done, and execute it",
-        description="Ask OpenAI-compatible teachers about the steps that matter; with --tasks the answers are executed from the "
-        "recorded state and compared. Answers are kept in DIR: the same command again asks nothing twice and goes on.",
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Register the verb and its sub-verbs; ``common`` carries ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser(
+        "traces",
+        help="recorded agent sessions: ingest, ask teachers again, execute branches, make pairs",
+        description="Recorded sessions of agents become preference pairs: docs/traces.md walks through it.",
     )
-    add = parser.add_argument
-    add("folder", metavar="DIR", type=Path, help="of traces ingest")
+    verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
+
+    def verb(name: str, what: str, more: str = "", *, render: str = "") -> Any:
+        parser = verbs.add_parser(
+            name, parents=[common], help=what, description=f"{what[0].upper()}{what[1:]}{more}."
+        )
+        parser.set_defaults(run=f"{_HERE}:run_{name}", render=f"{_HERE}:render_{render or name}")
+        if name in ("bind", "replay"):
+            add_isolation_flags(parser)
+        return parser.add_argument
+
+    path: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    folder, out = {**path, "help": "of traces ingest"}, {**path, "required": True}
+    store = {**path, "metavar": "STORE"}
+
+    more = ", take keys, addresses and home folders out, leave duplicates out, and write ATIF lines"
+    add = verb("ingest", "read sessions of any known format", more)
+    add("paths", metavar="PATH", type=Path, nargs="+", help="files and folders")
+    add("--out", **out)
+    add("--format", metavar="NAME", default="", help="read as this format, where two fit")
+    add("--jobs", type=whole_number(), default=2, metavar="N", help="processes (default 2)")
+
+    more = ", in the tree in which they began, and say which results came back"
+    add = verb("bind", "make the calls of sessions again", more)
+    add("folder", **folder)
+    add("--tasks", **store, help="sessions on its tasks, SWE-bench's too")
+    where = "the clone in which sessions worked (default: what each recorded)"
+    add("--repository", metavar="FOLDER", default="", help=where)
+    add("--commit", metavar="SHA", default="", help="where sessions began (default: likewise)")
+
+    more = ", and execute it with --tasks; answers are kept in DIR: the same command again asks nothing twice"
+    add = verb(
+        "replay", "ask OpenAI-compatible teachers what they would have done at the steps that matter", more
+    )
+    add("folder", **folder)
     add("--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times")
     several: dict[str, Any] = {"action": "append", "default": []}
-    add("--key", metavar="NAME=VARIABLE", help="environment variable with a teacher's key", **several)
-    add("--price", metavar="NAME=IN/OUT", help="dollars a million tokens", **several)
+    what = "environment variable with a teacher's key"
+    add("--key", type=_named, metavar="NAME=VARIABLE", help=what, **several)
+    add("--price", type=price, metavar="NAME=IN/OUT", help="dollars a million tokens", **several)
     for flag, (default, what) in _NUMBERS.items():
         kind = whole_number() if isinstance(default, int) else number()
         add(flag, type=kind, default=default, metavar="N", help=what)
     for flag, what in _SWITCHES.items():
         add(flag, action="store_true", help=what)
-    add("--tasks", type=Path, metavar="STORE", help="execute branches of sessions on these tasks")
+    add("--tasks", **store, help="execute branches of sessions on these tasks")
     add(
         "--goes-on",
         default="",
         metavar="NAME",
         help="the teacher that plays a branch on (default: the first)",
     )
-    add_isolation_flags(parser)
-    parser.set_defaults(run=f"{_HERE}:run_replay", render=f"{_HERE}:render_replay")
+
+    for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
+        add = verb(name, f"write {what}", ", for TRL and for our own trainer", render="rows")
+        add("folders", **path, nargs="+", help="folders of traces ingest, or files of trajectories")
+        add("--out", **out, help="a folder, or FILE.parquet or FILE.jsonl")
+        add("--tasks", **store, help="the task store of --split")
+        nothing = "a split: nothing of its held-out tasks is written"
+        add("--split", type=Path, metavar="FILE", help=nothing)
+
+    add = verb("show", "write sessions, steps, branches and verdicts on one self-contained HTML page")
+    add("folder", **folder)
+    add("--out", type=Path, required=True, metavar="PAGE.html")
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, is_named, value = text.partition("=")
+    if not is_named:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=…")
+    return name, value
+
+
+def price(text: str) -> tuple[str, tuple[float, float]]:
+    name, value = _named(text)
+    dollars_in, dollars_out = map(number(), value.split("/"))
+    return name, (dollars_in, dollars_out)
 
 
 def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Read sessions into a folder.
-
-    Raises:
-        UsageError: an unknown ``--format`` (CR0206).
-        InputError: a path that is not there (CR0942), or a named file that two formats fit (CR0206).
-        NothingToDoError: nothing of a known format, or no answer of a model (CR0942).
-    """
     from composer_replication.traces.ingest import FORMATS, ingest
 
     if args.format and args.format not in FORMATS:
@@ -166,60 +153,50 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def render_ingest(result: dict[str, Any]) -> str:
-    """The sum of all records, and what was taken out."""
     total = max(1, result["records"])
-    twice = ", ".join(f"{number} {what}" for what, number in result["duplicates"].items()) or "none"
-    lost = [f"  {number:>9}  {what}" for what, number in result["redactions"].items() if number]
     lines = [
         f"{result['files']} file(s), {result['bytes']} bytes: {', '.join(result['formats'])}",
         f"{result['records']} records became",
-        *(
-            f"  {number:>9}  {100 * number / total:5.1f}%  {what}"
-            for what, number in result["became"].items()
-        ),
-        f"duplicates left out: {twice} (near ones {result['near_duplicates']})",
+        *(f"  {n:>9}  {100 * n / total:5.1f}%  {what}" for what, n in result["became"].items()),
+        f"duplicates left out: {_listed(result['duplicates'])} (near ones {result['near_duplicates']})",
     ]
-    if lost:
+    if lost := [f"  {n:>9}  {what}" for what, n in result["redactions"].items() if n]:
         place = f"{result['out']}/redactions.local.json"
         lines += [f"taken out, by rule; what stands for what is in {place}", *lost]
-    lines += [f"left out: {number} file(s), {what}" for what, number in result["files_left_out"].items()]
+    lines += [f"left out: {n} file(s), {what}" for what, n in result["files_left_out"].items()]
     failed = f"{result['failed_results']} of {result['results']} results failed"
     counts = f"{result['traces']} session(s), {result['steps']} answers, {result['calls']} calls, {failed}"
     return "\n".join([*lines, f"{counts}: {result['out']}/traces.jsonl"])
 
 
-def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Make recorded calls again.
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {what}" for what, number in counts.items()) or "none"
 
-    Raises:
-        UsageError: ``--commit`` is no full id (CR0206).
-        InputError: no traces (CR0942), no store (CR0410).
-        NothingToDoError: no session is bound to a tree (CR0942).
-    """
+
+def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces.state_binding import is_full_id, proven
 
     if args.commit and not is_full_id(args.commit):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
-    traces, backend = _traces_of_folder(args.folder), chosen_backend(args)
+    traces, backend = _traces_to_write_beside(args.folder), chosen_backend(args)
     rows = []
     with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
-        for number, trace in enumerate(traces, start=1):
+        for done, trace in enumerate(traces, start=1):
             rows.append(proven(trace, grader, names, backend, (args.repository, args.commit)))
             if report is not None:
-                report(number, len(traces), "sessions")
+                report(done, len(traces), "sessions")
     rewrite_jsonl(args.folder / BINDINGS_NAME, rows)
-    bound, problems = [row for row in rows if not row["problem"]], Counter(row["problem"] for row in rows)
-    del problems[""]
+    bound = [row for row in rows if not row["problem"]]
+    problems = dict(Counter(row["problem"] for row in rows if row["problem"]))
     if not bound:
         fix = "--tasks STORE, or --repository FOLDER --commit SHA"
-        problem = f"no session is bound to a tree: {dict(problems)}."
+        problem = f"no session is bound to a tree: {problems}."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix=fix)
-    sums = {key: sum(row[key] for row in bound) for key in ("steps", "reproduced_steps")}
     result = {
         "sessions": len(bound),
-        "not_bound": dict(problems),
-        **sums,
+        "not_bound": problems,
+        **{key: sum(row[key] for row in bound) for key in ("steps", "reproduced_steps")},
         "executable_steps": sum(len(row["executable"]) for row in bound),
         "calls": dict(sum((Counter(row["calls"]) for row in bound), Counter())),
         **given_up(),
@@ -228,8 +205,8 @@ def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 @contextmanager
-def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, dict[str, str]]]:
-    """What runs the tests of the tasks of ``--tasks``, and the names of those; None and no names without the flag."""
+def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mapping[str, str]]]:
+    """A grader of the store of ``--tasks`` and the names of its tasks; nothing without the flag."""
     from composer_replication.rollouts.grading import Grader
     from composer_replication.tasks.store import TaskStore
     from composer_replication.traces.state_binding import task_names
@@ -242,52 +219,35 @@ def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, dict[
 
 
 def render_bind(result: dict[str, Any]) -> str:
-    """The share that was reproduced, and why others were not."""
     share = 100 * result["reproduced_steps"] / max(1, result["steps"])
     same = f"{result['reproduced_steps']} of {result['steps']} steps reproduced ({share:.0f}%)"
-    lines = [
-        f"{result['sessions']} session(s): {same}, {result['executable_steps']} executable",
-        *(f"  {number:>7}  call(s): {what}" for what, number in result["calls"].items()),
-    ]
-    return "\n".join(lines + [f"not bound: {number}, {why}" for why, number in result["not_bound"].items()])
+    lines = [f"{result['sessions']} session(s): {same}, {result['executable_steps']} executable"]
+    lines += [f"  {n:>7}  call(s): {what}" for what, n in result["calls"].items()]
+    return "\n".join(lines + [f"not bound: {n}, {why}" for why, n in result["not_bound"].items()])
 
 
 def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Ask teachers; exit code 6 where the budget or a teacher ended early.
-
-    Raises:
-        UsageError: a number out of range, an unknown teacher (CR0206), or a teacher that is none (CR0944).
-        InputError: no traces (CR0942), no store (CR0410).
-        NothingToDoError: no step is worth asking about (CR0942), or no teacher answered (CR0944).
-    """
     import asyncio
 
     from composer_replication.traces.branches import replay_cost
     from composer_replication.traces.prompts import chosen_steps
 
-    chosen = chosen_steps(_traces_of_folder(args.folder), args.max_steps, takes_all=args.every_step)
+    chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=args.every_step)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
     room = _open_room(args)
-    try:
+    with closing(room.store):
         cost = replay_cost(chosen, room)
         if args.dry_run:
             return {"dry_run": True, **cost, "cost_usd": 0.0, "cached": 0, "failed": 0}, 0
         return asyncio.run(_replay(args, room, chosen, cost))
-    finally:
-        room.store.close()
 
 
 def _open_room(args: argparse.Namespace) -> Classroom:
     from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
-    try:
-        keys = dict(text.split("=", 1) for text in args.key)
-        prices = {name: _price(value) for name, value in (text.split("=", 1) for text in args.price)}
-    except ValueError as error:
-        problem, fix = "--key or --price is not as it should be.", "--key NAME=VARIABLE, --price NAME=3/15"
-        raise UsageError("CR0206", problem, where="--price", fix=fix) from error
+    keys, prices = dict(args.key), dict(args.price)
     teachers = [open_teacher(text, keys, prices) for text in args.teacher]
     names = [teacher.name for teacher in teachers]
     unknown = {*keys, *prices, *filter(None, [args.goes_on])} - set(names)
@@ -299,57 +259,36 @@ def _open_room(args: argparse.Namespace) -> Classroom:
     return Classroom(teachers, store, max_tokens=args.answer_tokens, max_concurrent=args.concurrent)
 
 
-def _price(text: str) -> tuple[float, float]:
-    dollars_in, dollars_out = map(float, text.split("/"))
-    if not (0 <= dollars_in < float("inf") and 0 <= dollars_out < float("inf")):
-        raise ValueError
-    return dollars_in, dollars_out
-
-
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> tuple[dict[str, object], int]:
     from composer_replication.traces.branches import replay_steps
 
+    teachers = room.teachers.values()
     with progress_bar(quiet=args.quiet) as report:
-        branchings, is_spent = await replay_steps(
-            chosen, room, first_decides=args.first_decides, report=report
-        )
-        if not is_spent and not any(_came_back(teacher.counts) for teacher in room.teachers.values()):
-            reasons = {name: each.left_out or dict(each.counts) for name, each in room.teachers.items()}
+        branchings, is_spent = await replay_steps(chosen, room, report=report)
+        if not is_spent and not any(teacher.num_answered for teacher in teachers):
+            reasons = {each.name: each.left_out or dict(each.counts) for each in teachers}
             fix = "check address, model and key of each, and whether its server runs."
             raise NothingToDoError("CR0944", f"no teacher answered: {reasons}.", where="--teacher", fix=fix)
         rewrite_jsonl(args.folder / REPLAY_NAME, [each.row() for each in branchings])
-        result: dict[str, object] = {"dry_run": False, **cost}
-        if args.tasks is not None:
-            executed, was_spent = await _execute(args, room, branchings, report)
-            is_spent = is_spent or was_spent
-            result |= executed
+        executed, was_spent = await _execute(args, room, branchings, report) if args.tasks else ({}, False)
     dollars, tokens = room.store.spent()
-    teachers = {
-        name: {**teacher.counts, "left_out": teacher.left_out} for name, teacher in room.teachers.items()
-    }
-    result |= {
+    result: dict[str, object] = {
+        "dry_run": False,
+        **cost,
+        **executed,
         "answers": sum(answer is not None for branching in branchings for _, answer in branching.answers),
         "others": sum(len(branching.others) for branching in branchings),
         "cost_usd": dollars,
         "tokens": tokens,
-        "cached": sum(teacher.counts["cached"] for teacher in room.teachers.values()),
-        "failed": sum(
-            sum(teacher.counts.values()) - _came_back(teacher.counts) for teacher in room.teachers.values()
-        ),
-        "budget_is_spent": is_spent,
-        "teachers": teachers,
+        "cached": sum(teacher.counts["cached"] for teacher in teachers),
+        "failed": sum(teacher.counts.total() - teacher.num_answered for teacher in teachers),
+        "budget_is_spent": is_spent or was_spent,
+        "teachers": {each.name: {**each.counts, "left_out": each.left_out} for each in teachers},
     }
-    is_whole = not is_spent and not any(teacher.left_out for teacher in room.teachers.values())
+    is_whole = not result["budget_is_spent"] and not any(teacher.left_out for teacher in teachers)
     return result, 0 if is_whole else _INCOMPLETE
-
-
-def _came_back(counts: Mapping[str, int]) -> int:
-    """Whole answers, those that ran out of tokens among them."""
-    return sum(
-        n for what, n in counts.items() if what in ("answered", "cached") or what.startswith("cut-off")
-    )
 
 
 async def _execute(
@@ -363,8 +302,8 @@ async def _execute(
     is_spent = False
     with _graded(args, chosen_backend(args)) as (grader, names):
         bound = [each for each in branchings if each.trace.state.task_id in names]
-        goes_on = args.goes_on or next(iter(room.teachers))
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
+        goes_on = args.goes_on or next(iter(room.teachers))
         how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
         try:
             for branching in bound:
@@ -374,20 +313,18 @@ async def _execute(
         except BudgetSpent:
             is_spent = True
     rewrite_jsonl(args.folder / VERDICTS_NAME, done)
-    decisions = Counter(verdict["decision"] for row in done for verdict in row["verdicts"])
     return {
         "not_bound": len(branchings) - len(bound),
         "executed": sum(bool(row["verdicts"]) for row in done),
         "not_executed": dict(Counter(row["problem"] for row in done if row["problem"])),
         "recorded_calls": sum(row["calls"] for row in done),
         "reproduced_calls": sum(row["reproduced"] for row in done),
-        "verdicts": dict(decisions),
+        "verdicts": dict(Counter(verdict["decision"] for row in done for verdict in row["verdicts"])),
         **given_up(),
     }, is_spent
 
 
 def render_replay(result: dict[str, Any]) -> str:
-    """What was asked, what it cost, and what the tests said."""
     most = f"at most {result['most_dollars']:.2f} dollars and {result['most_tokens']} tokens"
     if result["dry_run"]:
         return f"{result['steps']} step(s), {result['calls']} call(s), {most}. Nothing was sent."
@@ -396,60 +333,43 @@ def render_replay(result: dict[str, Any]) -> str:
         f"Spent {result['cost_usd']:.4f} dollars and {result['tokens']} tokens in all.",
     ]
     for name, teacher in result["teachers"].items():
-        counts = ", ".join(f"{number} {what}" for what, number in teacher.items() if what != "left_out")
         left_out = f"; LEFT OUT: {teacher['left_out']}" if teacher["left_out"] else ""
-        lines.append(f"{name}: {counts}{left_out}")
+        counts = {what: number for what, number in teacher.items() if what != "left_out"}
+        lines.append(f"{name}: {_listed(counts)}{left_out}")
     if "verdicts" in result:
         same = f"{result['reproduced_calls']} of {result['recorded_calls']} calls"
-        verdicts = ", ".join(f"{number} {what}" for what, number in result["verdicts"].items()) or "none"
-        lines += [f"Recorded results reproduced: {same}.", f"Verdicts: {verdicts}"]
+        lines += [f"Recorded results reproduced: {same}.", f"Verdicts: {_listed(result['verdicts'])}"]
         others = {**result["not_executed"], "of no task of the store": result["not_bound"]}
-        lines += [f"not executed: {number}, {why}" for why, number in others.items() if number]
+        lines += [f"not executed: {n}, {why}" for why, n in others.items() if n]
     if result["budget_is_spent"]:
         lines.append("The budget is spent: raise --budget-usd or --max-tokens and give the command again.")
     return "\n".join(lines)
 
 
 def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Write preference pairs.
-
-    Raises:
-        InputError: no traces (CR0942), a split or a store that cannot be used.
-        NothingToDoError: no pair was found (CR0942).
-        MissingError: Parquet needs pyarrow (CR0101).
-    """
     from composer_replication.traces import pair_rules
 
     traces = _all_traces(args.folders)
-    by_id = {trace.trace_id: trace for trace in traces}
-    verdicts = [
-        json.loads(line)
-        for folder in args.folders
-        if (folder / VERDICTS_NAME).is_file()
-        for line in (folder / VERDICTS_NAME).read_text().splitlines()
-    ]
-    found = [*pair_rules.executed_pairs(by_id, verdicts), *pair_rules.sibling_pairs(traces)]
-    found += pair_rules.objection_pairs(traces)
-    rows, dropped = pair_rules.balanced(found, _heldout_rows(args))
-    return _written(args, rows, dropped, "pairs")
+    verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
+    found = [*pair_rules.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
+    found += [*pair_rules.sibling_pairs(traces), *pair_rules.objection_pairs(traces)]
+    return _written(args, pair_rules.balanced(found, _heldout_rows(args)), "pairs")
 
 
 def run_sft(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Write chat rows of passing attempts; raises as ``run_pairs``."""
     from composer_replication.traces.pair_rules import sft_rows
 
-    rows, dropped = sft_rows(_all_traces(args.folders), _heldout_rows(args))
-    return _written(args, rows, dropped, "rows")
+    return _written(args, sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
 
 
 def render_rows(result: dict[str, Any]) -> str:
-    """How many were written, and why others were not."""
-    by_source = ", ".join(f"{number} {source}" for source, number in result["sources"].items())
-    lines = [f"{result.get('pairs') or result['rows']} row(s) ({by_source}): {result['out']}"]
+    lines = [
+        f"{result.get('pairs') or result['rows']} row(s) ({_listed(result['sources'])}): {result['out']}"
+    ]
     return "\n".join(lines + [f"dropped: {number}, {why}" for why, number in result["dropped"].items()])
 
 
-def _traces_of_folder(folder: Path) -> list[Trace]:
+def _traces_to_write_beside(folder: Path) -> list[Trace]:
     """Of a folder into which the verb will write; a file is refused before anything runs."""
     if folder.is_file():
         problem = "this is a file; what is found out is written beside the sessions, into their folder."
@@ -507,11 +427,11 @@ def _texts(value: Any) -> str:
 
 
 def _written(
-    args: argparse.Namespace, rows: list[dict[str, Any]], dropped: Mapping[str, int], what: str
+    args: argparse.Namespace, found: tuple[list[dict[str, Any]], Mapping[str, int]], what: str
 ) -> tuple[dict[str, object], int]:
     from composer_replication.traces.pair_rules import write_rows
 
-    dropped = {why: number for why, number in dropped.items() if number}
+    rows, dropped = found[0], {why: number for why, number in found[1].items() if number}
     if not rows:
         problem = f"no {what.removesuffix('s')} was found; dropped: {dropped or 'nothing'}."
         fix = "composer-rl traces replay DIR --teacher … --tasks STORE executes branches first."
@@ -527,7 +447,6 @@ def _written(
 
 
 def run_show(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Write the page; raises as ``read_traces``."""
     from composer_replication.report.trace_page import write_trace_page
     from composer_replication.traces.ingest import read_traces
 
@@ -536,5 +455,4 @@ def run_show(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def render_show(result: dict[str, Any]) -> str:
-    """Where it is."""
     return f"{result['sessions']} session(s): {result['page']}"

@@ -70,17 +70,9 @@ def replay_cost(chosen: Sequence[Chosen], room: Classroom) -> dict[str, Any]:
 
 
 async def replay_steps(
-    chosen: Sequence[Chosen], room: Classroom, *, first_decides: bool = False, report: Report | None = None
+    chosen: Sequence[Chosen], room: Classroom, *, report: Report | None = None
 ) -> tuple[list[Branching], bool]:
-    """Ask; the branchings in the order of ``chosen``, and whether the budget ended it early.
-
-    Args:
-        chosen: of ``chosen_steps``.
-        room: the teachers.
-        first_decides: the others are asked only where the first teacher would have done something else.
-        report: takes (done, total, what it cost so far).
-    """
-    names = list(room.teachers)
+    """Ask every teacher about each step; the branchings in the order of ``chosen``, and whether the budget ended it early."""
     at_a_time = asyncio.Semaphore(_NUM_STEPS_AT_A_TIME)
     num_done, is_spent = 0, False
 
@@ -96,16 +88,11 @@ async def replay_steps(
         nonlocal num_done
         async with at_a_time:
             request = room.request(prompt_of(trace, idx), tools_of(trace))
-            found = Branching(trace, idx, tuple(reasons), ())
-            for wave in [names[:1], names[1:]] if first_decides else [names]:
-                answers = await asyncio.gather(*(asked(name, request) for name in wave))
-                found = replace(found, answers=(*found.answers, *answers))
-                if first_decides and not found.others and answers and answers[0][1] is not None:
-                    break
+            answers = await asyncio.gather(*(asked(name, request) for name in room.teachers))
             num_done += 1
             if report is not None:
                 report(num_done, len(chosen), f"asked, {room.store.spent()[0]:.2f} dollars")
-            return found
+            return Branching(trace, idx, tuple(reasons), tuple(answers))
 
     return list(await asyncio.gather(*(branching(*each) for each in chosen))), is_spent
 
@@ -129,53 +116,52 @@ def decide(interval: tuple[float, float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``.
-
-    ``names`` are those of the store's tasks (``state_binding.task_names``).
-    """
+    """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``."""
 
     open_attempt: Callable[[], FeatureDeletionEnv]
     names: Mapping[str, str]
     room: Classroom
     goes_on: str
-    num_tries: int = 3
-    horizon: int = 6
+    num_tries: int
+    horizon: int
 
 
 async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
-    """Run the recorded answer and each other one from the same tree, ``num_tries`` times.
+    """Run the recorded answer and each other one from the same tree, and then the visible tests: a line of ``verdicts.jsonl``.
 
-    After the answer both sides are played on by the same teacher for at most ``horizon`` answers, with another seed each
-    try; then the visible tests are run.
-
-    Returns:
-        A line of ``verdicts.jsonl``: ``reproduced`` of ``calls`` recorded results came back on the way to the step;
-        ``problem`` says why nothing was compared; ``verdicts`` has for each other answer the shares of passed tests, a try
-        each, beside those of the recorded one, the interval of their difference and the decision.
+    After the answer both sides are played on by the same teacher, with another seed each try. ``reproduced`` of ``calls``
+    recorded results came back on the way to the step; ``problem`` says why nothing was compared; ``verdicts`` has for each
+    other answer the shares of passed tests, a try each, beside those of the recorded one, the interval of their difference
+    and the decision.
     """
-    trace, others = branching.trace, branching.others
-    row: dict[str, Any] = {"trace_id": trace.trace_id, "step": branching.idx, "calls": 0, "reproduced": 0}
-    row |= {"problem": "", "verdicts": []}
+    trace, idx, others = branching.trace, branching.idx, branching.others
+    row: dict[str, Any] = {
+        "trace_id": trace.trace_id,
+        "step": idx,
+        "calls": 0,
+        "reproduced": 0,
+        "problem": "",
+        "verdicts": [],
+    }
     if not others:
         return row | {"problem": "every teacher does the same"}
-    environment = how.open_attempt()
-    try:
-        environment.reset(how.names[trace.state.task_id])
-        outcomes = Counter(what for _, what in redone(trace, trace.path_to(branching.idx), environment.call))
-        row["calls"], row["reproduced"] = outcomes.total() - outcomes["not compared"], outcomes["the same"]
-        if row["reproduced"] < row["calls"] or environment.is_done:
-            return row | {"problem": "recorded results are not reproduced"}
-        state = environment.snapshot()
-        scores: list[list[float]] = []
-        for answer in (recorded_answer(trace, branching.idx), *(answer for _, answer in others)):
-            scores.append([])
-            for number in range(how.num_tries):
-                environment.restore(state)
-                scores[-1].append(await _play(branching, answer, environment, how, number))
-    except SandboxFailure as error:
-        return row | {"problem": f"the sandbox failed ({error.code})"}
-    finally:
-        environment.close()
+    scores: list[list[float]] = []
+    with how.open_attempt() as attempt:
+        try:
+            attempt.reset(how.names[trace.state.task_id])
+            outcomes = Counter(redone(trace, trace.path_to(idx), attempt.call))
+            row["calls"] = outcomes.total() - outcomes["not compared"]
+            row["reproduced"] = outcomes["the same"]
+            if outcomes["the same"] < row["calls"] or attempt.is_done:
+                return row | {"problem": "recorded results are not reproduced"}
+            state = attempt.snapshot()
+            for answer in (recorded_answer(trace, idx), *(answer for _, answer in others)):
+                scores.append([])
+                for number in range(how.num_tries):
+                    attempt.restore(state)
+                    scores[-1].append(await _play(branching, answer, attempt, how, number))
+        except SandboxFailure as error:
+            return row | {"problem": f"the sandbox failed ({error.code})"}
     for (source, answer), own in zip(others, scores[1:], strict=True):
         interval = difference(own, scores[0])
         verdict = {"source": source, "answer": answer, "scores": own, "recorded_scores": scores[0]}
@@ -184,7 +170,7 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
 
 
 async def _play(
-    branching: Branching, answer: Message, environment: FeatureDeletionEnv, how: Execution, number: int
+    branching: Branching, answer: Message, attempt: FeatureDeletionEnv, how: Execution, number: int
 ) -> float:
     """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
     trace, idx = branching.trace, branching.idx
@@ -196,13 +182,12 @@ async def _play(
         calls = [replace(call, call_id=f"call-{idx}-{turn}-{n}") for n, call in enumerate(calls_of(current))]
         messages.append(assistant_message(current["content"], calls))
         for call in calls:
-            text = environment.call(call).text
+            text = attempt.call(call).text
             messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
-        if environment.is_done or not calls or turn == how.horizon:
+        if attempt.is_done or not calls or turn == how.horizon:
             break
         request = how.room.request(messages, tools_of(trace), sample=number + 1, temperature=1.0)
         current = await how.room.ask(how.goes_on, request)
-    score = environment.grade()
-    if score is None:
+    if (score := attempt.grade()) is None:
         raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")
     return score.pass_share

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +21,10 @@ from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
-from composer_replication.traces.json_values import (
-    first_records,
-    json_bytes,
-    json_value,
-    read_records,
-    trace_files,
-)
+from composer_replication.traces.json_values import json_bytes, json_value, read_records, trace_files
+from composer_replication.traces.readers import agent_files as agents
 from composer_replication.traces.readers import atif_files as atif
-from composer_replication.traces.readers import command_line_agents as command_line
-from composer_replication.traces.readers import repository_agents, request_logs
+from composer_replication.traces.readers import messages
 from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -43,9 +36,10 @@ _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9
 """Share of five-word shingles in common from which two sessions are nearly the same."""
 _LEAST_WORDS = 50
-TRACES_NAME = "traces.jsonl"
-REPORT_NAME = "ingest.json"
-SECRETS_NAME = "redactions.local.json"
+_NUM_HEAD = 20
+"""Records that a format is known by."""
+TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
+_COUNTS = ("steps", "calls", "results", "failed_results")
 Report = Callable[[int, int, str], None]
 
 
@@ -58,16 +52,16 @@ class Format(NamedTuple):
 
 FORMATS = {
     "atif": Format(atif.matches_atif, atif.read_atif),
-    "claude-code": Format(command_line.matches_claude_code, command_line.read_claude_code),
-    "codex": Format(command_line.matches_codex, command_line.read_codex),
-    "openhands": Format(repository_agents.matches_openhands, repository_agents.read_openhands),
-    "swe-agent": Format(repository_agents.matches_swe_agent, repository_agents.read_swe_agent),
-    "mini-swe-agent": Format(repository_agents.matches_mini_swe_agent, repository_agents.read_mini_swe_agent),
-    "openai-chat": Format(request_logs.matches_chat, partial(request_logs.read_requests, "openai-chat")),
+    "claude-code": Format(agents.matches_claude_code, agents.read_claude_code),
+    "codex": Format(agents.matches_codex, agents.read_codex),
+    "openhands": Format(agents.matches_openhands, agents.read_openhands),
+    "swe-agent": Format(agents.matches_swe_agent, agents.read_swe_agent),
+    "mini-swe-agent": Format(agents.matches_mini_swe_agent, agents.read_mini_swe_agent),
+    "openai-chat": Format(messages.matches_chat, partial(messages.read_requests, "openai-chat")),
     "openai-responses": Format(
-        request_logs.matches_responses, partial(request_logs.read_requests, "openai-responses")
+        messages.matches_responses, partial(messages.read_requests, "openai-responses")
     ),
-    "otel-genai": Format(request_logs.matches_otel, request_logs.read_otel),
+    "otel-genai": Format(messages.matches_otel, messages.read_otel),
 }
 
 
@@ -79,55 +73,35 @@ class TraceUnit(NamedTuple):
     paths: tuple[Path, ...]
 
 
-class TraceSum(NamedTuple):
-    """What tells duplicates of a trace, and what it counts."""
-
-    chain: tuple[int, ...]
-    sketch: Any
-    counts: tuple[int, int, int, int]
-
-
 @dataclass(slots=True)
 class UnitSums:
-    """What became of one unit: a part file with a line a trace, and a sum of each."""
+    """What became of one unit: a part file with a line a trace, and of each trace what tells duplicates and what it counts."""
 
     part: Path
     ledger: Ledger = field(default_factory=Ledger)
     redactions: Counter[str] = field(default_factory=Counter)
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
-    traces: list[TraceSum] = field(default_factory=list)
+    chains: list[tuple[int, ...]] = field(default_factory=list)
+    sketches: list[Any] = field(default_factory=list)
+    counts: list[tuple[int, int, int, int]] = field(default_factory=list)
     num_without_answer: int = 0
 
 
-def detect(path: Path, only: str = "") -> tuple[str, str]:
-    """Format and version of a file; ("", "") where none fits.
-
-    Raises:
-        InputError: two formats fit, and ``only`` names none (CR0206).
-    """
-    head = first_records(path)
+def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
+    """The formats that a file fits, with its version; none where it cannot be read. ``only`` names the one that is looked for."""
+    try:
+        head = list(itertools.islice(read_records(path, Ledger()), _NUM_HEAD))
+    except OSError:
+        head = []
     kinds = ([only] if only else FORMATS) if head else ()
-    found = [(name, version) for name in kinds if (version := FORMATS[name].matches(head))]
-    if len(found) > 1:
-        names = " and ".join(f"{name} {version}" for name, version in found)
-        raise InputError(
-            "CR0206",
-            f"two formats fit a file: {names}.",
-            where=str(path),
-            fix="give each program's files in a folder of their own, and name the format: --format NAME.",
-        )
-    return found[0] if found else ("", "")
+    return [(name, version) for name in kinds if (version := FORMATS[name].matches(head))]
 
 
 def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], Counter[str]]:
-    """What is to be read, and how many files were left out by reason.
-
-    Args:
-        paths: files and folders.
-        only: the name of a format, for files in which two fit; others are left out.
+    """What is to be read, and how many files were left out by reason; ``only`` names a format, and files of others are left out.
 
     Raises:
-        InputError: a path that is not there (CR0942), or ``detect`` found two formats in a file that was named itself (CR0206).
+        InputError: a path that is not there (CR0942), or two formats fit a file that was named itself (CR0206).
     """
     left_out: Counter[str] = Counter()
     groups: dict[tuple[str, str, Path], list[Path]] = {}
@@ -136,19 +110,20 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
             problem = "there is no such file or folder."
             raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
         for file in trace_files(path):
-            try:
-                kind, version = detect(file, only)
-            except InputError:
-                if file == path:
-                    raise
-                left_out["two formats fit (CR0206)"] += 1
-                continue
-            if not kind:
-                left_out["another format than --format says" if only else "unknown format"] += 1
-                continue
-            # one call or one event a file: the files of a folder are one conversation
-            is_joined = file.suffix == ".json" and kind in ("openai-chat", "openhands")
-            groups.setdefault((kind, version, file.parent if is_joined else file), []).append(file)
+            fits = detect(file, only)
+            if len(fits) > 1 and file == path:
+                problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
+                fix = (
+                    "give each program's files in a folder of their own, and name the format: --format NAME."
+                )
+                raise InputError("CR0206", problem, where=str(path), fix=fix)
+            if len(fits) == 1:
+                # one call or one event a file: the files of a folder are one conversation
+                is_joined = file.suffix == ".json" and fits[0][0] in ("openai-chat", "openhands")
+                groups.setdefault((*fits[0], file.parent if is_joined else file), []).append(file)
+            else:
+                unknown = "another format than --format says" if only else "unknown format"
+                left_out["two formats fit (CR0206)" if fits else unknown] += 1
     return [TraceUnit(kind, version, tuple(files)) for (kind, version, _), files in groups.items()], left_out
 
 
@@ -165,7 +140,7 @@ def ingest(
     """
     units, left_out = find_units(paths, only)
     if not units:
-        problem = f"no file of a known format was found ({sum(left_out.values())} file(s) looked at)."
+        problem = f"no file of a known format was found ({left_out.total()} file(s) looked at)."
         raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=f"known are {', '.join(FORMATS)}.")
     out.mkdir(parents=True, exist_ok=True)
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
@@ -179,11 +154,30 @@ def ingest(
             sums.append(each)
             if report is not None:
                 report(sum(sizes[: len(sums)]), max(1, sum(sizes)), "read, in bytes")
-        result = _write(units, sums, out)
-    num_files = sum(len(unit.paths) for unit in units)
-    result |= {"bytes": sum(sizes), "files": num_files, "files_left_out": dict(left_out)}
+        twice = _write(sums, out)
+    kept = [counts for n, counts in enumerate(c for each in sums for c in each.counts) if n not in twice]
+    became = sum((each.ledger.counts for each in sums), Counter())
+    redactions = sum((each.redactions for each in sums), Counter())
+    num_records = sum(each.ledger.num_records for each in sums)
+    missing = "not looked for: pip install 'composer-replication[traces]'"
+    result = {
+        "traces": len(kept),
+        **{name: sum(counts[column] for counts in kept) for column, name in enumerate(_COUNTS)},
+        "formats": dict(Counter(f"{unit.kind} {unit.version}" for unit in units)),
+        "records": num_records,
+        "became": dict(became.most_common()),
+        "is_balanced": num_records == became.total(),
+        "traces_without_answer": sum(each.num_without_answer for each in sums),
+        "duplicates": dict(Counter(twice.values())),
+        "near_duplicates": missing if rensa is None else "looked for",
+        "redactions": {rule.name: redactions[rule.name] for rule in RULES},
+        "out": str(out),
+        "bytes": sum(sizes),
+        "files": sum(len(unit.paths) for unit in units),
+        "files_left_out": dict(left_out),
+    }
     write_json(out / REPORT_NAME, result)
-    if not result["traces"]:
+    if not kept:
         problem, fix = "no answer of a model is in these files.", f"read the reasons in {out / REPORT_NAME}"
         raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=fix)
     return result
@@ -196,7 +190,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
         InputError: the file is missing or a line is damaged (CR0942).
     """
     path = folder / TRACES_NAME if folder.is_dir() else folder
-    number, problem = 0, ""
+    problem = ""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -219,21 +213,26 @@ def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
                 if not any(trace.agent_steps()):
                     sums.num_without_answer += 1
                     continue
-                trace.version, chain, redactor = trace.version or unit.version, step_chain(trace), Redactor()
+                trace.version = trace.version or unit.version
+                sums.chains.append(step_chain(trace))
+                redactor = Redactor()
                 redactor.trace(trace)
-                file.write(json_bytes(atif.trace_row(trace)) + b"\n")
                 sums.redactions += redactor.counts
                 sums.secrets |= {trace.trace_id: redactor.values} if redactor.values else {}
-                sums.traces.append(TraceSum(chain, minhash(trace), trace.counts))
+                sums.sketches.append(minhash(trace))
+                sums.counts.append(trace.counts)
+                file.write(json_bytes(atif.trace_row(trace)) + b"\n")
     finally:
         gc.enable()
     return sums
 
 
-def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> dict[str, Any]:
-    traces = [trace for each in sums for trace in each.traces]
-    twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
-    kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
+def _write(sums: Sequence[UnitSums], out: Path) -> dict[int, str]:
+    """Everything but the report; the places of traces that are left out, and why."""
+    chains, sketches = (
+        [each for own in sums for each in getattr(own, key)] for key in ("chains", "sketches")
+    )
+    twice = duplicates(chains, sketches)
     places = itertools.count()
     temporary = out / f"{TRACES_NAME}.new"
     with temporary.open("wb") as file:
@@ -241,30 +240,12 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
             with each.part.open("rb") as part:
                 file.writelines(line for line in part if next(places) not in twice)
     temporary.replace(out / TRACES_NAME)
-    secrets = {name: values for each in sums for name, values in each.secrets.items()}
     (out / SECRETS_NAME).unlink(missing_ok=True)  # readable for this user alone, and kept from git
-    descriptor = os.open(out / SECRETS_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(json_bytes(secrets))
+    (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)
+    secrets = {name: values for each in sums for name, values in each.secrets.items()}
+    (out / SECRETS_NAME).write_bytes(json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
-    became = sum((each.ledger.counts for each in sums), Counter())
-    redactions = sum((each.redactions for each in sums), Counter())
-    num_records = sum(each.ledger.num_records for each in sums)
-    names = ("steps", "calls", "results", "failed_results")
-    missing = "not looked for: pip install 'composer-replication[traces]'"
-    return {
-        "traces": len(kept),
-        **{name: sum(counts[column] for counts in kept) for column, name in enumerate(names)},
-        "formats": dict(Counter(f"{unit.kind} {unit.version}" for unit in units)),
-        "records": num_records,
-        "became": dict(became.most_common()),
-        "is_balanced": num_records == sum(became.values()),
-        "traces_without_answer": sum(each.num_without_answer for each in sums),
-        "duplicates": dict(Counter(twice.values())),
-        "near_duplicates": missing if rensa is None else "looked for",
-        "redactions": {rule.name: redactions[rule.name] for rule in RULES},
-        "out": str(out),
-    }
+    return twice
 
 
 def step_chain(trace: Trace) -> tuple[int, ...]:
@@ -280,14 +261,12 @@ def step_chain(trace: Trace) -> tuple[int, ...]:
 
 def minhash(trace: Trace) -> Any:
     """The MinHash of what the model wrote; None without the library or with too little text."""
-    texts = [
-        text for _, step in trace.agent_steps() for text in (step.text, *(c.arguments for c in step.calls))
-    ]
+    texts = [t for _, step in trace.agent_steps() for t in (step.text, *(c.arguments for c in step.calls))]
     words = " ".join(texts).split()
     if rensa is None or len(words) < _LEAST_WORDS:
         return None
     sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
-    sketch.update(list(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False))))
+    sketch.update(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False)))
     return sketch
 
 

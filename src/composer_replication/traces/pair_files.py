@@ -28,16 +28,15 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     """The pairs of a file by their places (``FILE:LINE``), their shape checked and nothing tokenised.
 
     Raises:
-        InputError: the file cannot be read or is empty, or a line is neither of the two shapes, has an empty side, two
-            equal answers, or a weight that is no number from 0 up, or all weigh 0 (CR0881).
+        InputError: the file cannot be read or is empty, a line is neither of the two shapes, or all weigh 0 (CR0881).
         MissingError: Parquet needs pyarrow (CR0101).
     """
     try:
         # ``str.splitlines`` cuts at signs that JSON texts may hold, too
         is_parquet = path.suffix == ".parquet"
         lines = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(f"the file of pairs cannot be read: {error}", str(path)) from error
+    except (OSError, ValueError) as error:
+        raise _unusable(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
     places = ((f"{path}:{number}", line) for number, line in enumerate(lines, start=1))
     rows = {place: _row(line, place) for place, line in places if not isinstance(line, str) or line.strip()}
     if not rows:
@@ -48,15 +47,11 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
 
 
 def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[PreferencePair, ...]:
-    """The pairs as token ids.
+    """The pairs of ``read_pair_rows`` as token ids, by the tokenizer of the model that is trained.
 
     Prompt and answer are tokenised apart, so that the border between them is a border of tokens. Of messages the answer
     is what the chat template writes after the prompt and its generation prompt, up to the end of the turn. Text
     gets no end of turn: write one into it where the model is to stop.
-
-    Args:
-        rows: of ``read_pair_rows``.
-        tokenizer: of the model that is trained.
 
     Raises:
         InputError: a pair that the chat template does not take, or that has no ids (CR0881); messages, and the tokenizer
@@ -65,30 +60,19 @@ def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[
     return tuple(_tokenised(row, tokenizer, place) for place, row in rows.items())
 
 
-def parquet_library(path: Path) -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.parquet``.
-
-    Raises:
-        MissingError: they are not installed (CR0101).
-    """
-    with needs_extra("traces", f"Parquet for {path.name}"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    return pa, pq
-
-
 def _parquet_rows(path: Path) -> list[Any]:
     """The rows of a Parquet file; messages stand in it as JSON of their own."""
-    pa, pq = parquet_library(path)
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except (pa.ArrowException, ValueError) as error:
-        raise _unusable(f"the file of pairs is not Parquet: {error!s:.200}", str(path)) from error
+    with needs_extra("traces", f"Parquet for {path.name}"):
+        import pyarrow.parquet as pq
+    rows = [
+        {key: value for key, value in row.items() if value is not None}
+        for row in pq.read_table(path).to_pylist()
+    ]
     for row in rows:
         for side in _SIDES:
             if isinstance(row.get(side), list):
                 row[side] = [json.loads(each) if isinstance(each, str) else each for each in row[side]]
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+    return rows
 
 
 def _row(line: Any, where: str) -> PairRow:
@@ -96,11 +80,10 @@ def _row(line: Any, where: str) -> PairRow:
         row = json.loads(line) if isinstance(line, str) else line
     except ValueError as error:
         raise _unusable(f"a line is not JSON: {error}", where) from error
-    if not isinstance(row, dict):
-        raise _unusable("a line is not a JSON object", where)
-    if problem := _problem(row):
+    problem = _problem(row) if isinstance(row, dict) else "a line is not a JSON object"
+    if problem:
         raise _unusable(problem, where)
-    return row
+    return dict(row)
 
 
 def _problem(row: PairRow) -> str:
@@ -167,9 +150,7 @@ def _rendered(row: PairRow, tokenizer: Tokenizer, where: str) -> list[str]:
 
 
 def _unusable(sentence: str, where: str) -> InputError:
-    return InputError(
-        "CR0881",
-        f"{sentence}.",
-        where=where,
-        fix='write one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0881',
+    fix = (
+        'write one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0881'
     )
+    return InputError("CR0881", f"{sentence}.", where=where, fix=fix)

@@ -6,11 +6,12 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from composer_replication.traces.pair_files import parquet_library
+from composer_replication.errors import needs_extra
 from composer_replication.traces.prompts import (
     Message,
     action,
@@ -19,7 +20,7 @@ from composer_replication.traces.prompts import (
     recorded_answer,
     tools_of,
 )
-from composer_replication.traces.trace_records import NOT_LEARNED, Trace, TraceStep
+from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
 WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
 TEXT_ONLY = 0.5
@@ -29,56 +30,51 @@ MAX_LENGTH_RATIO = 8.0
 MAX_SHARE_OF_LAST = 0.25
 """Most of the pairs that may speak of the last step of a session: else ending early is what is learned."""
 _ENDS = {"submit", "finish"}
+_REFUSED = {"denied", "interrupted"}
+PairRow = dict[str, Any]
+Rows = tuple[list[PairRow], Counter[str]]
+"""Rows that are kept, and how many were dropped by reason."""
+_task = attrgetter("state.task_id")
 HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
 """The places of rows that are of a held-out task or show its code."""
 
 
-def executed_pairs(
-    traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:
     """Pairs of the branches that the tests decided, better and worse."""
     for row in (row for row in verdicts if row["trace_id"] in traces):
-        trace = traces[row["trace_id"]]
-        for verdict in row["verdicts"]:
-            sides = (verdict["answer"], recorded_answer(trace, row["step"]))
-            if verdict["decision"] == "not decided":
-                continue
+        trace, idx = traces[row["trace_id"]], row["step"]
+        for verdict in (each for each in row["verdicts"] if each["decision"] != "not decided"):
+            sides = (verdict["answer"], recorded_answer(trace, idx))
             margin = abs(fmean(verdict["scores"]) - fmean(verdict["recorded_scores"]))
             evidence = {key: verdict[key] for key in ("scores", "recorded_scores", "interval", "source")}
             sides = sides if verdict["decision"] == "better" else sides[::-1]
-            yield _pair(trace, row["step"], sides, source="executed", margin=margin, branch=evidence)
+            yield _pair(trace, idx, sides, source="executed", margin=margin, branch=evidence)
 
 
-def sibling_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
+def sibling_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """Of two attempts at one task, one passing and one failing: the first answers in which they part."""
-    bound = [trace for trace in traces if trace.state.task_id and trace.passed is not None]
-    bound.sort(key=lambda trace: trace.state.task_id)
-    groups = (list(group) for _, group in itertools.groupby(bound, key=lambda trace: trace.state.task_id))
-    for passing, failing in itertools.chain.from_iterable(itertools.permutations(each, 2) for each in groups):
-        if passing.passed and not failing.passed and (idx := _parting(passing, failing)) is not None:
-            sides = (recorded_answer(passing, idx), recorded_answer(failing, idx))
-            yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=failing.trace_id)
+    for _, attempts in itertools.groupby(sorted(traces, key=_task), key=_task):
+        for passing, failing in itertools.permutations(attempts, 2):
+            is_bound = passing.passed and failing.passed is False and _task(passing)
+            if is_bound and (idx := _parting(passing, failing)) is not None:
+                sides = (recorded_answer(passing, idx), recorded_answer(failing, idx))
+                yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=failing.trace_id)
 
 
-def objection_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
+def objection_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """An action that the user refused or stopped, against the next one that was let through."""
-    refused = {"denied", "interrupted"}
     for trace in traces:
         calling = [(idx, step) for idx, step in trace.agent_steps() if step.calls]
-        good = [
-            n for n, s in calling if s.results and not s.num_errors and not s.flags & {*refused, *NOT_LEARNED}
-        ]
-        for idx in (idx for idx, step in calling if step.flags & refused):
-            accepted = next((n for n in good if n > idx), None)
-            if accepted is not None:
+        for idx in (idx for idx, step in calling if step.flags & _REFUSED):
+            later = (n for n, s in calling if n > idx and s.results and not s.num_errors)
+            good = (n for n in later if not trace.steps[n].flags & (_REFUSED | NOT_LEARNED))
+            if (accepted := next(good, None)) is not None:
                 sides = (recorded_answer(trace, accepted), recorded_answer(trace, idx))
                 yield _pair(trace, idx, sides, source="objection", margin=0.5, accepted_step=accepted)
 
 
-def balanced(
-    pairs: Iterable[dict[str, Any]], heldout: HeldoutRows
-) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """The pairs that are kept, and how many were dropped by reason."""
+def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:
+    """The pairs that are kept: no copy, none that teaches length or ending, none of a held-out task."""
     dropped: Counter[str] = Counter()
     seen: set[str] = set()
     whys = [(pair, _problem(pair, seen)) for pair in pairs]
@@ -92,24 +88,19 @@ def balanced(
     return kept, dropped
 
 
-def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Passing attempts as chats with tools, and how many were dropped by reason."""
-    rows: list[dict[str, Any]] = []
+def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> Rows:
+    """Passing attempts as chats with tools."""
+    rows: list[PairRow] = []
     dropped: Counter[str] = Counter()
     for trace in traces:
         last = max((idx for idx, _ in trace.agent_steps()), default=None)
         if trace.passed is not True or last is None:
             dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1
             continue
-        names = {"trace_id": trace.trace_id, "format": trace.format, "model": trace.model}
-        rows.append(
-            {
-                "messages": [*prompt_of(trace, last), recorded_answer(trace, last)],
-                "tools": json.dumps(tools_of(trace)),
-                "provenance": json.dumps({**names, "task_id": trace.state.task_id}),
-                "task_id": trace.state.task_id,
-            }
-        )
+        known = {key: getattr(trace, key) for key in ("trace_id", "format", "model")}
+        row: PairRow = {"messages": [*prompt_of(trace, last), recorded_answer(trace, last)]}
+        row |= {"tools": json.dumps(tools_of(trace)), "task_id": trace.state.task_id}
+        rows.append({**row, "provenance": json.dumps({**known, "task_id": trace.state.task_id})})
     return _without(rows, heldout, dropped), dropped
 
 
@@ -123,7 +114,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     if path.suffix != ".parquet":
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return
-    pa, pq = parquet_library(path)
+    with needs_extra("traces", f"Parquet for {path.name}"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     columns, features = {}, {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
@@ -143,8 +136,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _pair(
     trace: Trace, idx: int, sides: tuple[Message, Message], *, source: str, margin: float, **evidence: Any
-) -> dict[str, Any]:
+) -> PairRow:
     is_text = not any("tool_calls" in side for side in sides)
+    evidence |= {"margin": margin, "is_text_only": is_text, "prompt_origin": trace.prompt_origin}
     last = max(n for n, _ in trace.agent_steps())
     return {
         "prompt": prompt_of(trace, idx),
@@ -153,9 +147,7 @@ def _pair(
         "tools": json.dumps(tools_of(trace)),
         "weight": WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin),
         "source": source,
-        "evidence": json.dumps(
-            {**evidence, "margin": margin, "is_text_only": is_text, "prompt_origin": trace.prompt_origin}
-        ),
+        "evidence": json.dumps(evidence),
         "trace_id": trace.trace_id,
         "step": idx,
         "task_id": trace.state.task_id,
@@ -163,13 +155,14 @@ def _pair(
     }
 
 
-def _problem(pair: dict[str, Any], seen: set[str]) -> str:
+def _problem(pair: PairRow, seen: set[str]) -> str:
     chosen, rejected = (json.dumps(pair[side], sort_keys=True) for side in ("chosen", "rejected"))
     if chosen == rejected:
         return "both sides are the same"
     offered = {tool["function"]["name"] for tool in json.loads(pair["tools"])}
-    called = {call.name for message in (*pair["chosen"], *pair["rejected"]) for call in calls_of(message)}
-    if not called <= offered:
+    if not offered.issuperset(
+        call.name for side in ("chosen", "rejected") for call in calls_of(pair[side][0])
+    ):
         return "a call of a tool that is not offered"
     key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
     if key in seen:
@@ -180,7 +173,7 @@ def _problem(pair: dict[str, Any], seen: set[str]) -> str:
     return ""
 
 
-def _without(rows: list[dict[str, Any]], heldout: HeldoutRows, dropped: Counter[str]) -> list[dict[str, Any]]:
+def _without(rows: list[PairRow], heldout: HeldoutRows, dropped: Counter[str]) -> list[PairRow]:
     """The rows that neither are of a held-out task nor show its code."""
     found = heldout(rows)
     dropped["a held-out task, or its code in the text"] += len(found)
@@ -190,15 +183,13 @@ def _without(rows: list[dict[str, Any]], heldout: HeldoutRows, dropped: Counter[
 def _parting(first: Trace, second: Trace) -> int | None:
     """The first step at which two attempts part although everything before it was the same; None where there is none."""
     for idx, (a, b) in enumerate(zip(first.steps, second.steps, strict=False)):
-        are_answers = a.source == b.source == "agent"
-        if are_answers and action(recorded_answer(first, idx)) != action(recorded_answer(second, idx)):
+        if a.source != b.source:
+            return None
+        if a.source == "agent" and action(recorded_answer(first, idx)) != action(
+            recorded_answer(second, idx)
+        ):
             return idx
-        if _shown(a) != _shown(b):
+        shown = [[result.text for result in step.results] for step in (a, b)]
+        if shown[0] != shown[1] or (a.source != "agent" and a.text != b.text):
             return None
     return None
-
-
-def _shown(step: TraceStep) -> tuple[str, ...]:
-    """What a step shows to the model that comes after it, its own answers aside."""
-    text = "" if step.source == "agent" else step.text
-    return (step.source, text, *(result.text for result in step.results))

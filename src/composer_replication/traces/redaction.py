@@ -1,8 +1,7 @@
 """Keys, tokens, e-mail addresses and home folders leave a trace before it is written.
 
 A placeholder stands for one value throughout a trace, is a plain word (a shell and a path take it), and the map from placeholder
-to value is handed back for a file that stays on the machine. Signed and encrypted thoughts are not touched: a key's pattern
-meets base64 by chance.
+to value is handed back for a file that stays on the machine.
 """
 
 from __future__ import annotations
@@ -18,39 +17,47 @@ from typing import Any
 
 from pydantic_core import SchemaValidator, core_schema
 
-from composer_replication.traces.json_values import arguments_text, parsed
+from composer_replication.records import ToolCall
+from composer_replication.traces.json_values import json_text, parsed
 from composer_replication.traces.trace_records import Trace
 
 _LEFT = re.compile(
     r"REDACTED_\w+?_\d+|person-\d+@redacted\.invalid|user-\d+|git@git(?:hub|lab)\.com|noreply@anthropic\.com"
 )
 """Placeholders, and addresses that are nobody's."""
+_KEY = "REDACTED_key_{}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern that is tried where ``hint`` holds of a text, which takes a hundredth of the time.
+    """A pattern that is tried where ``is_hinted`` holds of a text, which takes a hundredth of the time.
 
     Group 1, where there is one, is what is taken out.
     """
 
     name: str
-    hint: Callable[[bytes], bool]
+    is_hinted: Callable[[str], bool]
     pattern: re.Pattern[str]
-    placeholder: str = "REDACTED_key_{}"
+    placeholder: str
 
 
-def _finder(*patterns: str) -> Callable[[bytes], bool]:
-    """Whether one of the patterns is found in UTF-8: pydantic's engine looks for all of them in one pass."""
-    schema = core_schema.str_schema(pattern="|".join(patterns), regex_engine="rust-regex")
+def _finder(*hints: str) -> Callable[[str], bool]:
+    """Whether one of the hints is found: pydantic's engine looks for all of them in one pass."""
+    schema = core_schema.str_schema(pattern="|".join(hints), regex_engine="rust-regex")
     return SchemaValidator(schema).isinstance_python
 
 
 _ROWS = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))["rule"]
-_ANY_HINT = _finder(*(row["hint"] for row in _ROWS))
 RULES = tuple(
-    Rule(**{**row, "hint": _finder(row["hint"]), "pattern": re.compile(row["pattern"])}) for row in _ROWS
+    Rule(row["name"], _finder(row["hint"]), re.compile(row["pattern"]), row.get("placeholder", _KEY))
+    for row in _ROWS
 )
+_NUM_KEYS = sum("placeholder" not in row for row in _ROWS)
+_GROUPS = [
+    (_finder(*(row["hint"] for row in _ROWS[part])), RULES[part])
+    for part in (slice(_NUM_KEYS), slice(_NUM_KEYS, None))
+]
+"""Hints of all keys, which are rare, and of all names, which stand in every second text."""
 
 
 class Redactor:
@@ -63,7 +70,7 @@ class Redactor:
         self._numbers: Counter[str] = Counter()
 
     def trace(self, trace: Trace) -> None:
-        """Redact a trace in its place; what is sealed stays."""
+        """Redact a trace in its place."""
         trace.trace_id = self.text(trace.trace_id)
         if trace.parent is not None:
             trace.parent = (self.text(trace.parent[0]), trace.parent[1])
@@ -72,24 +79,23 @@ class Redactor:
         trace.tools = self._value(trace.tools)
         for step in trace.steps:
             step.text, step.reasoning = self.text(step.text), self.text(step.reasoning)
-            step.calls = [replace(call, arguments=self._arguments(call.arguments)) for call in step.calls]
+            step.calls = [ToolCall(c.name, self._arguments(c.arguments), c.call_id) for c in step.calls]
             for result in step.results:
                 result.text = self.text(result.text)
 
     def text(self, text: str) -> str:
-        """The text without secrets and names."""
-        as_bytes = text.encode("utf-8", "replace")
-        if not _ANY_HINT(as_bytes):
-            return text
-        for rule in RULES:
-            if rule.hint(as_bytes):
-                text = rule.pattern.sub(partial(self._replaced, rule), text)
+        """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""
+        for is_any_hinted, rules in _GROUPS:
+            if is_any_hinted(text):
+                for rule in rules:
+                    if rule.is_hinted(text):
+                        text = rule.pattern.sub(partial(self._replaced, rule), text)
         return text
 
     def _arguments(self, text: str) -> str:
         """JSON's escapes hide where a word begins: arguments with some are looked through as they were meant."""
         value = parsed(text) if "\\" in text else text
-        return arguments_text(self._value(value)) if isinstance(value, dict) else self.text(text)
+        return json_text(self._value(value)) if isinstance(value, dict) else self.text(text)
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, dict):

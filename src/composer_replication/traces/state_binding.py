@@ -34,7 +34,7 @@ from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.git_source import fetch_commit, read_commit
 from composer_replication.tasks.test_run import VARIABLES
 from composer_replication.tasks.views import write_files
-from composer_replication.traces.json_values import at, parsed, string
+from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, our_calls
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import StepResult, Trace
@@ -77,12 +77,8 @@ def proven(
 ) -> dict[str, Any]:
     """Bind a session and make its calls again: a line of ``bindings.jsonl``, with ``problem`` where that was not possible.
 
-    Args:
-        trace: the session.
-        grader: of the store whose tasks have these ``names``, if there is one.
-        names: of ``task_names``.
-        backend: the sandbox of sessions on a commit.
-        given: folder and commit of the user; empty ones are taken from the session.
+    It is bound by a task of the ``grader``, whose ``names`` are those of ``task_names``, else by folder and commit of the user
+    (``given``), where empty ones are taken from the session.
     """
     row: dict[str, Any] = {"trace_id": trace.trace_id, "tree": "", "problem": ""}
     task, commit = names.get(trace.state.task_id, ""), commit_of(trace, *given)
@@ -121,23 +117,23 @@ def tools_at(commit: str, backend: str) -> Iterator[Call]:
             yield Toolbox(sandbox, VisibleTests(()), {**VARIABLES, "PATH": path}).call
 
 
-def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[tuple[int, Outcome]]:
-    """Make the calls of these steps again, those without a recorded result left out: the step of each and what came of it."""
+def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]:
+    """Make the calls of these steps again, those without a recorded result left out, and say what came of each."""
     for place in places:
         step = trace.steps[place]
         known = {result.call_id: result for result in step.results}
-        for recorded, ours in zip(step.calls, our_calls(trace, step), strict=True):
+        for recorded, ours in zip(step.calls, our_calls(trace, place), strict=True):
             says_nothing = ours.name in _TEXTS["no_state"] or _TEXTS["last_command"] in ours.arguments
             if ours.call_id not in known or says_nothing:
                 continue
             result = call(ours)
             if result.fault == "invalid" and ours is recorded:
-                yield place, "no tool of ours"
+                yield "no tool of ours"
             elif ours.name in _TEXTS["own_words"] and ours is not recorded:
-                yield place, "not compared"
+                yield "not compared"
             else:
                 is_same = _is_same(trace, ours, known[ours.call_id], result)
-                yield place, "the same" if is_same else "another result"
+                yield "the same" if is_same else "another result"
 
 
 def proof(trace: Trace, call: Call) -> dict[str, Any]:
@@ -147,19 +143,17 @@ def proof(trace: Trace, call: Call) -> dict[str, Any]:
         ``steps``: answers with calls whose results were recorded; ``reproduced_steps`` of them gave the same;
         ``executable``: the places of answers before which nothing came out otherwise; ``calls`` by what came of each.
     """
-    calls: Counter[str] = Counter()
-    reproduced, num_steps, broken = 0, 0, set[int]()
-    executable = []
+    broken, executable = set[int](), []
+    outcomes: dict[int, list[Outcome]] = {}
     for idx, _ in trace.agent_steps():
         if broken.isdisjoint(trace.path_to(idx)):
             executable.append(idx)
-        outcomes = [outcome for _, outcome in redone(trace, [idx], call)]
-        calls.update(outcomes)
-        if not set(outcomes) <= {"the same", "not compared"}:
+        outcomes[idx] = list(redone(trace, [idx], call))
+        if not set(outcomes[idx]) <= {"the same", "not compared"}:
             broken.add(idx)
-        num_steps += bool(outcomes)
-        reproduced += bool(outcomes) and idx not in broken
-    row = {"steps": num_steps, "reproduced_steps": reproduced, "executable": executable}
+    made = [idx for idx, each in outcomes.items() if each]
+    calls = Counter(outcome for each in outcomes.values() for outcome in each)
+    row = {"steps": len(made), "reproduced_steps": len(set(made) - broken), "executable": executable}
     return row | {"calls": dict(calls)}
 
 
@@ -173,7 +167,7 @@ def _is_same(trace: Trace, ours: ToolCall, recorded: StepResult, result: ToolRes
 
 def _plain(text: str, tool: str, folder: str) -> str:
     """What a result says, without what a program writes around it and what differs between two runs."""
-    text = (string(at(parsed(text), "output")) or text).replace("\r", "")
+    text = (text_at(parsed(text), "output") or text).replace("\r", "")
     for frame in _TEXTS["frames"]:
         found = re.fullmatch(frame, text, re.DOTALL)
         text = text if found is None else found[1]

@@ -15,17 +15,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import arguments_text, at, items
+from composer_replication.traces.json_values import at, json_text, typed
 from composer_replication.traces.prompts import Message, assistant_message
 from composer_replication.traces.readers.messages import parts_of
+from composer_replication.traces.trace_records import Dropped
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS messages (key TEXT PRIMARY KEY, answer TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS charges (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, dollars REAL NOT NULL, tokens INTEGER NOT NULL, state TEXT NOT NULL
 );
@@ -39,13 +40,16 @@ WHERE spent.dollars + :dollars <= :max_dollars AND spent.tokens + :tokens <= :ma
 """
 
 
-class AnswerStore:
-    """One file of answers and charges.
+class Answer(NamedTuple):
+    """What a teacher said; the message is None where it ran out of tokens, and would again."""
 
-    Args:
-        path: the database; made where there is none.
-        max_dollars, max_tokens: the budget over the whole life of the file.
-    """
+    message: Message | None
+    num_prompt: int | None = None
+    num_completion: int | None = None
+
+
+class AnswerStore:
+    """One file of answers and charges, made where there is none; the budget holds over its whole life."""
 
     def __init__(self, path: Path, *, max_dollars: float, max_tokens: int) -> None:
         self._limits = {"max_dollars": max_dollars, "max_tokens": max_tokens}
@@ -54,10 +58,10 @@ class AnswerStore:
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.executescript(_TABLES)
 
-    def answer(self, key: str) -> Any:
+    def answer(self, key: str) -> Answer | None:
         """The stored answer, None where there is none."""
-        row = self._database.execute("SELECT body FROM answers WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        row = self._database.execute("SELECT answer FROM messages WHERE key = ?", (key,)).fetchone()
+        return None if row is None else Answer(json.loads(row[0]))
 
     def spent(self) -> tuple[float, int]:
         """Dollars and tokens, what is set aside included."""
@@ -70,10 +74,10 @@ class AnswerStore:
         made = self._database.execute(_RESERVE, values)
         return made.lastrowid if made.rowcount else None
 
-    def settle(self, charge: int, key: str, body: Any, dollars: float, tokens: int) -> None:
+    def settle(self, charge: int, key: str, answer: Answer, dollars: float, tokens: int) -> None:
         """Keep an answer, and then what it did cost in the place of what was set aside."""
-        text = json.dumps(body, ensure_ascii=False)
-        self._database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, text))
+        text = json.dumps(answer.message, ensure_ascii=False)
+        self._database.execute("INSERT OR IGNORE INTO messages VALUES (?, ?)", (key, text))
         change = "UPDATE charges SET dollars = ?, tokens = ?, state = 'paid' WHERE id = ?"
         self._database.execute(change, (dollars, tokens, charge))
 
@@ -120,6 +124,14 @@ class Teacher:
         """What so many tokens of a prompt and of an answer cost."""
         return (num_in * self.dollars_in + num_out * self.dollars_out) / 1e6
 
+    @property
+    def num_answered(self) -> int:
+        """Whole answers, those that ran out of tokens among them."""
+        return sum(self.counts[what] for what in ("answered", "cached", _RAN_OUT))
+
+
+_RAN_OUT = "cut-off at --answer-tokens"
+
 
 def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[float, float]]) -> Teacher:
     """A teacher from ``NAME=URL#MODEL``; ``keys`` has the variable with its key, ``prices`` dollars a million tokens.
@@ -132,25 +144,16 @@ def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[
     try:
         endpoint = open_endpoint(url, model, keys.get(name, ""))
     except UsageError as error:
-        raise UsageError(
-            "CR0944",
-            f"a teacher cannot be asked: {error.message}",
-            where=f"--teacher {text}",
-            fix="--teacher NAME=http://HOST:PORT/v1#MODEL, and where it wants a key --key NAME=VARIABLE",
-        ) from None
+        problem = f"a teacher cannot be asked: {error.message}"
+        fix = "--teacher NAME=http://HOST:PORT/v1#MODEL, and where it wants a key --key NAME=VARIABLE"
+        raise UsageError("CR0944", problem, where=f"--teacher {text}", fix=fix) from None
     return Teacher(name, replace(endpoint, max_retries=0), *prices.get(name, (0.0, 0.0)))
 
 
 class Classroom:
-    """Asks teachers, each answer once.
+    """Asks teachers, each answer once: at most ``max_tokens`` long, ``max_concurrent`` at a time of each teacher.
 
-    Args:
-        teachers: by name.
-        store: of answers and charges.
-        max_tokens: of an answer.
-        max_concurrent: requests at a time, of each teacher.
-        answer_seconds: for one answer.
-        pause_seconds: before the second try; it doubles with each.
+    ``pause_seconds`` stand before the second try of a request; they double with each.
     """
 
     def __init__(
@@ -193,18 +196,14 @@ class Classroom:
         whole = json.dumps(named, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
         key = hashlib.sha256(whole).hexdigest()
         async with self._limits[name]:
-            if (known := self.store.answer(key)) is not None:
+            if (found := self.store.answer(key)) is not None:
                 teacher.counts["cached"] += 1
-                return read_answer(known)  # None: it was cut off, and would be again
-            found = None if teacher.left_out else await self._bought(teacher, key, request)
-        if found is None:
-            return None
-        answer = read_answer(found)
-        teacher.counts["answered" if answer else "cut-off at --answer-tokens"] += 1
-        return answer
+            elif not teacher.left_out and (found := await self._bought(teacher, key, request)) is not None:
+                teacher.counts["answered" if found.message else _RAN_OUT] += 1
+        return None if found is None else found.message
 
-    async def _bought(self, teacher: Teacher, key: str, request: Mapping[str, Any]) -> Any:
-        """The body of an answer, which is stored; None where there is none."""
+    async def _bought(self, teacher: Teacher, key: str, request: Mapping[str, Any]) -> Answer | None:
+        """An answer of the server, which is stored; None where there is none."""
         most = self.most(teacher, request)
         for number in range(MAX_TRIES):
             # what others of this process have reserved may become free again, and is waited for
@@ -213,18 +212,23 @@ class Classroom:
                     raise BudgetSpent
                 await asyncio.sleep(0.05)
             self._num_reserved += 1
-            body, reason, asked_seconds = await self._posted(teacher, key, request)
+            answer, reason, asked_seconds = await self._posted(teacher, key, request)
             self._num_reserved -= 1
-            if body is not None:
-                self.store.settle(charge, key, body, *_cost(teacher, body, most))
+            if answer is not None:
+                cost = most  # where the server does not count
+                if answer.num_prompt is not None and answer.num_completion is not None:
+                    num_tokens = (answer.num_prompt, answer.num_completion)
+                    cost = (teacher.dollars(*num_tokens), sum(num_tokens))
+                self.store.settle(charge, key, answer, *cost)
                 teacher.num_failures = 0
-                return body
+                return answer
             if reason not in _BILLED:
                 self.store.free(charge)
             teacher.counts[reason] += 1
+            if reason in _ONE_REQUEST:
+                return None
             if reason.startswith(("http-3", "http-4")) and reason not in _PASSING:
-                if reason not in _ONE_REQUEST:
-                    teacher.left_out = f"it refuses every request ({reason})"
+                teacher.left_out = f"it refuses every request ({reason})"
                 return None
             if number + 1 < MAX_TRIES:
                 pause = min(self._pause_seconds * 2**number, MAX_PAUSE_SECONDS)
@@ -234,8 +238,10 @@ class Classroom:
             teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
         return None
 
-    async def _posted(self, teacher: Teacher, key: str, request: Mapping[str, Any]) -> tuple[Any, str, float]:
-        """One try: the body of an answer, or None, the reason and the seconds that the server asks to wait."""
+    async def _posted(
+        self, teacher: Teacher, key: str, request: Mapping[str, Any]
+    ) -> tuple[Answer | None, str, float]:
+        """One try: an answer, or None, the reason and the seconds that the server asks to wait."""
         openai = openai_package()
         try:
             # The key is for the server that was named, and for no other one that it points to.
@@ -247,53 +253,39 @@ class Classroom:
                 answer = await client.chat.completions.with_raw_response.create(
                     model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
                 )
-                return _whole(answer.http_response.content), "not-an-answer", 0.0
+                return _read_answer(answer.http_response.content), "not-an-answer", 0.0
         except TimeoutError:
             return None, "timed-out", 0.0
         except openai.APIStatusError as error:
             asked = error.response.headers.get("retry-after", "")
             return None, failure_reason(error), float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
         except openai.OpenAIError as error:
-            has_begun = "Connect" not in type(error.__cause__).__name__
-            reason = failure_reason(error)
+            reason, has_begun = failure_reason(error), "Connect" not in type(error.__cause__).__name__
             return None, "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
 
 
-def read_answer(body: Any) -> Message | None:
-    """The message of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
-    choice = items(at(body, "choices"))[0]
-    if at(choice, "finish_reason") == "length":
-        return None
-    parts = list(parts_of({**choice["message"], "role": "assistant"}))
-    text = "\n".join(part for part in parts if isinstance(part, str))
-    calls = [replace(part, call_id="") for part in parts if isinstance(part, ToolCall)]
-    return assistant_message(text, calls)
-
-
-def _cost(teacher: Teacher, body: Any, most: tuple[float, int]) -> tuple[float, int]:
-    """By the server's own count; by what was reserved where it gives none."""
-    num_in, num_out = at(body, "usage", "prompt_tokens"), at(body, "usage", "completion_tokens")
-    if not all(type(count) is int and count >= 0 for count in (num_in, num_out)):
-        return most
-    return teacher.dollars(num_in, num_out), num_in + num_out
-
-
-def _whole(body: bytes) -> dict[str, Any] | None:
-    """The body of a whole answer: JSON with a message that says or calls something, or that ran out of tokens."""
+def _read_answer(body: bytes) -> Answer | None:
+    """Of a whole chat completion: one that says or calls something, or that ran out of tokens."""
     try:
         found = json.loads(body)
         choice = found["choices"][0]
-        has_content = bool(choice["message"].get("content") or choice["message"].get("tool_calls"))
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        parts = list(parts_of({**choice["message"], "role": "assistant"}))
+        has_ended = choice.get("finish_reason") != "length"
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, Dropped):
         return None
-    return found if has_content or choice.get("finish_reason") == "length" else None
+    text = "\n".join(part for part in parts if isinstance(part, str))
+    calls = [replace(part, call_id="") for part in parts if isinstance(part, ToolCall)]
+    if has_ended and not (text or calls):
+        return None
+    counts = (typed(int, at(found, "usage", key)) for key in ("prompt_tokens", "completion_tokens"))
+    message = assistant_message(text, calls) if has_ended else None
+    return Answer(message, *(None if count is None or count < 0 else count for count in counts))
 
 
 def _with_text(message: Message) -> Message:
     """The message with its calls' arguments as text, which servers want."""
-    if "tool_calls" not in message:
-        return message
-    calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
-    for call in calls:
-        call["function"]["arguments"] = arguments_text(call["function"]["arguments"])
-    return {**message, "tool_calls": calls}
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json_text(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from composer_replication.records import ToolCall
 
@@ -15,8 +15,6 @@ FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "i
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
 NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})
 """Answers that are no choice of this session's model at this place."""
-_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
-"""What a record raises that is not as its format says: foreign files hold anything anywhere."""
 
 
 @dataclass(slots=True)
@@ -33,12 +31,10 @@ class StepResult:
         return bool(self.is_error) or self.exit_code not in (None, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """Reasoning; ``sealed`` is its signed or encrypted form, byte for byte."""
+class Thought(NamedTuple):
+    """Reasoning, as far as it can be read; what is signed or encrypted is left behind."""
 
     text: str
-    sealed: str = ""
 
 
 Part = str | Thought | ToolCall | StepResult
@@ -59,21 +55,10 @@ class TraceStep:
     results: list[StepResult] = field(default_factory=list)
     model: str = ""
     flags: set[str] = field(default_factory=set)
-    sealed: list[str] = field(default_factory=list)
 
     @property
     def num_errors(self) -> int:
         return sum(result.failed for result in self.results)
-
-    def extend(self, part: str | Thought | ToolCall) -> None:
-        """Add a text, a thought or a call."""
-        if isinstance(part, str):
-            self.text = f"{self.text}\n{part}" if self.text and part else self.text or part
-        elif isinstance(part, ToolCall):
-            self.calls.append(part)
-        else:
-            self.reasoning = "\n".join(filter(None, (self.reasoning, part.text)))
-            self.sealed += [part.sealed] if part.sealed else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +104,10 @@ class Trace:
     @property
     def counts(self) -> tuple[int, int, int, int]:
         """Answers, calls, results, failed results."""
-        answers = [step for step in self.steps if step.source == "agent"]
-        calls, results = (sum(len(getattr(step, name)) for step in answers) for name in ("calls", "results"))
-        return len(answers), calls, results, sum(step.num_errors for step in answers)
+        answers = [step for _, step in self.agent_steps()]
+        rows = [(1, len(step.calls), len(step.results), step.num_errors) for step in answers]
+        num_answers, num_calls, num_results, num_failed = map(sum, zip((0, 0, 0, 0), *rows, strict=True))
+        return num_answers, num_calls, num_results, num_failed
 
 
 class Dropped(Exception):
@@ -138,17 +124,17 @@ class Ledger:
         self.num_records = 0
         self.counts: Counter[str] = Counter()
 
-    def put(self, take: Callable[[Any], Any], record: Any) -> None:
+    def put(self, take: Callable[[Any], str | None], record: Any) -> None:
         """Hand one record to ``take`` and count it: as what it returns where that is a text, as mapped otherwise."""
         try:
-            outcome = take(record)
+            outcome = take(record) or "mapped"
         except Dropped as reason:
             outcome = f"dropped: {reason}"
-        except _SHAPE:
-            outcome = "dropped: a record of another shape"
-        self.counts[outcome if isinstance(outcome, str) else "mapped"] += 1
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
+            outcome = "dropped: a record of another shape"  # foreign files hold anything anywhere
+        self.counts[outcome] += 1
 
-    def put_inner(self, take: Callable[[Any], Any], records: Iterable[Any]) -> None:
+    def put_inner(self, take: Callable[[Any], str | None], records: Iterable[Any]) -> None:
         """The records inside a document, which count one by one."""
         for record in records:
             self.num_records += 1
@@ -161,7 +147,7 @@ class Ledger:
 
     @property
     def is_balanced(self) -> bool:
-        return self.num_records == sum(self.counts.values())
+        return self.num_records == self.counts.total()
 
 
 class TraceBuilder:
@@ -177,6 +163,24 @@ class TraceBuilder:
         self.answers: dict[str | None, int] = {}
         self._step_of_call: dict[str, TraceStep] = {}
 
+    @property
+    def last(self) -> int:
+        return len(self.trace.steps) - 1
+
+    @property
+    def last_answer(self) -> TraceStep:
+        """The model's last answer; a step that stands nowhere where there is none."""
+        return next((s for s in reversed(self.trace.steps) if s.source == "agent"), TraceStep("agent"))
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last step is an answer of which a call has no result yet."""
+        return any(len(last.results) < len(last.calls) for last in self.trace.steps[-1:])
+
+    def close(self) -> None:
+        """What comes next is another answer."""
+        self.answers.pop("", None)
+
     def add(
         self,
         source: Source,
@@ -186,15 +190,10 @@ class TraceBuilder:
         parent: int | None = None,
         model: Any = "",
     ) -> int:
-        """Add a message, an answer or results; the place of its step.
+        """Add texts, thoughts, calls and results; the place of the step to which they went.
 
-        Args:
-            source: who wrote it; that of results does not matter.
-            parts: texts, thoughts, calls and results.
-            flags: of ``FLAGS``.
-            key: an answer with this id is continued; "": the one before it, unless something came between. None: a new one.
-            parent: place of the step before it; by default the last one.
-            model: as the record has it.
+        An answer with the id ``key`` is continued; with "" it is the one before, unless something came between; None is a new
+        one. ``parent`` is the place of the step before it, by default the last one.
 
         Raises:
             Dropped: nothing but results that answer no call, or a call that has a result.
@@ -202,20 +201,19 @@ class TraceBuilder:
         place, why, has_results = None, "", False
         for part in parts:
             if isinstance(part, StepResult):
-                has_results = True
-                why = self._answer(part) or why
+                has_results, why = True, self._answer(part) or why
                 continue
             place = self._place(source, key, parent) if place is None else place
             step = self.trace.steps[place]
-            step.extend(part)
             if isinstance(part, ToolCall):
-                if not part.call_id or part.call_id in self._step_of_call:
-                    own_id = f"{part.call_id or 'call'}-{len(self._step_of_call)}"
-                    step.calls[-1] = replace(part, call_id=own_id)
-                self._step_of_call[step.calls[-1].call_id] = step
+                self._call(step, part)
+            elif isinstance(part, Thought):
+                step.reasoning = "\n".join(filter(None, (step.reasoning, part.text)))
+            else:
+                step.text = f"{step.text}\n{part}" if step.text and part else step.text or part
+        if place is None and why:
+            raise Dropped(why)
         if place is None and has_results:
-            if why:
-                raise Dropped(why)
             return self.last if parent is None else parent
         place = self._place(source, key, parent) if place is None else place
         step = self.trace.steps[place]
@@ -226,24 +224,8 @@ class TraceBuilder:
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place
 
-    @property
-    def last(self) -> int:
-        return len(self.trace.steps) - 1
-
-    def last_answer(self) -> TraceStep:
-        """The model's last answer; a step that stands nowhere where there is none."""
-        steps = reversed(self.trace.steps)
-        return next((step for step in steps if step.source == "agent"), TraceStep("agent"))
-
-    def waits(self) -> bool:
-        """Whether the last step is an answer of which a call has no result yet."""
-        return any(len(last.results) < len(last.calls) for last in self.trace.steps[-1:])
-
-    def close(self) -> None:
-        """What comes next is another answer."""
-        self.answers.pop("", None)
-
     def _place(self, source: Source, key: str | None, parent: int | None) -> int:
+        """Of the answer that is continued, or of a new step."""
         if source == "agent" and key in self.answers:
             return self.answers[key]
         self.trace.steps.append(TraceStep(source, parent=self.last if parent is None else parent))
@@ -254,12 +236,19 @@ class TraceBuilder:
             self.answers[key] = self.last
         return self.last
 
+    def _call(self, step: TraceStep, call: ToolCall) -> None:
+        """A call without an id, or with one that another call has, gets one of its own."""
+        if not call.call_id or call.call_id in self._step_of_call:
+            call = replace(call, call_id=f"{call.call_id or 'call'}-{len(self._step_of_call)}")
+        step.calls.append(call)
+        self._step_of_call[call.call_id] = step
+
     def _answer(self, result: StepResult) -> str:
-        """Put a result to its call; without an id it answers the first call of the last step that has none."""
-        last = self.trace.steps[-1] if self.trace.steps else None
+        """Put a result to its call, and say what is wrong with it; without an id it answers the first call that waits."""
         step = self._step_of_call.get(result.call_id)
         self.close()
-        if not result.call_id and last is not None:
+        if not result.call_id and self.trace.steps:
+            last = self.trace.steps[-1]
             answered = {each.call_id for each in last.results}
             result.call_id = next((c.call_id for c in last.calls if c.call_id not in answered), "")
             step = last if result.call_id or (last.source == "agent" and not last.calls) else None

@@ -13,16 +13,7 @@ from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import (
-    arguments_text,
-    at,
-    flag,
-    integer,
-    items,
-    parsed,
-    string,
-    text_of,
-)
+from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
 from composer_replication.traces.readers.messages import function_tools
 from composer_replication.traces.trace_records import (
     FLAGS,
@@ -46,7 +37,7 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 def matches_atif(head: Sequence[Any]) -> str:
     """The version that the document names."""
-    version = string(at(head[0], "schema_version"))
+    version = text_at(head[0], "schema_version")
     return version.removeprefix("ATIF-v") if isinstance(at(head[0], "steps"), list) else ""
 
 
@@ -58,53 +49,43 @@ def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
 
 def trace_row(trace: Trace) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26."""
-    agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
     known = {"model_name": trace.model, "tool_definitions": trace.tools}
-    agent |= {key: value for key, value in known.items() if value}
-    ours = {
-        "format": trace.format,
-        "format_version": trace.version,
-        "prompt_origin": trace.prompt_origin,
-        "state": asdict(trace.state),
-        "parent": trace.parent,
-        "passed": trace.passed,
-    }
+    ours = {key: getattr(trace, key) for key in ("format", "prompt_origin", "parent", "passed")}
     return {
         "schema_version": "ATIF-v1.7",
         "session_id": trace.trace_id,
         "trajectory_id": trace.trace_id,
-        "agent": agent,
+        "agent": {"name": trace.agent or trace.format, "version": trace.version or "unknown"} | _given(known),
         "steps": [_step_row(step, idx) for idx, step in enumerate(trace.steps)],
-        "extra": {_TRACE: ours},
+        "extra": {_TRACE: {**ours, "format_version": trace.version, "state": asdict(trace.state)}},
     }
 
 
 def trace_of(row: dict[str, Any]) -> Trace:
     """The trace that a line of ours holds."""
-    return next(_traces(row, Ledger(), string(row.get("trajectory_id")), None))
+    return next(_traces(row, Ledger(), text_at(row, "trajectory_id"), None))
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without what says nothing: false and 0 say something."""
+    return {key: value for key, value in fields.items() if value or value == 0}
 
 
 def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
     row: dict[str, Any] = {"step_id": idx + 1, "source": step.source, "message": step.text}
-    extra: dict[str, Any] = {
-        "parent": step.parent + 1 if step.parent != idx - 1 else None,
-        "flags": sorted(step.flags),
-        "sealed": step.sealed,
-    }
     if step.source == "agent":
         results = [_result_row(result) for result in step.results]
-        fields: dict[str, Any] = {
-            "model_name": step.model,
-            "reasoning_content": step.reasoning,
-            "tool_calls": [_call_row(call) for call in step.calls],
-            "observation": {"results": results} if results else None,
-        }
-        row |= {key: value for key, value in fields.items() if value}
-    if extra := {key: value for key, value in extra.items() if value or value == 0}:
-        row["extra"] = extra
-    if "copied" in step.flags:
-        row["is_copied_context"] = True
-    return row
+        row |= _given(
+            {
+                "model_name": step.model,
+                "reasoning_content": step.reasoning,
+                "tool_calls": [_call_row(call) for call in step.calls],
+                "observation": {"results": results} if results else None,
+            }
+        )
+    parent = step.parent + 1 if step.parent != idx - 1 else None
+    row |= _given({"extra": _given({"parent": parent, "flags": sorted(step.flags)})})
+    return row | ({"is_copied_context": True} if "copied" in step.flags else {})
 
 
 def _call_row(call: ToolCall) -> dict[str, Any]:
@@ -116,36 +97,35 @@ def _call_row(call: ToolCall) -> dict[str, Any]:
 
 
 def _result_row(result: StepResult) -> dict[str, Any]:
-    row = {"content": result.text} | ({"source_call_id": result.call_id} if result.call_id else {})
-    both = {"is_error": result.is_error, "exit_code": result.exit_code}
-    extra = {key: value for key, value in both.items() if value is not None}
-    return row | ({"extra": extra} if extra else {})
+    extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
+    return {"content": result.text} | _given({"source_call_id": result.call_id, "extra": extra})
 
 
 def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | None) -> Iterator[Trace]:
     ledger.put(lambda _: "kept: the document", document)
     ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
-    trace_id = string(at(document, "trajectory_id") or at(document, "session_id")) or name
-    trace = Trace(trace_id, string(at(ours, "format")) or "atif", agent=string(at(document, "agent", "name")))
-    trace.version = string(at(ours, "format_version") if ours else at(document, "schema_version"))
+    trace_id = text_at(document, "trajectory_id") or text_at(document, "session_id") or name
+    trace = Trace(trace_id, text_at(ours, "format") or "atif", agent=text_at(document, "agent", "name"))
+    trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
     trace.tools = function_tools(at(document, "agent", "tool_definitions"))
-    trace.state = RepositoryState(*(string(at(ours, "state", key)) for key in RepositoryState.__slots__))
-    builder = TraceBuilder(trace)
-    ledger.put_inner(partial(_add_step, builder, has_raw_calls=bool(episode)), items(at(document, "steps")))
-    trace.model = string(at(document, "agent", "model_name")) or trace.model
+    trace.state = RepositoryState(*(text_at(ours, "state", key) for key in RepositoryState.__slots__))
+    take = partial(_add_step, TraceBuilder(trace), has_raw_calls=bool(episode))
+    ledger.put_inner(take, items_at(document, "steps"))
+    trace.model = text_at(document, "agent", "model_name") or trace.model
     has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
     is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
     trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
-    own_parent = items(at(ours, "parent"))
-    trace.parent = (string(own_parent[0]), string(own_parent[1])) if len(own_parent) == 2 else parent
-    trace.passed = flag(at(ours, "passed"))
+    trace.parent, trace.passed = parent, typed(bool, at(ours, "passed"))
+    match at(ours, "parent"):
+        case [str(session), str(call_id)]:
+            trace.parent = (session, call_id)
     if episode:
-        trace.state = RepositoryState(string(at(episode, "task_id")))
+        trace.state = RepositoryState(text_at(episode, "task_id"))
         outcomes = at(episode, "score", "outcomes")
         if isinstance(outcomes, dict) and outcomes:
             trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
     yield trace
-    for number, inner in enumerate(items(at(document, "subagent_trajectories"))):
+    for number, inner in enumerate(items_at(document, "subagent_trajectories")):
         ledger.num_records += 1
         yield from _traces(inner, ledger, f"{name}/{number}", (trace_id, ""))
 
@@ -154,13 +134,13 @@ def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool
     source, extra = row.get("source"), row.get("extra") or {}
     if source not in ("system", "user", "agent"):
         raise Dropped("a step without a source")
-    text, parts = text_of(row.get("message")), list(_answer_parts(row, extra)) if source == "agent" else []
+    text, parts = text_of(row.get("message")), list(_answer_parts(row)) if source == "agent" else []
     if has_raw_calls:
         is_call = any(isinstance(part, ToolCall) for part in parts)
         text = _END_TOKENS.sub("", _RAW_CALL.split(text)[0].rstrip() if is_call else text)
-    flags = [each for each in items(extra.get("flags")) if each in FLAGS]
+    flags = [each for each in items_at(extra, "flags") if each in FLAGS]
     flags += ["copied"] if row.get("is_copied_context") is True else []
-    parent = integer(extra.get("parent"))
+    parent = typed(int, at(extra, "parent"))
     builder.add(
         source,
         filter(None, [text, *parts]),
@@ -170,19 +150,14 @@ def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool
     )
 
 
-def _answer_parts(row: dict[str, Any], extra: dict[str, Any]) -> Iterator[Part]:
-    if thought := string(row.get("reasoning_content")):
+def _answer_parts(row: dict[str, Any]) -> Iterator[Part]:
+    if thought := text_at(row, "reasoning_content"):
         yield Thought(thought)
-    yield from (Thought("", string(each)) for each in items(extra.get("sealed")))
-    for call in items(row.get("tool_calls")):
-        name, call_id = string(at(call, "function_name")), string(at(call, "tool_call_id"))
+    for call in items_at(row, "tool_calls"):
         written = at(call, "extra", "arguments_text")
-        yield ToolCall(name, arguments_text(at(call, "arguments") if written is None else written), call_id)
-    for result in items(at(row, "observation", "results")):
-        known = at(result, "extra")
-        yield StepResult(
-            string(at(result, "source_call_id")),
-            text_of(at(result, "content")),
-            flag(at(known, "is_error")),
-            integer(at(known, "exit_code")),
-        )
+        arguments = json_text(at(call, "arguments") if written is None else written)
+        yield ToolCall(text_at(call, "function_name"), arguments, text_at(call, "tool_call_id"))
+    for result in items_at(row, "observation", "results"):
+        is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
+        call_id, text = text_at(result, "source_call_id"), text_of(at(result, "content"))
+        yield StepResult(call_id, text, typed(bool, is_error), typed(int, code))

@@ -1,7 +1,7 @@
 """Keys, tokens, e-mail addresses and home folders leave a trace before it is written.
 
 A placeholder stands for one value throughout a trace, is a plain word (a shell and a path take it), and the map from placeholder
-to value is handed back for a file that stays on the machine.
+to value is handed back for a file that stays on the machine. Signed and encrypted thoughts are not touched.
 """
 
 from __future__ import annotations

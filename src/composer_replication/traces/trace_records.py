@@ -32,9 +32,10 @@ class StepResult:
 
 
 class Thought(NamedTuple):
-    """Reasoning, as far as it can be read; what is signed or encrypted is left behind."""
+    """Reasoning; ``sealed`` is its signed or encrypted form, byte for byte."""
 
     text: str
+    sealed: str = ""
 
 
 Part = str | Thought | ToolCall | StepResult
@@ -55,6 +56,7 @@ class TraceStep:
     results: list[StepResult] = field(default_factory=list)
     model: str = ""
     flags: set[str] = field(default_factory=set)
+    sealed: list[str] = field(default_factory=list)
 
     @property
     def num_errors(self) -> int:
@@ -209,6 +211,7 @@ class TraceBuilder:
                 self._call(step, part)
             elif isinstance(part, Thought):
                 step.reasoning = "\n".join(filter(None, (step.reasoning, part.text)))
+                step.sealed += filter(None, [part.sealed])
             else:
                 step.text = f"{step.text}\n{part}" if step.text and part else step.text or part
         if place is None and why:

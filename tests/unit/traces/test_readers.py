@@ -191,12 +191,13 @@ def test_a_sub_agent_knows_who_called_it() -> None:
     assert agent.parent[1] in {call.call_id for _, step in session.agent_steps() for call in step.calls}
 
 
-def test_codex_knows_its_commit_and_leaves_encrypted_thoughts_behind() -> None:
+def test_codex_knows_its_commit_and_keeps_encrypted_thoughts_apart() -> None:
     (trace,) = traces_of(DATA / "codex" / "rollout-0.169.0.jsonl")[0]
     assert trace.state.commit == "78e8f408d4a5521996c75a882eb6029dcda8929a"
     assert trace.prompt_origin == "rebuilt"
     first = next(step for _, step in trace.agent_steps())
-    assert b"gAAAAABmockmockmock" not in json_bytes(trace_row(trace))
+    assert first.sealed == ["gAAAAABmockmockmock"]
+    assert b'"sealed":["gAAAAABmockmockmock"]' in json_bytes(trace_row(trace))
     assert first.reasoning == "**Looking at the failing test**"
     assert [call.name for call in first.calls] == ["exec_command", "exec_command"]
 

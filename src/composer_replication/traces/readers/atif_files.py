@@ -84,7 +84,7 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
             }
         )
     parent = step.parent + 1 if step.parent != idx - 1 else None
-    row |= _given({"extra": _given({"parent": parent, "flags": sorted(step.flags)})})
+    row |= _given({"extra": _given({"parent": parent, "flags": sorted(step.flags), "sealed": step.sealed})})
     return row | ({"is_copied_context": True} if "copied" in step.flags else {})
 
 
@@ -153,6 +153,7 @@ def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool
 def _answer_parts(row: dict[str, Any]) -> Iterator[Part]:
     if thought := text_at(row, "reasoning_content"):
         yield Thought(thought)
+    yield from (Thought("", typed(str, each) or "") for each in items_at(row, "extra", "sealed"))
     for call in items_at(row, "tool_calls"):
         written = at(call, "extra", "arguments_text")
         arguments = json_text(at(call, "arguments") if written is None else written)

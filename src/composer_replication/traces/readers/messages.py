@@ -89,6 +89,7 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
         return
     if thought := text_of(message.get("reasoning_content") or message.get("reasoning")):
         yield Thought(thought)
+    yield from (Thought("", text_at(each, "signature")) for each in items_at(message, "thinking_blocks"))
     yield from content_parts(content)
     calls = [part for call in items_at(message, "tool_calls") for part in _call(call, "") if call]
     yield from calls
@@ -127,7 +128,9 @@ def exit_code_in(text: str) -> int | None:
 def _block(block: dict[str, Any]) -> Iterator[Part]:
     kind = block.get("type")
     if kind in _THOUGHTS:
-        yield Thought(text_of(block.get("summary") or block.get("thinking") or block.get("content")))
+        text = text_of(block.get("summary") or block.get("thinking") or block.get("content"))
+        sealed = (text_at(block, key) for key in ("signature", "encrypted_content", "data"))
+        yield Thought(text, next(filter(None, sealed), ""))
     elif kind in _CALLS:
         yield from _call(block, str(kind))
     elif kind in _RESULTS:

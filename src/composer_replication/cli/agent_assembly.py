@@ -42,13 +42,7 @@ MANY_GRADINGS = 64
 
 
 def check_agent(config: RunConfig) -> None:
-    """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it.
-
-    Raises:
-        UsageError: no such dialect of calls (CR0818), weights that are spread over processes without vLLM to sample
-            (CR0757), a key of ``[trl]`` that the loop cannot follow (CR0211), or as ``find_server``.
-        MissingError: vLLM is not installed beside the trainer (CR0101), or as ``find_server``.
-    """
+    """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it."""
     if config.agent is None:
         return
     if config.agent.dialect:
@@ -82,11 +76,7 @@ def check_agent(config: RunConfig) -> None:
 
 
 def find_trl_server(config: RunConfig) -> ServedModel:
-    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set.
-
-    Raises:
-        ComposerError: as ``find_server``.
-    """
+    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
     of = config.trl
     url = of.get("vllm_server_base_url")
     url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
@@ -179,11 +169,7 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
 
 
 def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
-    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights.
-
-    Raises:
-        ComposerError: as ``require_fit``.
-    """
+    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights."""
     section = config.agent or AgentSection()
     described = model.config.get_text_config().to_dict()
     require_fit(
@@ -208,10 +194,6 @@ def open_episode_sampler(
     """Who attempts ``tasks`` by episodes of a model that nobody trains now; tools, limits and sampling are the recipe's.
 
     With ``served`` that server samples, and ``model`` needs no weights.
-
-    Raises:
-        UsageError: the method contradicts itself (CR0760).
-        InputError: as ``refuse_long_conversations``.
     """
     from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
 
@@ -247,12 +229,7 @@ def checks_of(config: RunConfig) -> Any:
 def refuse_long_conversations(
     config: RunConfig, player: EpisodePlayer, tasks: Sequence[Task], model: Any
 ) -> None:
-    """Stop before the first step when a first message leaves no room for an answer.
-
-    Raises:
-        InputError: the model has fewer positions than ``agent.max_context_tokens``, or a task's first prompt is too long
-            for it (CR0705); the chat template cannot be used (CR0810, CR0818).
-    """
+    """Stop before the first step when a first message leaves no room for an answer."""
     section, options = config.agent or AgentSection(), player.options
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and positions < options.max_context_tokens:
@@ -297,11 +274,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
 
 @contextmanager
 def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster | None]:
-    """The actors that ``[ray]`` asks for, gone after the block; None without the table.
-
-    Raises:
-        ComposerError: as ``open_cluster``.
-    """
+    """The actors that ``[ray]`` asks for, gone after the block; None without the table."""
     if config.ray is None:
         yield None
         return

@@ -75,18 +75,7 @@ if TYPE_CHECKING:
 def check_recipe(
     config: RunConfig, recipe_folder: Path
 ) -> tuple[HeldOutGuard | CombinedGuard | None, Mapping[str, PairRow]]:
-    """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own.
-
-    Raises:
-        UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
-            loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write
-            (CR0221), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
-            acceptance of no guard (CR0340), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
-            sampling server that does not fit (CR0826),
-            hints of other tasks or spread weights with ``[agent]`` (CR0760, CR0757).
-        InputError: a file of preference pairs (CR0881) or of a split (CR0504) that cannot be used.
-        MissingError: no sandbox works here (CR0301), no sampling server answers (CR0824); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
-    """
+    """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own."""
     checked = make_guard(config), pair_rows(config, recipe_folder)
     _refuse_empty_channels(config)
     check_agent(config)
@@ -128,13 +117,7 @@ def _refuse_empty_channels(config: RunConfig) -> None:
 
 
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
-    """What the training packages say: TRL's arguments and the method of the recipe.
-
-    Raises:
-        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself or that
-            ``check_arguments`` refuses (CR0760).
-        MissingError: a package is missing (CR0101).
-    """
+    """What the training packages say: TRL's arguments and the method of the recipe."""
     with needs_extra("train", "training"):
         import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
         from composer_replication.trainer.preset_settings import check_arguments, resolve_method
@@ -150,9 +133,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
     """The store that the recipe names, or one built from its sources in the cache.
 
     ``report`` is told of the progress of the build.
-
-    Raises:
-        InputError: no such store or source, or no valid task in it.
     """
     accept_recipe(config)
     section = config.tasks
@@ -182,11 +162,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test.
-
-    Raises:
-        InputError: an instruction or a prompt would show the deleted code (CR0429).
-    """
+    """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
     if config.agent is not None:  # the conversation itself begins in the environment
         return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
@@ -201,11 +177,7 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
 
 
 def accept_recipe(config: RunConfig) -> None:
-    """From now on do without the guards that the recipe does without.
-
-    Raises:
-        UsageError: there is no guard of that name (CR0340).
-    """
+    """From now on do without the guards that the recipe does without."""
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
 
 
@@ -260,10 +232,6 @@ def open_evaluator(
     """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told.
 
     Both are None where the recipe holds nothing out.
-
-    Raises:
-        UsageError: the pool is smaller than the sample, or gives no canary (CR0452).
-        InputError: the journal belongs to another run or is damaged (CR0602).
     """
     section = config.heldout
     if section is None or tasks.split is None:
@@ -300,11 +268,7 @@ def open_evaluator(
 
 
 def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
-    """The guard of ``[guard]``, with that of ``[evidence]`` where there is one.
-
-    Raises:
-        UsageError: a value out of range (CR0204).
-    """
+    """The guard of ``[guard]``, with that of ``[evidence]`` where there is one."""
     if config.guard is None:
         return None
     try:
@@ -319,11 +283,7 @@ def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
 
 
 def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, grader: Grader) -> None:
-    """Versions, seeds, git revision and fingerprints, never an environment variable; and which jails are used, without which guards.
-
-    Raises:
-        SandboxFailure: the jail of attempts does not hold (CR0306).
-    """
+    """Versions, seeds, git revision and fingerprints, never an environment variable; and which jails are used, without which guards."""
     packages = ("composer-replication", "torch", "transformers", "trl", "accelerate", "peft")
     jails = {"backend": grader.backend_name}
     if config.agent is not None and config.ray is None:  # nodes choose for themselves
@@ -415,12 +375,7 @@ def open_attempts(
     curriculum: Curriculum | None,
     cluster: RolloutCluster | None,
 ) -> Attempts:
-    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome.
-
-    Raises:
-        UsageError: the reward's function (CR0210) or a layer of hints (CR0221) cannot be used.
-        ComposerError: as ``require_server`` and ``refuse_long_conversations``.
-    """
+    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome."""
     on_outcomes = None if curriculum is None else curriculum.note
     if config.agent is not None:
         from composer_replication.trainer.episode_rollouts import (
@@ -480,11 +435,7 @@ def _hinted_turns(config: RunConfig, tokenizer: Tokenizer, observe: Any) -> Hint
 
 
 def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
-    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off.
-
-    Raises:
-        InputError: the file cannot be used (CR0881).
-    """
+    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off."""
     replay = config.replay
     if config.trainer.beta_replay == 0.0 or replay is None or not replay.pairs:
         return {}
@@ -494,12 +445,7 @@ def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
 def open_pairs(
     rows: Mapping[str, PairRow], tokenizer: Tokenizer, model: Any
 ) -> tuple[PreferencePair, ...] | None:
-    """The same as token ids, None without any; each fits the model that is trained.
-
-    Raises:
-        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0810), a pair has
-            ids that the model does not know (CR0751) or more than its context (CR0705).
-    """
+    """The same as token ids, None without any; each fits the model that is trained."""
     if not rows:
         return None
     from composer_replication.trainer.prompt_fit import refuse_unfit_pairs
@@ -515,9 +461,6 @@ def open_curriculum(
     """Who chooses the tasks of each generation; None without a ``[curriculum]`` table.
 
     ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
-
-    Raises:
-        InputError: recorded pass rates cannot be read (CR0411).
     """
     options = config.curriculum
     if options is None:

@@ -18,7 +18,6 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "cache", help="empty the cache", description=__doc__.partition(":")[2].strip()
     )
@@ -44,11 +43,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Empty the cache.
-
-    Raises:
-        UsageError: the cache folder cannot be made (CR0209).
-    """
+    """Empty the cache."""
     from composer_replication.tasks.intake.cache_prune import prune
 
     folder = _cache()

@@ -45,12 +45,7 @@ def shards_by_fsdp2(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_cluster(address: str, purpose: str) -> None:
-    """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package.
-
-    Raises:
-        MissingError: ray is not installed (CR0101), or nothing answers at the address (CR0490).
-        UsageError: that is no address (CR0490).
-    """
+    """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package."""
     from composer_replication.errors import needs_extra
     from composer_replication.tasks.workers.workers import load_ray
 

@@ -48,7 +48,6 @@ class Finding:
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "doctor",
         parents=[common],
@@ -64,11 +63,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error.
-
-    Raises:
-        UsageError: a key for no server (CR0206).
-    """
+    """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
     if args.endpoint_key_env and not args.endpoint:
         raise UsageError(
             "CR0206", "a key without a server.", where="--endpoint-key-env", fix="give --endpoint URL, too."

@@ -67,18 +67,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Evaluate.
-
-    Raises:
-        UsageError: a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
-            or as ``check_agent``; a server that does not fit (CR0826);
-            ``--update-difficulty`` for a store that cannot be written to (CR0209).
-        NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
-            function (CR0604).
-        MissingError: torch and its like are not installed (CR0101), the server does not answer (CR0824), or as ``check_cluster`` and ``open_cluster``.
-        InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
-            evaluation measured cannot be read (CR0411); a first prompt leaves no room for an answer (CR0705).
-    """
+    """Evaluate."""
     from composer_replication.cli import assembly
     from composer_replication.cli.agent_assembly import check_agent, open_actors, open_episode_sampler
     from composer_replication.cli.task_division import one_hole_tasks, stored_tasks

@@ -11,7 +11,6 @@ from composer_replication.errors import UsageError
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "explain",
         parents=[common],
@@ -23,11 +22,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def load_explanations() -> dict[str, dict[str, Any]]:
-    """Every entry of ``explanations/*.toml`` by code, in order.
-
-    Raises:
-        ValueError: two files explain one code (a bug of ours).
-    """
+    """Every entry of ``explanations/*.toml`` by code, in order."""
     import tomllib
     from importlib.resources import files
 
@@ -44,11 +39,7 @@ def load_explanations() -> dict[str, dict[str, Any]]:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Look the code up; upper or lower case.
-
-    Raises:
-        UsageError: no such code (CR0206); names the nearest one.
-    """
+    """Look the code up; upper or lower case."""
     entries = load_explanations()
     code = args.code.strip().upper()
     if code not in entries:

@@ -57,11 +57,7 @@ def add_set_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Refuse a folder that cannot be written before any work is done for it; what is made there to try is gone at once.
-
-    Raises:
-        UsageError: a file stands in the way, or it may not be written (CR0209).
-    """
+    """Refuse a folder that cannot be written before any work is done for it; what is made there to try is gone at once."""
     nearest = path.absolute()
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -108,12 +104,7 @@ def add_acceptance_flag(parser: argparse.ArgumentParser, help_text: str) -> None
 
 
 def chosen_backend(args: argparse.Namespace) -> str:
-    """The name of the backend that is used, known before anything is fetched, read or written.
-
-    Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0340).
-        MissingError: no sandbox works here (CR0301).
-    """
+    """The name of the backend that is used, known before anything is fetched, read or written."""
     from composer_replication.sandbox import accept, choose_backend
 
     accept(args.accepted)
@@ -121,11 +112,7 @@ def chosen_backend(args: argparse.Namespace) -> str:
 
 
 def refuse_without_jail(backend: str, why: str) -> None:
-    """Refuse the backend that is no jail where even an acceptance is not enough.
-
-    Raises:
-        UsageError: it is ``none`` (CR0340).
-    """
+    """Refuse the backend that is no jail where even an acceptance is not enough."""
     from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
 
     if backend == WITHOUT_ISOLATION:

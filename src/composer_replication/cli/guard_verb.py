@@ -29,7 +29,6 @@ Result = dict[str, Any]
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "guard", help="ask the guard about a log of any trainer, or measure the guard", description=__doc__
     )
@@ -79,11 +78,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     Returns:
         The result and the exit code: 0 nothing fired, 5 the guard fired, 6 fewer updates than
         ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
-
-    Raises:
-        UsageError: a wrong column, setting or recipe (CR0633, CR0204, CR0201).
-        InputError: the log cannot be used (CR0630, CR0633, CR0637).
-        MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
     from composer_replication.report.guard_scan import choose_columns, readings_of, replay
     from composer_replication.report.run_logs import read_log
@@ -214,12 +208,7 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
-    """Simulate and measure.
-
-    Raises:
-        UsageError: no such family (CR0206).
-        MissingError: numpy is not installed (CR0101).
-    """
+    """Simulate and measure."""
     with needs_extra("bench", "the guard's benchmark"):
         from composer_replication.report.bench_families import FAMILIES
         from composer_replication.report.guard_bench import SEED, run_guard_bench

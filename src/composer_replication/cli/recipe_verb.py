@@ -40,7 +40,6 @@ _COMMENTS = {
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verb; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser("recipe", help="write a run.toml for your own tasks and model")
     verbs = parser.add_subparsers(dest="recipe_verb", metavar="VERB", required=True, title="verbs")
     new = verbs.add_parser(
@@ -77,14 +76,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     with R completions a step, g the measured seconds of one test run, j test runs at a time; held-out evaluations
     come on top. Every completion is taken for as long as allowed and for different from all others.
-
-    Raises:
-        UsageError: the file exists (CR0231) or cannot be written (CR0209); as ``train`` for the
-            recipe that would be written.
-        MissingError: torch and its like are not installed (CR0101), no sandbox works (CR0301), or
-            the graphics memory does not hold the model (CR0232).
-        InputError: the store or the model is not usable, as ``train`` says.
-        NothingToDoError: no task to train on or to hold out (CR0604).
     """
     from composer_replication.cli.assembly import check_recipe
     from composer_replication.cli.task_division import divide_tasks
@@ -168,11 +159,7 @@ def _first_table(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def _try_model(
     config: RunConfig, first: dict[str, Any], store: TaskStore, tasks: RunTasks
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The whole table, and what a step of it costs: load, sample one group and train on it.
-
-    Raises:
-        InputError: a prompt leaves no room for an answer, as ``train`` says (CR0705).
-    """
+    """The whole table, and what a step of it costs: load, sample one group and train on it."""
     from composer_replication.cli.assembly import training_rows
     from composer_replication.cli.doctor_verb import available_memory_bytes
     from composer_replication.trainer.model_trial import (

@@ -254,11 +254,7 @@ class Replica:
     rounds: Rounds
 
     def share_of(self, tasks: RunTasks, seed: int) -> RunTasks:
-        """Its part of the tasks to train on: all of them shuffled by the run's seed and dealt out.
-
-        Raises:
-            NothingToDoError: there are fewer tasks than replicas (CR0604).
-        """
+        """Its part of the tasks to train on: all of them shuffled by the run's seed and dealt out."""
         dealt = list(tasks.train)
         random.Random(seed).shuffle(dealt)  # noqa: S311 - a division that all replicas share
         own = tuple(dealt[self.number :: self.options.num_replicas])
@@ -272,12 +268,7 @@ class Replica:
         return replace(tasks, train=own)
 
     def attach(self, trainer: Any, folder: RunFolder, identity: dict[str, str]) -> None:
-        """Compare with the others' run, and tie the trainer to it.
-
-        Raises:
-            UsageError: the run at this address is another one (CR1103).
-            MissingError: it cannot be reached (CR1101).
-        """
+        """Compare with the others' run, and tie the trainer to it."""
         from composer_replication.replicas.outer_step import OuterState
         from composer_replication.replicas.replica_loop import ReplicaLoop
         from composer_replication.run_folder import append_jsonl
@@ -317,13 +308,7 @@ def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> d
 
 @contextmanager
 def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | None]:
-    """This replica with an open way to the others; None where a run has one only, of which nothing is built.
-
-    Raises:
-        UsageError: ``[replicas]`` without ``--replica`` or the other way round, or a number out of range (CR0206); a store
-            without conditional writes (CR1102).
-        MissingError: a package is missing (CR0101); store or lighthouse cannot be used (CR1101).
-    """
+    """This replica with an open way to the others; None where a run has one only, of which nothing is built."""
     options = config.replicas
     _check_number(options, number)
     if options is None or options.num_replicas == 1 or number is None:
@@ -378,11 +363,7 @@ def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
 
 
 def replica_token() -> str:
-    """What replicas on one network show each other.
-
-    Raises:
-        MissingError: it is not in the environment (CR1101).
-    """
+    """What replicas on one network show each other."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise MissingError(

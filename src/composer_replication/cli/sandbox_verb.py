@@ -32,7 +32,6 @@ _ACCEPT_HELP = (
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "sandbox", help="test the jail, run a command in it, or test a backend", description=__doc__
     )
@@ -90,14 +89,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``, ``out_of_memory``, ``truncated``; of ``conformance``: ``backend``, ``ok``,
         ``unheld_guards`` (names), ``passed`` (a number), ``failed``, ``known_failures`` and ``not_run`` (tests with their reasons). Where guards were given up, both name
         them in ``accepted_no_isolation``; ``ok`` is about the others.
-
-    Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0340),
-            a part of the contract without a test (CR0206).
-        InputError: the tree cannot be copied (CR0304), or holds a device or a socket (CR0304).
-        MissingError: no sandbox here (CR0301), no pytest (CR0101).
-        SandboxFailure: the jail itself failed (CR0302), or the machine's disk has no room for it (CR0104).
-        CommandError: the command is empty (CR0886).
     """
     from composer_replication.sandbox.acceptance import accept
 

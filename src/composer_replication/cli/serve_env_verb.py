@@ -15,7 +15,6 @@ _INTERRUPTED = 130
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "serve-env",
         parents=[common],
@@ -70,13 +69,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     Returns:
         ``url``, ``signal``, ``tasks``, ``attempts``, ``infrastructure_failures``, ``flagged``, ``masked``; exit code 0
         after SIGTERM, else 130.
-
-    Raises:
-        UsageError: an address that cannot be taken (CR0850), an unknown backend.
-        InputError: no store (CR0410), or a damaged one.
-        NothingToDoError: the store holds no tasks (CR0604).
-        MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).
-        SandboxFailure: the sandbox does not hold (CR0304).
     """
     from composer_replication.rollouts.environment.openenv_address import listen, url_of
     from composer_replication.rollouts.grading import Grader

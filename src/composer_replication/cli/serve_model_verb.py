@@ -10,7 +10,6 @@ from composer_replication.errors import UsageError, needs_extra
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "serve-model",
         parents=[common],
@@ -34,13 +33,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Serve until a signal.
-
-    Raises:
-        UsageError: an address that cannot be taken (CR0850), a type of weights that is none (CR0204).
-        MissingError: torch and its like are not installed (CR0101).
-        InputError: the model cannot be loaded, as ``load_model``.
-    """
+    """Serve until a signal."""
     from composer_replication.config import parse_config
 
     with needs_extra("train", "serving a model"):

@@ -50,11 +50,6 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
     With ``--golden`` the one task has its ``golden_patch``: the unified diff that turns the broken sources into
     the original ones, as the gates had git apply it. Tests are no part of it.
-
-    Raises:
-        UsageError: ``--golden`` without an ID (CR0206).
-        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
-            instruction would show the solution (CR0429); measured pass rates cannot be read (CR0411).
     """
     from composer_replication.tasks.store import TaskStore
     from composer_replication.tasks.subject import golden_patch
@@ -233,9 +228,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
     each repository comes, ``spdx`` null where that is unknown; ``unused_tests`` what became of the tests of each
     repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
-
-    Raises:
-        InputError: not a store, or damaged (CR0410, CR0411).
     """
     from composer_replication.tasks.repository import slug_of
     from composer_replication.tasks.store import TaskStore
@@ -297,11 +289,7 @@ def _flaky_lines(flaky: Mapping[str, Sequence[str] | None]) -> list[str]:
 
 
 def unfinished(folder: Path) -> str:
-    """One sentence with the command that finishes a build which was cut off; empty where it came to its end, or nobody noted it.
-
-    Raises:
-        InputError: the manifest is damaged (CR0411).
-    """
+    """One sentence with the command that finishes a build which was cut off; empty where it came to its end, or nobody noted it."""
     from composer_replication.tasks.store_manifest import NAME, read_manifest
 
     mark = read_manifest(folder).build if (folder / NAME).is_file() else None
@@ -324,12 +312,7 @@ def warn_unfinished(folder: Path, *, quiet: bool) -> None:
 def finish_build(
     summary: BuildSummary, more: Mapping[str, object] | None = None, *, quiet: bool
 ) -> tuple[Result, int]:
-    """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed.
-
-    Raises:
-        InputError: no repository can be used (CR0419).
-        NothingToDoError: no candidate is a task (CR0418).
-    """
+    """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
     from composer_replication.run_folder import write_json
 
     result: Result = {

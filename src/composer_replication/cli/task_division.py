@@ -60,14 +60,6 @@ def divide_tasks(
 
     With tools a task of any size will do, and its instruction shows no deleted code. A single answer needs
     the body of one function, and a prompt that does not show the deleted code.
-
-    Raises:
-        SplitOverlapError: the two sides overlap.
-        NothingToDoError: one side would be empty (CR0604), or no task is the body of one
-            function (CR0604).
-        UsageError: a held-out repository has no task (CR0452), or the tasks have nothing
-            that could be compared (CR0504).
-        InputError: the stored split is not usable (CR0504).
     """
     if config.agent is not None:
         tasks, num_others, num_leaking = stored_tasks(store), 0, 0
@@ -114,12 +106,7 @@ def divide_tasks(
 
 
 def stored_tasks(store: TaskStore) -> list[Task]:
-    """All tasks of a store.
-
-    Raises:
-        NothingToDoError: there is none (CR0604).
-        InputError: the store is damaged (CR0411).
-    """
+    """All tasks of a store."""
     store.require_task_ids()
     return list(store.tasks())
 
@@ -129,10 +116,6 @@ def one_hole_tasks(store: TaskStore, note: Callable[[str], None] = lambda _: Non
 
     Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
     removed definition is nothing for them.
-
-    Raises:
-        NothingToDoError: no task at all (CR0604), or only others (CR0604).
-        InputError: the store is damaged (CR0411).
     """
     tasks = stored_tasks(store)
     found = [task for task in tasks if task.is_one_hole]
@@ -211,11 +194,7 @@ def split_file(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Path
 
 
 def read_split(path: Path) -> HeldoutSplit:
-    """The split of a file, not compared with any task.
-
-    Raises:
-        InputError: it is missing, damaged or changed by hand (CR0504).
-    """
+    """The split of a file, not compared with any task."""
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -230,12 +209,7 @@ def read_split(path: Path) -> HeldoutSplit:
 
 
 def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
-    """The split of a file, compared again with the tasks as they are now.
-
-    Raises:
-        InputError: as ``read_split``, its tasks were compared by id only (CR0504), or they are not the store's (CR0504).
-        SplitOverlapError: its sides overlap (CR0501).
-    """
+    """The split of a file, compared again with the tasks as they are now."""
     split = read_split(path)
     if "content" not in split.checked:
         raise InputError(

@@ -30,7 +30,7 @@ Result = dict[str, object]
 
 
 def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
-    """Add ``export`` to the sub-verbs of ``tasks``; ``common`` brings ``--json`` and ``--quiet``."""
+    """The sub-verb ``export``."""
     export = verbs.add_parser(
         "export",
         parents=[common],
@@ -97,7 +97,7 @@ def build_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
-    """Add ``import`` to the sub-verbs of ``tasks``; ``common`` brings ``--json`` and ``--quiet``."""
+    """The sub-verb ``import``."""
     parser = verbs.add_parser(
         "import",
         parents=[common],
@@ -122,14 +122,7 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_import(args: argparse.Namespace) -> tuple[Result, int]:
-    """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task.
-
-    Raises:
-        UsageError: a folder that cannot be written (CR0209), no folder of repositories (CR0460),
-            and as ``build_tasks``.
-        InputError: the set cannot be read (CR0460), no repository can be used (CR0419).
-        NothingToDoError: no row is a task (CR0418).
-    """
+    """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task."""
     from composer_replication.cli.show_command import finish_build
     from composer_replication.tasks.journal import read_journal
     from composer_replication.tasks.swebench.swebench_import import import_swebench
@@ -156,13 +149,6 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
 
     ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
-
-    Raises:
-        UsageError: no ID, or one with a set format (CR0206), the folder is not empty or the file exists (CR0231),
-            or it cannot be written (CR0209).
-        NothingToDoError: a set of an empty store (CR0604).
-        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
-        MissingError: Parquet without pyarrow (CR0101).
     """
     from composer_replication.tasks.store import TaskStore
 

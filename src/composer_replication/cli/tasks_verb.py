@@ -37,7 +37,6 @@ Result = dict[str, object]
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "tasks", help="build, validate, search for leaks, show, export and split tasks", description=__doc__
     )
@@ -112,16 +111,7 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
-    """Build a store.
-
-    Raises:
-        UsageError: pins and several sources, or flags that name no server or model (CR0206), a folder that cannot be
-            written (CR0209), a backend that is unknown (CR0305) or
-            isolates nothing (CR0340), and as ``build_tasks``.
-        MissingError: ray is not installed (CR0101), or as ``build_tasks``.
-        InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
-        NothingToDoError: no candidate is a task (CR0418).
-    """
+    """Build a store."""
     from composer_replication.tasks.build import build_tasks
     from composer_replication.tasks.workers.workers import load_ray
 
@@ -165,11 +155,7 @@ def _chosen(given: list[str] | None, choices: tuple[str, ...], default: str) -> 
 
 
 def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
-    """The endpoint of ``--instructions-…``; None where no text is asked for.
-
-    Raises:
-        UsageError: the flags name no server, no model or an empty variable (CR0206).
-    """
+    """The endpoint of ``--instructions-…``; None where no text is asked for."""
     from composer_replication.model_endpoint import open_endpoint
 
     if args.instructions_from is None and not (args.instructions_model or args.instructions_key_env):
@@ -178,12 +164,7 @@ def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
 
 
 def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
-    """Have instructions written for a finished store; the keys of ``tasks build`` that change.
-
-    Raises:
-        UsageError: another process holds the store (CR0203).
-        InputError: the store is damaged (CR0411).
-    """
+    """Have instructions written for a finished store; the keys of ``tasks build`` that change."""
     from composer_replication.run_folder import RunFolder
     from composer_replication.tasks.instructions.written_instructions import write_instructions
     from composer_replication.tasks.store import TaskStore
@@ -232,13 +213,7 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
-    """Validate a store; exit code 4 when a task does not pass.
-
-    Raises:
-        UsageError: a backend that is unknown (CR0305) or isolates nothing (CR0340).
-        NothingToDoError: the store is empty (CR0604).
-        InputError: not a task store, or a damaged one (CR0410, CR0411).
-    """
+    """Validate a store; exit code 4 when a task does not pass."""
     from composer_replication.tasks.validate import validate_store
 
     chosen_backend(args)
@@ -304,13 +279,7 @@ def _add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
-    """Search a store; exit code 4 when a leak is found or a check got no answer.
-
-    Raises:
-        UsageError: an unknown backend (CR0305), or one that isolates nothing, accepted or not (CR0340).
-        InputError: not a task store, or a damaged one (CR0410, CR0411).
-        SandboxFailure: the sandbox broke, or the search inside it did not end (CR0302).
-    """
+    """Search a store; exit code 4 when a leak is found or a check got no answer."""
     from composer_replication.tasks.leaks.leak_scan import scan_store
 
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
@@ -373,12 +342,7 @@ def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
-    """Write ``split.json`` into the store's folder.
-
-    Raises:
-        ComposerError: no such split; as ``HeldoutSplit.split`` says.
-        InputError: not a store, or damaged (CR0410, CR0411).
-    """
+    """Write ``split.json`` into the store's folder."""
     from composer_replication.cli.task_division import FILE_NAME, split_items
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit

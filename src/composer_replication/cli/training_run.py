@@ -78,14 +78,6 @@ def run_recipe(
 
     ``again`` is the command that would resume this run, for the message; ``replica`` says which of several replicas this is. Where several processes were launched, each calls
     this with the same arguments: the first locks and writes the folder, all build, measure and train.
-
-    Raises:
-        UsageError: recipe wrong, folder not to be written (CR0209), occupied by something else or
-            without ``resume`` (CR0207), resumed with another recipe (CR0208), or locked by another
-            run (CR0203).
-        MissingError: torch and its like are not installed (CR0101).
-        InputError: a checkpoint in the folder is of another run (CR0884).
-        ComposerError: whatever the parts raise; the folder stays resumable.
     """
     is_first = launched_rank() == 0
     config = load_config(recipe, overrides)
@@ -391,9 +383,6 @@ def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
 
     Returns:
         The folder; None in the other processes, and where no process can have all weights.
-
-    Raises:
-        InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
     """
     from composer_replication.trainer.model_modes import weights_are_sharded
     from composer_replication.trainer.saved_model import gathered_weights, probe_logps, save_model

@@ -51,11 +51,7 @@ class AgentLoop:
 
 
 def open_agent_loop(trainer_config: Any, server_manager: Any, tokenizer: Any, **more: Any) -> AgentLoop:
-    """What ``agent_loops.yaml`` names.
-
-    Raises:
-        MissingError: verl has not loaded our plug-in (CR0951).
-    """
+    """What ``agent_loops.yaml`` names."""
     del more
     require_registered()
     return AgentLoop(trainer_config.config, server_manager, tokenizer)

@@ -43,7 +43,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replicas")
     launcher = Launcher(folder, "local")
     store = {"replicas.transport": f"file://{folder}/runs/pair/store", "replicas.sync_every": 2}
-    store["curriculum.floor_share"] = 0.5
+    store["curriculum.half_life"] = 50.0
     for _ in range(2):
         launcher.launch("pair", "--replicas", 2, **SETTINGS, **store)
         assert launcher.ended("pair", 0)["state"] == "succeeded"

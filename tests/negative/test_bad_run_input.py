@@ -136,7 +136,6 @@ def test_values_that_only_the_trainer_can_refuse(command: Command, recipe: Path)
     for setting, code in (
         ("trl.reward_weights=[1.0, 2.0]", "CR0211"),
         ("trl.learning_rate=-1.0", "CR0211"),
-        ("model.lora.target_modules=['nope']", "CR0211"),
         ("trl.per_device_train_batch_size=64", "CR0760"),
     ):
         answer = command("train", recipe, "--out", run, "--set", setting, "--resume")

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
+LOG_PROB_TOLERANCE = 0.05
+"""Nats, the mean difference of trainer and sampler over which ``agent.log_prob_check`` speaks."""
 MANY_GRADINGS = 64
 """At a time on a cluster, where single answers are graded and nobody says how many."""
 
@@ -205,7 +207,7 @@ def open_episode_sampler(
     if served is not None:
         require_server(config, served, model, tokenizer)
     endpoint = None if served is None else served.endpoint
-    policy = TrainedPolicy(max_batch=section.max_batch, endpoint=endpoint)
+    policy = TrainedPolicy(max_batch=section.max_concurrent, endpoint=endpoint)
     policy.trainer = still_trainer(config, model, tokenizer)
     return EpisodeSampler(judge, policy)
 
@@ -222,7 +224,7 @@ def checks_of(config: RunConfig) -> Any:
     from composer_replication.trainer.checks.judgement import CheckThresholds
 
     section = config.agent
-    limit = math.inf if section.log_prob_check == "off" else section.log_prob_tolerance
+    limit = math.inf if section.log_prob_check == "off" else LOG_PROB_TOLERANCE
     return CheckThresholds(max_token_drift=limit, stops_at_drift=section.log_prob_check == "error")
 
 

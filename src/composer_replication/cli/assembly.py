@@ -243,7 +243,7 @@ def open_evaluator(
         sampler,
         tasks.heldout,
         split_fingerprint=tasks.split.fingerprint,
-        seed=section.seed + config.seed,
+        seed=config.seed,
         every=section.every,
         samples_per_task=section.samples_per_task,
         sample_size=section.sample_size,
@@ -395,7 +395,7 @@ def open_attempts(
         )
         player = open_one(listeners=Listeners(kept, on_outcomes, observed))
         refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
-        max_batch = config.agent.max_batch
+        max_batch = config.agent.max_concurrent
         judge = EpisodeSampler(
             open_one(is_evaluation=True), TrainedPolicy(max_batch=max_batch), keep=kept.keep_evaluation
         )

@@ -144,7 +144,7 @@ def _first_table(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     store, model = args.tasks.resolve(), Path(args.model)
     named = {"name": str(model.resolve()) if model.is_dir() else args.model}
-    heldout = {"every": 2, "samples_per_task": 2, "seed": args.seed}
+    heldout = {"every": 2, "samples_per_task": 2}
     return {
         "seed": args.seed,
         "model": named

@@ -156,7 +156,7 @@ def _stored_or_drawn(
     return HeldoutSplit.split(
         split_items(store, tasks),
         DEFAULT_FRACTION if section.fraction is None else section.fraction,
-        section.seed,
+        seed=0,
         by="repository" if len({_name(task) for task in tasks}) > 1 else "origin",
     )
 

@@ -233,6 +233,12 @@ class RunConfig(Section):
         for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
             if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
                 raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
+        if self.trainer.beta_replay and not (
+            self.replay and (self.replay.pairs or self.replay.sibling_pairs)
+        ):
+            raise ValueError(
+                "trainer.beta_replay needs pairs to learn from: replay.pairs or replay.sibling_pairs"
+            )
         if self.agent is None:
             if self.trainer.importance_clip:
                 raise ValueError(

@@ -26,13 +26,7 @@ from composer_replication.cli.agent_assembly import (
     require_server,
     sandbox_limits,
 )
-from composer_replication.cli.cluster import (
-    check_cluster,
-    file_part,
-    launched_rank,
-    shards_by_fsdp2,
-    shards_weights,
-)
+from composer_replication.cli.cluster import check_cluster, file_part, launched_rank, shards_weights
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, prompt_of, read_split
 from composer_replication.cli.terminal import Report, note
@@ -77,7 +71,8 @@ def check_recipe(
 ) -> tuple[HeldOutGuard | CombinedGuard | None, Mapping[str, PairRow]]:
     """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own."""
     checked = make_guard(config), pair_rows(config, recipe_folder)
-    _refuse_empty_channels(config)
+    if config.trainer.alpha_sdpo != 0.0:
+        open_layers((config.hints or HintsSection()).writing)
     check_agent(config)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
@@ -89,31 +84,6 @@ def check_recipe(
     if config.heldout is not None and config.heldout.split:
         read_split((recipe_folder / config.heldout.split).resolve())
     return checked
-
-
-def _refuse_empty_channels(config: RunConfig) -> None:
-    """A recipe's hints come from its own rollouts; its preference pairs from a file, from siblings, or from both.
-
-    Neither channel can be trained where the weights are spread over processes by anything but FSDP2.
-    """
-    is_trainable = not shards_weights() or shards_by_fsdp2()
-    if not is_trainable and (config.trainer.alpha_sdpo != 0.0 or config.trainer.beta_replay != 0.0):
-        raise UsageError(
-            "CR0757",
-            "hint distillation and replay cannot train this model: its weights are to be spread over processes, and not by FSDP2.",
-            where="trainer.alpha_sdpo, trainer.beta_replay",
-            fix="set both weights to 0, or launch with fsdp_version: 2, or without FSDP and ZeRO-3.",
-        )
-    if config.trainer.alpha_sdpo != 0.0:
-        open_layers((config.hints or HintsSection()).writing)
-    replay = config.replay
-    if config.trainer.beta_replay != 0.0 and not (replay and (replay.sibling_pairs or replay.pairs)):
-        raise UsageError(
-            "CR0755",
-            "beta_replay is not 0, but there is no preference pair to learn from.",
-            where="trainer.beta_replay",
-            fix="name a file of pairs in replay.pairs, set replay.sibling_pairs = true, or beta_replay to 0.",
-        )
 
 
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
@@ -223,9 +193,6 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     return sampler
 
 
-POOL_PER_SAMPLE = 10
-
-
 def open_evaluator(
     config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
 ) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
@@ -253,11 +220,6 @@ def open_evaluator(
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )
-    if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
-        note(
-            f"evidence: a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size} is small; "
-            "its guarantee speaks of these tasks only"
-        )
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
     patience = None if shards_weights() else section.timeout_seconds
     evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)
@@ -302,9 +264,6 @@ def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, gra
             "split_checked": list(tasks.split.checked) if tasks.split else [],
             "train_tasks": [task.task_id for task in tasks.train],
             "heldout_tasks": [task.task_id for task in tasks.heldout],
-            "heldout_without_hidden_tests": tasks.num_blind,
-            "left_out_prompt_shows_golden": tasks.num_leaking,
-            "left_out_other_sizes": tasks.num_other_sizes,
             "sandbox": {
                 **jails,
                 "accepted_no_isolation": list(accepted()),

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.cluster import check_cluster, placed_at
-from composer_replication.cli.flags import add_ray_flag, number, refuse_unwritable, whole_number
+from composer_replication.cli.flags import add_ray_flag, refuse_unwritable, whole_number
 from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.errors import UsageError, needs_extra
+from composer_replication.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.pass_rates import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
-_SINGLE_ANSWER = {"prompt_style": "completion", "max_new_tokens": 64, "temperature": 1.0}
-"""How a model alone is asked, unless the flags of these names say otherwise."""
+_SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
+"""How a model alone is asked; a recipe says otherwise."""
 _SIDES = ("shown", "paid", "visible", "hidden")
 """The tests of a task: visible ones that the policy can read, that it cannot, both, and those that are no part of a reward."""
 
@@ -55,8 +56,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
     parser.add_argument("--prompt-style", choices=["completion", "chat"], help="default completion")
-    parser.add_argument("--max-new-tokens", type=whole_number(), metavar="N", help="default 64")
-    parser.add_argument("--temperature", type=number(), help="default 1.0")
     parser.add_argument(
         "--update-difficulty",
         action="store_true",
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     check_agent(recipe)
     served = _find_server(args, recipe)
     tell = (lambda _: None) if args.quiet else note
-    tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)[0]
+    tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
         read_difficulty(store.root)
         refuse_unwritable(store.root)
@@ -150,16 +149,13 @@ def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object
         "ci95": {side: getattr(rates, f"{side}_ci95") for side in _SIDES},
         "pass_at_k": rates.pass_at_k,
         "infrastructure_failures": num_dropped,
-        "by_task": [
-            {
-                "task_id": r.task_id,
-                "samples": len(r.visible),
-                "visible": sum(r.visible),
-                "hidden": sum(r.hidden) if r.hidden else None,
-            }
-            for r in results
-        ],
+        "by_task": [{"task_id": r.task_id, **_counts(r)} for r in results],
     }
+
+
+def _counts(result: TaskResult) -> dict[str, int | None]:
+    hidden = sum(result.hidden) if result.hidden else None
+    return {"samples": len(result.visible), "visible": sum(result.visible), "hidden": hidden}
 
 
 def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list[Difficulty]:
@@ -204,38 +200,30 @@ def _gap_bound(results: Sequence[TaskResult]) -> float | None:
 
 def _problem(args: argparse.Namespace) -> str:
     """What is wrong with the command line; empty when nothing is."""
-    from composer_replication.run_folder import RunFolder
-
     is_run = RunFolder(Path(args.model)).recipe.is_file()
     if is_run and args.recipe is not None:
         return "--recipe is for a model: this run has a recipe of its own."
-    given = [name for name in _SINGLE_ANSWER if getattr(args, name) is not None]
     if args.endpoint is not None and args.update_difficulty:
         return "--update-difficulty is for weights that are here: a server's are not known."
-    if given and (is_run or args.recipe is not None):
-        flag = "--" + given[0].replace("_", "-")
-        return f"{flag} is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
+    if args.prompt_style is not None and (is_run or args.recipe is not None):
+        return f"--prompt-style is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
     return ""
 
 
 def render(result: dict[str, Any]) -> str:
-    rows = [
-        f"{row['task_id']:<72} {row['visible']}/{row['samples']}"
-        + ("   no hidden tests" if row["hidden"] is None else f"   hidden {row['hidden']}/{row['samples']}")
-        for row in result["by_task"]
-    ]
-    bound = result["gap_upper99"]
-    gap = (
-        []
-        if bound is None
-        else [f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike"]
-    )
-    kept = [f"kept in  {result['difficulty']}"] if result.get("difficulty") else []
-    ended = [f"{number} {reason}" for reason, number in sorted(result.get("stop_reasons", {}).items())]
-    episodes = [f"episodes {', '.join(ended)}"] if ended else []
+    lines = []
+    for row in result["by_task"]:
+        hidden = "no hidden tests" if row["hidden"] is None else f"hidden {row['hidden']}/{row['samples']}"
+        lines.append(f"{row['task_id']:<72} {row['visible']}/{row['samples']}   {hidden}")
     apart = [side for side in ("shown", "paid") if result.get(f"{side}_pass") is not None]
-    sides = [_line(side, result) for side in (*apart, "visible", "hidden")]
-    return "\n".join([*rows, "", *sides, *gap, *episodes, *kept])
+    lines += ["", *(_line(side, result) for side in (*apart, "visible", "hidden"))]
+    if (bound := result["gap_upper99"]) is not None:
+        lines.append(f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike")
+    if ended := result.get("stop_reasons"):
+        lines.append(
+            f"episodes {', '.join(f'{number} {reason}' for reason, number in sorted(ended.items()))}"
+        )
+    return "\n".join([*lines, f"kept in  {result['difficulty']}"] if result.get("difficulty") else lines)
 
 
 def _line(side: str, result: dict[str, Any]) -> str:
@@ -248,7 +236,6 @@ def _line(side: str, result: dict[str, Any]) -> str:
 def _recipe(args: argparse.Namespace) -> RunConfig:
     """How attempts are made: the run's own recipe, that of ``--recipe`` with this model, or one answer by the flags."""
     from composer_replication.config import ModelSection, load_config, parse_config
-    from composer_replication.run_folder import RunFolder
 
     recipe = RunFolder(Path(args.model)).recipe
     if recipe.is_file():
@@ -258,15 +245,11 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
         if config.model.name == args.model:
             return config
         return config.model_copy(update={"model": ModelSection(name=args.model, dtype=config.model.dtype)})
-    asked = {
-        name: default if getattr(args, name) is None else getattr(args, name)
-        for name, default in _SINGLE_ANSWER.items()
-    }
     table = {
         "model": {"name": args.model},
         "tasks": {"store": str(args.tasks)},
-        "rollouts": {"prompt_style": asked["prompt_style"]},
-        "trl": {"max_completion_length": asked["max_new_tokens"], "temperature": asked["temperature"]},
+        "rollouts": {"prompt_style": args.prompt_style or "completion"},
+        "trl": _SINGLE_ANSWER,
     }
     return parse_config(table, where="composer-rl eval")
 
@@ -274,7 +257,6 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
 def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
     from composer_replication.cli.assembly import recipe_sha256
-    from composer_replication.run_folder import RunFolder
     from composer_replication.trainer.checkpoints import refuse_foreign_checkpoints
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
 

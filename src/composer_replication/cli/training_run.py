@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -344,7 +343,6 @@ def _summary(
         "verdict": _verdict(run, verdicts, halted=halted),
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
         "forgeries": int(sum(row.get("rollouts/forgeries") or 0 for row in metrics)),
-        "hints": _hint_counts(metrics),
         "missed_evaluations": run.evaluator.num_missed if run.evaluator else 0,
         "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
         "parameter_sha256": parameter_sha256(run.trainer.model),
@@ -354,16 +352,6 @@ def _summary(
         "peak_memory_bytes": peak,
         "report": str(run.folder.report),
     }
-
-
-def _hint_counts(metrics: Sequence[dict[str, Any]]) -> dict[str, int] | None:
-    """What the source of hints counted, added up over the steps; None where no hint was asked for."""
-    total: Counter[str] = Counter()
-    for row in metrics:
-        for name, number in row.items():
-            if name.startswith("hint_source/"):
-                total[name.removeprefix("hint_source/")] += int(number or 0)
-    return dict(sorted(total.items())) or None
 
 
 def _verdict(run: _Run, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
@@ -432,18 +420,7 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
         write_atomic(folder.recipe, resolved)
         (folder.root / "split.json").unlink(missing_ok=True)  # of a recipe by which nothing was trained
         return
-    try:
-        begun_with = load_config(folder.recipe)
-    except UsageError as error:
-        if error.code != "CR0204":
-            raise
-        raise UsageError(
-            "CR0208",
-            f"this folder was begun by another version: {error.message}",
-            where=str(folder.recipe),
-            fix="resume with the version that environment.json names, or choose another --out.",
-        ) from error
-    was, now = (_flat(identity_table(each)) for each in (begun_with, config))
+    was, now = (_flat(identity_table(each)) for each in (load_config(folder.recipe), config))
     key = next((key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)), None)
     if key is not None:
         before, after = (repr(table[key]) if key in table else "not set" for table in (was, now))

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
-LOG_PROB_TOLERANCE = 0.05
-"""Nats, the mean difference of trainer and sampler over which ``agent.log_prob_check`` speaks."""
 MANY_GRADINGS = 64
 """At a time on a cluster, where single answers are graded and nobody says how many."""
 
@@ -101,19 +99,19 @@ def open_player(
     ``LedgerTalk``.
     """
     section = config.agent or AgentSection()
-    open_environment: Callable[[], Any]
+    options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
+    open_environment: Callable[[], Any] = partial(
+        FeatureDeletionEnv,
+        grader,
+        attempt=attempt_options(config),
+        reward=reward_options(config),
+        monitor="off" if is_evaluation else section.monitor,
+    )
     if cluster is not None:
         from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
 
         open_environment = partial(RayEnvironment, cluster)
-    else:
-        open_environment = partial(
-            FeatureDeletionEnv,
-            grader,
-            attempt=attempt_options(config),
-            reward=reward_options(config),
-            monitor="off" if is_evaluation else section.monitor,
-        )
+        options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
     talk = LedgerTalk(
         tokenizer,
         tokenizer.chat_template,
@@ -123,10 +121,6 @@ def open_player(
         tools=TOOLS,
         num_ids=num_ids,
     )
-    options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
-    if cluster is not None:
-        options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
-    num_places = None if cluster is None else cluster.num_places
     return EpisodePlayer(
         grader,
         open_environment,
@@ -135,16 +129,13 @@ def open_player(
         seed=config.seed,
         listeners=listeners,
         keeps_trees=is_evaluation,
-        num_places=num_places,
+        num_places=None if cluster is None else cluster.num_places,
     )
 
 
 def sandbox_limits(config: RunConfig) -> Limits:
     """Of every sandbox of a recipe."""
-    section = config.sandbox
-    return Limits(
-        memory_bytes=section.memory_bytes, num_processes=section.num_processes, disk_bytes=section.disk_bytes
-    )
+    return Limits(**config.sandbox.model_dump(include={"memory_bytes", "num_processes", "disk_bytes"}))
 
 
 def attempt_options(config: RunConfig) -> AttemptOptions:
@@ -172,14 +163,12 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
 
 def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
     """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights."""
-    section = config.agent or AgentSection()
-    described = model.config.get_text_config().to_dict()
     require_fit(
         served,
         tokenizer,
-        max_context_tokens=section.max_context_tokens,
+        max_context_tokens=(config.agent or AgentSection()).max_context_tokens,
         model_name=config.model.name,
-        model_config=described,
+        model_config=model.config.get_text_config().to_dict(),
     )
 
 
@@ -223,31 +212,31 @@ def checks_of(config: RunConfig) -> Any:
         return config.trainer.checks
     from composer_replication.trainer.checks.judgement import CheckThresholds
 
-    section = config.agent
-    limit = math.inf if section.log_prob_check == "off" else LOG_PROB_TOLERANCE
-    return CheckThresholds(max_token_drift=limit, stops_at_drift=section.log_prob_check == "error")
+    if config.agent.log_prob_check == "off":
+        return CheckThresholds(max_token_drift=math.inf)
+    return CheckThresholds(stops_at_drift=config.agent.log_prob_check == "error")
 
 
 def refuse_long_conversations(
     config: RunConfig, player: EpisodePlayer, tasks: Sequence[Task], model: Any
 ) -> None:
     """Stop before the first step when a first message leaves no room for an answer."""
-    section, options = config.agent or AgentSection(), player.options
+    min_new_tokens, limit = (config.agent or AgentSection()).min_new_tokens, player.options.max_context_tokens
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and positions < options.max_context_tokens:
+    if positions is not None and positions < limit:
         raise InputError(
             "CR0705",
-            f"agent.max_context_tokens is {options.max_context_tokens}, and the model has {positions} positions.",
+            f"agent.max_context_tokens is {limit}, and the model has {positions} positions.",
             where="agent.max_context_tokens",
             fix=f"set it to at most {positions}.",
         )
     store = player.grader.store
     for task in tasks:
         length = player.talk.open(first_message(store, task), TOOLS).num_tokens
-        if length + section.min_new_tokens > options.max_context_tokens:
+        if length + min_new_tokens > limit:
             raise InputError(
                 "CR0705",
-                f"the first prompt takes {length} of {options.max_context_tokens} tokens and leaves no room for an answer.",
+                f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer.",
                 where=task.task_id,
                 fix="raise agent.max_context_tokens, or leave the task out.",
             )
@@ -282,7 +271,6 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
         return
     from composer_replication.rollouts.cluster import open_cluster
 
-    plays_episodes = config.agent is not None
-    options = cluster_options(config)
+    options, plays_episodes = cluster_options(config), config.agent is not None
     with open_cluster(config.ray.address, store, options, waits_for_all=plays_episodes) as cluster:
         yield cluster

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _HERE = "composer_replication.cli.cache_verb"
-_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -97,5 +96,4 @@ def _cache() -> Path:
 
 
 def _size(num_bytes: int) -> str:
-    unit, name = next(((unit, name) for unit, name in _UNITS if num_bytes >= unit), (1, "B"))
-    return f"{num_bytes} B" if unit == 1 else f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes / 10**6:.1f} MB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     entries = load_explanations()
     code = args.code.strip().upper()
     if code not in entries:
-        raise _unknown(args.code, list(entries))
+        near = difflib.get_close_matches(code, entries, n=1, cutoff=0.0)[0]
+        fix = f"composer-rl explain {near}"
+        raise UsageError("CR0206", f"there is no error code {args.code!r}.", where="CODE", fix=fix)
     entry = entries[code]
     return {"code": code, "meaning": entry["meaning"], "causes": entry["causes"], "fixes": entry["fixes"]}, 0
 
@@ -55,11 +57,3 @@ def render(result: Mapping[str, Any]) -> str:
     lines += ["", "What to do"]
     lines += [f"  - {fix}" for fix in result["fixes"]]
     return "\n".join(lines)
-
-
-def _unknown(given: str, known: list[str]) -> UsageError:
-    digits = re.sub(r"\D", "", given)
-    nearest = min(known, key=lambda code: (abs(int(code[2:]) - int(digits or 0)), code))
-    return UsageError(
-        "CR0206", f"there is no error code {given!r}.", where="CODE", fix=f"composer-rl explain {nearest}"
-    )

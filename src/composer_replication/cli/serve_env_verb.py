@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from composer_replication.cli.flags import add_acceptance_flag, number, whole_number
+from composer_replication.cli.flags import add_isolation_flags, chosen_backend, number, whole_number
 from composer_replication.errors import needs_extra
 from composer_replication.records import MonitorMode
 
@@ -56,10 +56,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         default="mask",
         help="of dishonest moves: pay 0 at most for them (mask, the default), tell of them, or do not look",
     )
-    parser.add_argument(
-        "--backend", metavar="NAME", default="", help="sandbox backend (default: the best here)"
-    )
-    add_acceptance_flag(parser, "do without a guard of the self-test, as in composer-rl sandbox")
+    add_isolation_flags(parser)
     parser.set_defaults(run="composer_replication.cli.serve_env_verb:run")
 
 
@@ -72,18 +69,15 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """
     from composer_replication.rollouts.environment.openenv_address import listen, url_of
     from composer_replication.rollouts.grading import Grader
-    from composer_replication.sandbox import choose_backend
-    from composer_replication.sandbox.acceptance import accept
     from composer_replication.tasks.store import TaskStore
 
-    accept(args.accepted)
-    choose_backend(args.backend or None)
-    store = TaskStore.open(args.tasks, backend=args.backend or None)
+    chosen_backend(args)
+    store = TaskStore.open(args.tasks, backend=args.backend)
     num_tasks = len(store.require_task_ids())
     with listen(args.host, args.port) as listener:
         with needs_extra("openenv", "serving environments"):
             from composer_replication.rollouts.environment.openenv_server import EnvironmentServer
-        grader = Grader(store, backend=args.backend, num_jobs=args.grading_jobs)
+        grader = Grader(store, backend=args.backend or "", num_jobs=args.grading_jobs)
         try:
             server = EnvironmentServer(
                 grader,

@@ -70,20 +70,18 @@ def run_recipe(
     *,
     resume: bool,
     quiet: bool,
-    again: str = "",
     replica: int | None = None,
 ) -> tuple[dict[str, object], int]:
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
-    ``again`` is the command that would resume this run, for the message; ``replica`` says which of several replicas this is. Where several processes were launched, each calls
-    this with the same arguments: the first locks and writes the folder, all build, measure and train.
+    ``replica`` says which of several replicas this is. Where several processes were launched, each calls this with the same arguments: the first locks and writes the folder, all build, measure and train.
     """
     is_first = launched_rank() == 0
     config = load_config(recipe, overrides)
     run = _Run(config, recipe.resolve().parent, RunFolder(out), quiet or not is_first)
     folder = run.folder
     if is_first:
-        _refuse_occupied(folder, resume=resume, again=again)
+        _refuse_occupied(folder, resume=resume)
         refuse_unwritable(out)
     with ExitStack() as stack:
         was_finished = folder.summary.is_file()
@@ -399,17 +397,14 @@ def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
     return str(folder)
 
 
-def _refuse_occupied(folder: RunFolder, *, resume: bool, again: str) -> None:
+def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
     """A folder with anything in it is only gone on with where a run is in it, and only when asked."""
     if not folder.is_occupied or (resume and folder.recipe.is_file()):
         return
-    holds_run = folder.recipe.is_file()
-    raise UsageError(
-        "CR0207",
-        "the run folder is not empty." if holds_run else "the folder is not empty, and no run is in it.",
-        where=str(folder.root),
-        fix=f"{again}, or choose another --out." if holds_run and again else "choose another --out.",
-    )
+    problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
+    if folder.recipe.is_file():
+        problem, fix = "the run folder is not empty.", f"the same command with --resume goes on; or {fix}"
+    raise UsageError("CR0207", problem, where=str(folder.root), fix=fix)
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:

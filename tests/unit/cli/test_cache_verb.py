@@ -51,8 +51,8 @@ def test_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_a_person_reads(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "prune", "--dry-run", "--quiet"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{cache}: 1.5 kB would be freed",
-        "     1     1.5 kB  task-stores",
+        f"{cache}: 0.0 MB would be freed",
+        "     1     0.0 MB  task-stores",
         "     1  kept: not made by composer-rl",
     ]
 

@@ -173,7 +173,7 @@ def test_a_folder_that_is_taken(command: Command, recipe: Path, tmp_path: Path) 
         assert "no run is in it" in answer.error["message"]
         assert "--resume" not in answer.error["fix"]
     answer = command("tasks", "build", TINY, "--out", run)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0415")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0231")
     assert [path.name for path in run.iterdir()] == ["notes.txt"]
     assert (run / "notes.txt").read_text() == "mine"
 

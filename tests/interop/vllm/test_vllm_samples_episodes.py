@@ -40,7 +40,7 @@ def test_three_steps_of_several_turns_with_tools(served: Server, tmp_path: Path,
 def test_weights_that_are_never_sent_are_seen_at_the_second_step(served: Server, tmp_path: Path) -> None:
     done = trained(served, tmp_path / "run", fault="none-sent")
     assert done.returncode != 0
-    assert "CR0870" in done.stderr and "trainer and sampler disagree" in done.stderr
+    assert "CR0765" in done.stderr and "trainer and sampler disagree" in done.stderr
     assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
@@ -55,7 +55,7 @@ def test_tied_embeddings_that_stay_stale_are_seen(tmp_path: Path, store: Any) ->
     finally:
         server.kill()
     assert done.returncode != 0
-    assert "CR0870" in done.stderr
+    assert "CR0765" in done.stderr
 
 
 def test_a_killed_server_ends_the_run_with_one_sentence(served: Server, tmp_path: Path) -> None:

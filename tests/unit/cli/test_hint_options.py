@@ -22,8 +22,8 @@ def recipe(writing: dict[str, Any]) -> RunConfig:
 @pytest.mark.parametrize(
     ("writing", "code"),
     [
-        ({"layers": ["no_such_module_of_ours:hint"]}, "CR0221"),
-        ({"layers": ["no_such_module_of_ours:other"]}, "CR0221"),
+        ({"layers": ["no_such_module_of_ours:hint"]}, "CR0210"),
+        ({"layers": ["no_such_module_of_ours:other"]}, "CR0210"),
     ],
 )
 def test_hints_that_nobody_can_write_are_refused_before_the_run(writing: dict[str, Any], code: str) -> None:

@@ -153,9 +153,9 @@ def check_cache() -> Iterator[Check]:
 
 def check_disk(free_bytes: int) -> Check:
     """Room for environments, models and checkpoints."""
-    is_enough = free_bytes >= CACHE_DISK_BYTES
     detail = f"{free_bytes / GIGABYTE:.1f} GB free beside the cache, {CACHE_DISK_BYTES / GIGABYTE:.0f} GB are needed"
-    return Check("disk", is_enough, detail, "" if is_enough else "free some space, or move COMPOSER_RL_CACHE")
+    fix = "" if free_bytes >= CACHE_DISK_BYTES else "free some space, or move COMPOSER_RL_CACHE"
+    return Check("disk", not fix, detail, fix)
 
 
 def check_package(name: str) -> Check:
@@ -238,12 +238,13 @@ def check_server(url: str, key_variable: str = "") -> Check:
 
 def check_loopback() -> Check:
     """A free port on the loopback address, for servers that a later verb starts."""
+    detail = "a loopback port can be opened"
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            return Check("ports", True, "a loopback port can be opened")
     except OSError as error:
-        return Check("ports", True, f"no loopback port ({error}); only servers need one")
+        detail = f"no loopback port ({error}); only servers need one"
+    return Check("ports", True, detail)
 
 
 def check_program(name: str) -> Check:

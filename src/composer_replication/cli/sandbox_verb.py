@@ -82,14 +82,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Do what was asked.
-
-    Returns:
-        The result and the exit code. Of ``selftest``: ``backend``, ``ok``, ``checks``; of
-        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``, ``out_of_memory``, ``truncated``; of ``conformance``: ``backend``, ``ok``,
-        ``unheld_guards`` (names), ``passed`` (a number), ``failed``, ``known_failures`` and ``not_run`` (tests with their reasons). Where guards were given up, both name
-        them in ``accepted_no_isolation``; ``ok`` is about the others.
-    """
+    """Do what was asked; where guards were given up, the result names them, and ``ok`` is about the others."""
     from composer_replication.sandbox.acceptance import accept
 
     accept(args.accepted)
@@ -157,15 +150,8 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         _copy(args.tree, tree)
         with open_sandbox(SandboxSpec(tree), backend) as sandbox:
             done: ExecResult = sandbox.exec(args.command, timeout_seconds=args.timeout)
-    return {
-        "exit_code": done.exit_code,
-        "stdout": done.stdout,
-        "stderr": done.stderr,
-        "timed_out": done.timed_out,
-        "out_of_memory": done.out_of_memory,
-        "truncated": done.truncated,
-        **given_up(),
-    }, 0
+    told = ("exit_code", "stdout", "stderr", "timed_out", "out_of_memory", "truncated")
+    return {**{name: getattr(done, name) for name in told}, **given_up()}, 0
 
 
 def _copy(source: Path | None, tree: Path) -> None:
@@ -191,11 +177,10 @@ def _copy(source: Path | None, tree: Path) -> None:
             ignore=lambda folder, _: [ours.name] if Path(folder) == ours.parent else [],
             copy_function=copy_file,
         )
-    except RecursionError as error:
-        why = "the tree cannot be copied: its folders lie too deep in one another."
-        raise InputError("CR0304", why, where=str(source)) from error
-    except (OSError, shutil.Error) as error:
+    except (OSError, shutil.Error, RecursionError) as error:
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+        if isinstance(error, RecursionError):
+            problem = "its folders lie too deep in one another"
         why = f"the tree cannot be copied: {str(problem)[:300]}."
         raise InputError("CR0304", why, where=str(source)) from error
 

@@ -317,12 +317,8 @@ def parse_config(
     except ValidationError as error:
         key, sentence = _first_problem(error)
         flag = next((name for name in overrides or {} if _is_within(key, name) or _is_within(name, key)), "")
-        raise UsageError(
-            "CR0204",
-            sentence,
-            where=f"--set {flag}" if flag else where,
-            fix="see docs/recipe-keys.md for every key.",
-        ) from error
+        fix = "see docs/recipe-keys.md for every key."
+        raise UsageError("CR0204", sentence, where=f"--set {flag}" if flag else where, fix=fix) from error
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -352,12 +348,8 @@ def _set(table: dict[str, Any], dotted: str, value: Any) -> None:
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise UsageError(
-                "CR0204",
-                f"{section} is not a table.",
-                where=f"--set {dotted}",
-                fix="see docs/recipe-keys.md for every key.",
-            )
+            fix = "see docs/recipe-keys.md for every key."
+            raise UsageError("CR0204", f"{section} is not a table.", where=f"--set {dotted}", fix=fix)
         table = inner
     table[key] = value
 

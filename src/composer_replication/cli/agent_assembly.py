@@ -58,19 +58,13 @@ def check_agent(config: RunConfig) -> None:
         refused += ["vllm_tensor_parallel_size"] * (config.trl.get("vllm_tensor_parallel_size", 1) != 1)
     key = next((key for key in refused if config.trl.get(key)), None)
     if key is not None:
-        raise UsageError(
-            "CR0211",
-            f"trl.{key} is set, and the agent loop does not sample so.",
-            where=f"trl.{key}",
-            fix='take the key out, the [agent] table, or set trl.vllm_mode = "server".',
-        )
+        problem = f"trl.{key} is set, and the agent loop does not sample so."
+        fix = 'take the key out, the [agent] table, or set trl.vllm_mode = "server".'
+        raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
     if uses_vllm and importlib.util.find_spec("vllm") is None:
-        raise MissingError(
-            "CR0101",
-            "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too.",
-            where="vllm",
-            fix="composer-rl doctor names the version that fits; or take trl.use_vllm out.",
-        )
+        problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
+        fix = "composer-rl doctor names the version that fits; or take trl.use_vllm out."
+        raise MissingError("CR0101", problem, where="vllm", fix=fix)
     if uses_vllm and is_server:
         find_trl_server(config)
 
@@ -224,22 +218,16 @@ def refuse_long_conversations(
     min_new_tokens, limit = (config.agent or AgentSection()).min_new_tokens, player.options.max_context_tokens
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and positions < limit:
-        raise InputError(
-            "CR0705",
-            f"agent.max_context_tokens is {limit}, and the model has {positions} positions.",
-            where="agent.max_context_tokens",
-            fix=f"set it to at most {positions}.",
-        )
+        problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
+        fix = f"set it to at most {positions}."
+        raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
     store = player.grader.store
     for task in tasks:
         length = player.talk.open(first_message(store, task), TOOLS).num_tokens
         if length + min_new_tokens > limit:
-            raise InputError(
-                "CR0705",
-                f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer.",
-                where=task.task_id,
-                fix="raise agent.max_context_tokens, or leave the task out.",
-            )
+            problem = f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
+            fix = "raise agent.max_context_tokens, or leave the task out."
+            raise InputError("CR0705", problem, where=task.task_id, fix=fix)
 
 
 def cluster_options(config: RunConfig) -> ClusterOptions:

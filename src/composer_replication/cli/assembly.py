@@ -279,12 +279,9 @@ def _resolve_source(source: str, recipe_folder: Path) -> str:
         return source
     path = (recipe_folder / source).resolve()
     if not path.exists():
-        raise InputError(
-            "CR0402",
-            f"there is no {source!r} beside the recipe.",
-            where=f"tasks.source = {path}",
-            fix="give a path relative to the recipe's folder, sdist:NAME==VERSION or git+URL@REF.",
-        )
+        problem = f"there is no {source!r} beside the recipe."
+        fix = "give a path relative to the recipe's folder, sdist:NAME==VERSION or git+URL@REF."
+        raise InputError("CR0402", problem, where=f"tasks.source = {path}", fix=fix)
     return str(path)
 
 

@@ -87,12 +87,9 @@ def _cache() -> Path:
     try:
         return cache_folder()
     except OSError as error:
-        raise UsageError(
-            "CR0209",
-            f"the cache folder cannot be made: {error.strerror}.",
-            where=str(error.filename or CACHE_VARIABLE),
-            fix=f"set {CACHE_VARIABLE} to a folder that you may write, or unset it.",
-        ) from error
+        problem = f"the cache folder cannot be made: {error.strerror}."
+        fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
+        raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
 
 
 def _size(num_bytes: int) -> str:

@@ -124,11 +124,8 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
     from composer_replication.rollouts.episodes.served_model import find_server, open_server
 
     if recipe.agent is None:
-        raise UsageError(
-            "CR0206",
-            "--endpoint samples episodes, and there is no [agent] table.",
-            fix="name a run with one, or a recipe by --recipe.",
-        )
+        fix = "name a run with one, or a recipe by --recipe."
+        raise UsageError("CR0206", "--endpoint samples episodes, and there is no [agent] table.", fix=fix)
     return find_server(open_server(args.endpoint, key_variable=args.endpoint_key_env))
 
 

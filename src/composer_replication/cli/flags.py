@@ -66,12 +66,9 @@ def refuse_unwritable(path: Path) -> None:
             return
     except OSError as error:
         problem = f"{nearest} is not a folder" if not nearest.is_dir() else f"{nearest}: {error.strerror}"
-        raise UsageError(
-            "CR0209",
-            f"the output folder cannot be made or written: {problem}.",
-            where=f"--out {path}",
-            fix="choose another --out, in a folder that you may write.",
-        ) from error
+        problem = f"the output folder cannot be made or written: {problem}."
+        fix = "choose another --out, in a folder that you may write."
+        raise UsageError("CR0209", problem, where=f"--out {path}", fix=fix) from error
 
 
 # --------------------------------------------------------------------------- sandboxes
@@ -116,12 +113,9 @@ def refuse_without_jail(backend: str, why: str) -> None:
     from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
 
     if backend == WITHOUT_ISOLATION:
-        raise UsageError(
-            "CR0340",
-            f"the backend {backend!r} cannot be used for this: {why}.",
-            where="--backend",
-            fix="leave --backend out, or name a backend that isolates: composer-rl sandbox selftest --backend NAME",
-        )
+        problem = f"the backend {backend!r} cannot be used for this: {why}."
+        fix = "leave --backend out, or name a backend that isolates: composer-rl sandbox selftest --backend NAME"
+        raise UsageError("CR0340", problem, where="--backend", fix=fix)
 
 
 def given_up() -> dict[str, object]:

@@ -216,12 +216,9 @@ class Replica:
         random.Random(seed).shuffle(dealt)  # noqa: S311 - a division that all replicas share
         own = tuple(dealt[self.number :: self.options.num_replicas])
         if len(dealt) < self.options.num_replicas:
-            raise NothingToDoError(
-                "CR0604",
-                f"{len(dealt)} tasks cannot be shared out among {self.options.num_replicas} replicas.",
-                where="replicas.num_replicas",
-                fix="build more tasks, or take fewer replicas.",
-            )
+            problem = f"{len(dealt)} tasks cannot be shared out among {self.options.num_replicas} replicas."
+            fix = "build more tasks, or take fewer replicas."
+            raise NothingToDoError("CR0604", problem, where="replicas.num_replicas", fix=fix)
         return replace(tasks, train=own)
 
     def attach(self, trainer: Any, folder: RunFolder, identity: dict[str, str]) -> None:
@@ -289,12 +286,8 @@ def _check_number(options: ReplicasSection | None, number: int | None) -> None:
     elif number is not None and not 0 <= number < num_replicas:
         problem = f"there is no replica {number} of {num_replicas}: they are counted from 0"
     if problem:
-        raise UsageError(
-            "CR0206",
-            f"{problem}.",
-            where="composer-rl train",
-            fix="composer-rl train RECIPE.toml --replica I --of N, or composer-rl replicas start RECIPE.toml --local N",
-        )
+        fix = "composer-rl train RECIPE.toml --replica I --of N, or composer-rl replicas start RECIPE.toml --local N"
+        raise UsageError("CR0206", f"{problem}.", where="composer-rl train", fix=fix)
 
 
 def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
@@ -323,12 +316,8 @@ def replica_token() -> str:
     """What replicas on one network show each other."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
-        raise MissingError(
-            "CR1101",
-            "the replicas' shared token is missing.",
-            where=TOKEN_VARIABLE,
-            fix=f"export {TOKEN_VARIABLE}=... with the same secret for the lighthouse and every replica.",
-        )
+        fix = f"export {TOKEN_VARIABLE}=... with the same secret for the lighthouse and every replica."
+        raise MissingError("CR1101", "the replicas' shared token is missing.", where=TOKEN_VARIABLE, fix=fix)
     return token
 
 

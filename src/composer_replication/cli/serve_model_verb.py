@@ -45,12 +45,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     try:
         server = ModelServer(ChatModel(model.eval(), tokenizer, args.model), args.host, args.port)
     except (OSError, OverflowError) as error:
-        raise UsageError(
-            "CR0850",
-            f"the address cannot be taken: {error}.",
-            where=f"{args.host}:{args.port}",
-            fix="choose another --port.",
-        ) from error
+        problem = f"the address cannot be taken: {error}."
+        fix = "choose another --port."
+        raise UsageError("CR0850", problem, where=f"{args.host}:{args.port}", fix=fix) from error
     url = f"http://{args.host}:{server.server_address[1]}/v1"
     print(f"serving {args.model} at {url}", file=sys.stderr, flush=True)
     try:

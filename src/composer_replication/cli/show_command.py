@@ -59,12 +59,9 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
     with_golden = getattr(args, "golden", False)
     if with_golden and not args.task_id:
-        raise UsageError(
-            "CR0206",
-            "--golden shows the patch of one task, and no ID is given.",
-            where="--golden",
-            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs.",
-        )
+        problem = "--golden shows the patch of one task, and no ID is given."
+        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs."
+        raise UsageError("CR0206", problem, where="--golden", fix=fix)
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))
     tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())

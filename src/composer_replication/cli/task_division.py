@@ -74,24 +74,18 @@ def divide_tasks(
     train = [task for task in tasks if task.task_id not in held_ids]
     heldout = [task for task in tasks if task.task_id in held_ids and task.has_hidden_tests]
     if not train or (section is not None and not heldout):
-        raise NothingToDoError(
-            "CR0604",
-            f"of {len(tasks)} tasks none is left to {'hold out' if train else 'train on'}.",
-            where=str(store.root),
-            fix="build more tasks; held-out tasks need hidden tests, and rollouts.context_lines decides what a prompt shows.",
-        )
+        problem = f"of {len(tasks)} tasks none is left to {'hold out' if train else 'train on'}."
+        fix = "build more tasks; held-out tasks need hidden tests, and rollouts.context_lines decides what a prompt shows."
+        raise NothingToDoError("CR0604", problem, where=str(store.root), fix=fix)
     if section is None:
         return RunTasks(tuple(train), (), None)
     if split is None:
         split = HeldoutSplit(split_items(store, train), split_items(store, heldout))
     missing = _NEEDED_KINDS - set(split.checked)
     if missing:
-        raise UsageError(
-            "CR0504",
-            f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}.",
-            where=str(store.root),
-            fix="build the tasks again with composer-rl tasks build.",
-        )
+        problem = f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}."
+        fix = "build the tasks again with composer-rl tasks build."
+        raise UsageError("CR0504", problem, where=str(store.root), fix=fix)
     split = split.restricted_to({task.task_id for task in (*train, *heldout)})
     return RunTasks(tuple(train), tuple(heldout), split)
 
@@ -111,12 +105,9 @@ def one_hole_tasks(store: TaskStore, note: Callable[[str], None] = lambda _: Non
     tasks = stored_tasks(store)
     found = [task for task in tasks if task.is_one_hole]
     if not found:
-        raise NothingToDoError(
-            "CR0604",
-            f"none of the {len(tasks)} tasks is the body of one function, which a single answer needs.",
-            where=str(store.root),
-            fix="composer-rl tasks build SOURCE --out NEW_DIR --granularity function --removal body",
-        )
+        problem = f"none of the {len(tasks)} tasks is the body of one function, which a single answer needs."
+        fix = "composer-rl tasks build SOURCE --out NEW_DIR --granularity function --removal body"
+        raise NothingToDoError("CR0604", problem, where=str(store.root), fix=fix)
     if len(found) < len(tasks):
         note(f"tasks: {len(tasks) - len(found)} left out: one answer fills the body of one function only")
     return found
@@ -154,12 +145,9 @@ def _ids_of(repositories: Sequence[str], store: TaskStore, tasks: Sequence[Task]
     """The tasks of the named repositories."""
     unknown = set(repositories) - {_name(task) for task in tasks}
     if unknown:
-        raise UsageError(
-            "CR0452",
-            f"no task comes from {', '.join(sorted(unknown))}.",
-            where="heldout.repositories",
-            fix=f"composer-rl tasks show {quote(str(store.root))}",
-        )
+        problem = f"no task comes from {', '.join(sorted(unknown))}."
+        fix = f"composer-rl tasks show {quote(str(store.root))}"
+        raise UsageError("CR0452", problem, where="heldout.repositories", fix=fix)
     return {task.task_id for task in tasks if _name(task) in repositories}
 
 
@@ -188,12 +176,9 @@ def read_split(path: Path) -> HeldoutSplit:
         state = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         is_missing = isinstance(error, FileNotFoundError)
-        raise InputError(
-            "CR0504",
-            "there is no such split." if is_missing else f"the stored split cannot be read: {error}.",
-            where=str(path),
-            fix="make it again with composer-rl tasks split DIR.",
-        ) from error
+        problem = "there is no such split." if is_missing else f"the stored split cannot be read: {error}."
+        fix = "make it again with composer-rl tasks split DIR."
+        raise InputError("CR0504", problem, where=str(path), fix=fix) from error
     return HeldoutSplit.from_state_dict(state, where=str(path))
 
 
@@ -201,22 +186,16 @@ def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
     """The split of a file, compared again with the tasks as they are now."""
     split = read_split(path)
     if "content" not in split.checked:
-        raise InputError(
-            "CR0504",
-            "the content of train and held-out tasks was not compared when this split was made.",
-            where=str(path),
-            fix="make it again with composer-rl tasks split.",
-        )
+        problem = "the content of train and held-out tasks was not compared when this split was made."
+        fix = "make it again with composer-rl tasks split."
+        raise InputError("CR0504", problem, where=str(path), fix=fix)
     now, other = None, set(store.task_ids()) ^ set(split.contents)
     if not other:
         sides = (map(store.get, split.train_ids), map(store.get, split.heldout_ids))
         now = HeldoutSplit(*(split_items(store, side) for side in sides))
         other = {name for name, content in now.contents.items() if content != split.contents[name]}
     if now is None or other:
-        raise InputError(
-            "CR0504",
-            f"{len(other)} task(s) were added, taken out or changed since the split was made, {min(other)} first.",
-            where=str(path),
-            fix=f"composer-rl tasks split {quote(str(store.root))} --heldout-fraction 0.3 --seed 0, or restore the store.",
-        )
+        problem = f"{len(other)} task(s) were added, taken out or changed since the split was made, {min(other)} first."
+        fix = f"composer-rl tasks split {quote(str(store.root))} --heldout-fraction 0.3 --seed 0, or restore the store."
+        raise InputError("CR0504", problem, where=str(path), fix=fix)
     return now

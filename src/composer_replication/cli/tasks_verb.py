@@ -172,12 +172,8 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     backend = chosen_backend(args)  # said now, not after the packages have been fetched
     refuse_unwritable(args.out)
     if args.symbol and len(args.sources) > 1:
-        raise UsageError(
-            "CR0206",
-            "--symbol works with one SOURCE.",
-            where="--symbol",
-            fix="build each source with its own call, or pin functions in a recipe's [tasks.symbols].",
-        )
+        fix = "build each source with its own call, or pin functions in a recipe's [tasks.symbols]."
+        raise UsageError("CR0206", "--symbol works with one SOURCE.", where="--symbol", fix=fix)
     if args.ray is not None:
         refuse_without_jail(backend, "the nodes of a cluster are not this machine, on which it was accepted")
         with needs_extra("ray", "a build on a Ray cluster"):
@@ -405,12 +401,11 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
     if is_set is (args.task_id is not None):
-        raise UsageError(
-            "CR0206",
-            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none.",
-            where=args.task_id or "composer-rl tasks export",
-            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
+        problem = (
+            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none."
         )
+        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks."
+        raise UsageError("CR0206", problem, where=args.task_id or "composer-rl tasks export", fix=fix)
     if args.out.exists() and (is_file or not args.out.is_dir() or any(args.out.iterdir())):
         problem = "the file exists already." if is_file else "the folder is not empty."
         raise UsageError("CR0231", problem, where=str(args.out), fix="choose another --out.")

@@ -419,12 +419,9 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
     key = next((key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)), None)
     if key is not None:
         before, after = (repr(table[key]) if key in table else "not set" for table in (was, now))
-        raise UsageError(
-            "CR0208",
-            f"this folder was begun with another recipe: {key} is {after} now and was {before}.",
-            where=str(folder.recipe),
-            fix="resume with the same recipe and --set values, or choose another --out.",
-        )
+        problem = f"this folder was begun with another recipe: {key} is {after} now and was {before}."
+        fix = "resume with the same recipe and --set values, or choose another --out."
+        raise UsageError("CR0208", problem, where=str(folder.recipe), fix=fix)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

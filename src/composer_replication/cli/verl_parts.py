@@ -67,12 +67,9 @@ def open_guard() -> GuardHook | None:
 def _folder() -> Path:
     name = os.environ.get(FOLDER_VARIABLE, "")
     if not name:
-        raise UsageError(
-            "CR0951",
-            f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set.",
-            where=FOLDER_VARIABLE,
-            fix="start verl with run.sh of the folder that composer-rl export-verl wrote.",
-        )
+        problem = f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set."
+        fix = "start verl with run.sh of the folder that composer-rl export-verl wrote."
+        raise UsageError("CR0951", problem, where=FOLDER_VARIABLE, fix=fix)
     return Path(name)
 
 

@@ -1,26 +1,22 @@
-"""``composer-rl sandbox``: prove that the jail holds, run one command inside it, or hold a backend to the contract."""
+"""``composer-rl sandbox``: prove that the jail holds, or run one command inside it."""
 
 from __future__ import annotations
 
 import argparse
-import io
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import add_acceptance_flag, given_up, isolation_lines, number
 from composer_replication.cli.terminal import Report, progress_bar
-from composer_replication.errors import InputError, MissingError, needs_extra
+from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
 
 if TYPE_CHECKING:
-    from composer_replication.interfaces import SandboxBackend
     from composer_replication.records import ExecResult
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
-_OUTCOMES = {"failed": "FAILED", "known_failures": "known to fail", "not_run": "not run"}
 _BACKEND_HELP = (
     "bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or package.module:Class "
     "(default: the first of the first two that works here)"
@@ -33,7 +29,7 @@ _ACCEPT_HELP = (
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser(
-        "sandbox", help="test the jail, run a command in it, or test a backend", description=__doc__
+        "sandbox", help="test the jail, or run a command in it", description=__doc__
     )
     verbs = parser.add_subparsers(dest="sandbox_verb", metavar="VERB", required=True, title="verbs")
 
@@ -65,18 +61,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         help="kill the command and all that it started after S seconds (default: %(default)g)",
     )
     execute.add_argument("command", metavar="CMD", nargs="+", help="after --: the program and its arguments")
-    conformance = verbs.add_parser(
-        "conformance",
-        parents=[common],
-        help="hold a backend to the contract",
-        description="Run the tests of the contract on a backend, for whoever writes one; needs pytest. The self-test comes "
-        "first: with a guard that does not hold only harmless tests run. Exit code 3 when the contract is not kept.",
-    )
-    conformance.add_argument("--backend", metavar="NAME", required=True, help=_BACKEND_HELP)
-    conformance.add_argument(
-        "--only", metavar="EXPRESSION", default="", help="tests whose names match, as pytest -k"
-    )
-    for sub_verb in (selftest, execute, conformance):
+    for sub_verb in (selftest, execute):
         add_acceptance_flag(sub_verb, _ACCEPT_HELP)
         sub_verb.set_defaults(run="composer_replication.cli.sandbox_verb:run")
 
@@ -86,53 +71,21 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.sandbox.acceptance import accept
 
     accept(args.accepted)
-    if args.sandbox_verb == "conformance":
-        return _conformance(args)
     if args.sandbox_verb == "exec":
         return _execute(args)
     with progress_bar(quiet=args.quiet) as report:
         return _selftest(args.backend, report)
 
 
-def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from contextlib import redirect_stdout
-
-    backend = _available(args.backend)
-    with needs_extra("dev", "the conformance suite"):
-        from composer_replication.sandbox.conformance.plugin import run_suite
-    with redirect_stdout(io.StringIO() if args.quiet or args.json else sys.stderr):
-        outcome = run_suite(args.backend, only=args.only)
-    result = {
-        "backend": backend.name,
-        "ok": outcome.is_conformant,
-        "unheld_guards": list(outcome.unheld),
-        "passed": len(outcome.passed),
-        **{
-            name: [{"test": test, "reason": reason} for test, reason in getattr(outcome, name).items()]
-            for name in _OUTCOMES
-        },
-    }
-    return {**result, **given_up()}, 0 if outcome.is_conformant else _SELFTEST_FAILED
-
-
-def _available(name: str | None) -> SandboxBackend:
-    """What was chosen, if it works here: one sentence instead of a list of tests that cannot be tried."""
-    from composer_replication.sandbox import choose_backend
-
-    backend = choose_backend(name)
-    check = backend.is_available()
-    if not check.ok:
-        raise MissingError("CR0301", check.detail, where=backend.name, fix=check.fix)
-    return backend
-
-
 def _selftest(name: str | None, report: Report | None) -> tuple[dict[str, object], int]:
-    from composer_replication.sandbox import accepted, run_selftest
+    from composer_replication.sandbox import accepted, choose_backend, run_selftest
     from composer_replication.sandbox.acceptance import EVERYTHING
 
-    backend = _available(name)
-    checks = run_selftest(backend, progress=report)
-    without = accepted()
+    backend = choose_backend(name)
+    works = backend.is_available()
+    if not works.ok:  # one sentence instead of a list of tests that cannot be tried
+        raise MissingError("CR0301", works.detail, where=backend.name, fix=works.fix)
+    checks, without = run_selftest(backend, progress=report), accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     result = {"backend": backend.name, "ok": is_ok, "checks": [asdict(check) for check in checks]}
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
@@ -187,8 +140,6 @@ def _copy(source: Path | None, tree: Path) -> None:
 
 def render(result: dict[str, Any]) -> str:
     """What a person reads: a line for each check, or the output of the command."""
-    if "not_run" in result:
-        return _render_conformance(result)
     if "checks" in result:
         lines = [
             f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]
@@ -201,13 +152,3 @@ def render(result: dict[str, Any]) -> str:
     ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
     ending += ", output cut" if result["truncated"] else ""
     return "\n".join([*(part for part in parts if part), f"[{ending}]", *isolation_lines(result)])
-
-
-def _render_conformance(result: dict[str, Any]) -> str:
-    lines = [
-        f"{title} {row['test']}: {row['reason']}" for key, title in _OUTCOMES.items() for row in result[key]
-    ]
-    verdict = "keeps" if result["ok"] else "does NOT keep"
-    counts = ", ".join(f"{len(result[key])} {title.lower()}" for key, title in _OUTCOMES.items())
-    sentence = f"The sandbox {result['backend']} {verdict} the contract: {result['passed']} passed, {counts}."
-    return "\n".join([*lines, sentence, *isolation_lines(result)])

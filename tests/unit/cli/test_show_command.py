@@ -91,7 +91,7 @@ def test_difficulty_is_shown(sized_store: TaskStore) -> None:
     shown = page(sized_store, "t-class-body")
     assert shown["difficulty"][0]["pass_rate"] == 0.8
     text = " ".join(render_task(shown).split())
-    assert "difficulty policy name small, " in text
+    assert "policy name small, " in text
     assert "num samples 10, num passed 8, num hidden passed 5, pass rate 0.8, ci95 0.49" in text
 
 

@@ -46,14 +46,8 @@ def number(least: float = 0.0, *, is_above: bool = False) -> Callable[[str], flo
 
 def add_set_flag(parser: argparse.ArgumentParser) -> None:
     """``--set KEY=VALUE``, any number of times."""
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a recipe key",
-    )
+    told: dict[str, Any] = {"metavar": "KEY=VALUE", "help": "override a recipe key"}
+    parser.add_argument("--set", dest="overrides", action="append", default=[], **told)
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -75,19 +69,13 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def add_isolation_flags(parser: argparse.ArgumentParser) -> None:
-    """``--backend`` and ``--i-accept-no-isolation``; a verb begins with ``chosen_backend``."""
+    """``--backend`` and ``--i-accept-no-isolation [GUARD]``; a verb begins with ``chosen_backend``."""
     parser.add_argument(
-        "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
+        "--backend",
+        metavar="NAME",
+        help="bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or "
+        "package.module:Class (default: the first of the first two that works here)",
     )
-    add_acceptance_flag(
-        parser,
-        "do without any isolation, which the backend none needs: what the repository runs can do whatever you can; "
-        "a name after it is that of one guard, as in composer-rl sandbox",
-    )
-
-
-def add_acceptance_flag(parser: argparse.ArgumentParser, help_text: str) -> None:
-    """``--i-accept-no-isolation [GUARD]``: the names that were given up are in ``accepted``."""
     parser.add_argument(
         "--i-accept-no-isolation",
         metavar="GUARD",
@@ -96,7 +84,8 @@ def add_acceptance_flag(parser: argparse.ArgumentParser, help_text: str) -> None
         const="everything",
         default=[],
         dest="accepted",
-        help=help_text,
+        help="do without a guard of the self-test, by its name; may be given several times; without a name: without any "
+        "isolation, which the backend none needs: what is run can do whatever you can",
     )
 
 

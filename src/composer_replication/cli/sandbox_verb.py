@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_acceptance_flag, given_up, isolation_lines, number
+from composer_replication.cli.flags import add_isolation_flags, given_up, isolation_lines, number
 from composer_replication.cli.terminal import Report, progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
-_BACKEND_HELP = (
-    "bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or package.module:Class "
-    "(default: the first of the first two that works here)"
-)
-_ACCEPT_HELP = (
-    "do without a guard of the self-test, by its name; may be given several times; without a name: without "
-    "any isolation, which the backend none needs"
-)
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -39,7 +31,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         help="try to break out of the jail",
         description="Try every guard of the jail for real, in about five seconds. Exit code 3 when one does not hold.",
     )
-    selftest.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
 
     execute = verbs.add_parser(
         "exec",
@@ -49,7 +40,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "and what the command writes is gone afterwards. Exit code 0 whatever the command's own exit code is "
         "(it is in exit_code); 3 when the jail itself failed.",
     )
-    execute.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
     execute.add_argument(
         "--tree", metavar="FOLDER", type=Path, help="start in a copy of it (default: an empty folder)"
     )
@@ -62,7 +52,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     execute.add_argument("command", metavar="CMD", nargs="+", help="after --: the program and its arguments")
     for sub_verb in (selftest, execute):
-        add_acceptance_flag(sub_verb, _ACCEPT_HELP)
+        add_isolation_flags(sub_verb)
         sub_verb.set_defaults(run="composer_replication.cli.sandbox_verb:run")
 
 

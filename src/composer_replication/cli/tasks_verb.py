@@ -467,15 +467,13 @@ def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
         "split",
         parents=[common],
         help="part tasks into train and held-out",
-        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. With "
-        "--by repository held-out tasks come from repositories that are not trained on. A recipe whose tasks.store is "
+        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. A recipe whose tasks.store is "
         "DIR uses it, unless it names repositories or a fraction; any recipe does with heldout.split = PATH.",
     )
-    by, seed = "what stays together (default: origin)", "another seed draws another split"
+    seed = "another seed draws another split"
     split.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     split.add_argument("--heldout-fraction", metavar="F", type=float, required=True, help="above 0, below 1")
     split.add_argument("--seed", metavar="N", type=int, required=True, help=seed)
-    split.add_argument("--by", choices=("origin", "repository"), default="origin", help=by)
     split.set_defaults(run=f"{_HERE}:run_split", render=f"{_HERE}:render_split")
 
 
@@ -491,7 +489,7 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     tasks = store.tasks()
     with progress_bar(quiet=args.quiet) as report:
         items = _told(split_items(store, tasks), len(tasks), report)
-        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
+        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed)
     write_json(store.root / FILE_NAME, split.state_dict())
     result: Result = {"train": list(split.train_ids), "heldout": list(split.heldout_ids)}
     return result | {"fingerprint": split.fingerprint}, 0

@@ -83,7 +83,6 @@ def test_no_valid_candidate_says_why_and_how_often(
     [
         ("modle.name=x", "CR0204", "the nearest known key is model"),
         ("model.name.x=1", "CR0204", "name is not a table"),
-        ("trainer.beta_replay=2", "CR0204", "needs pairs to learn from"),
         ("sandbox.backend=bubblewarp", "CR0305", "no sandbox backend called 'bubblewarp'"),
         ("garbage", "CR0206", "'garbage' is not KEY=VALUE"),
     ],

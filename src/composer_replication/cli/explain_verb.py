@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +42,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     entries = load_explanations()
     code = args.code.strip().upper()
     if code not in entries:
-        near = difflib.get_close_matches(code, entries, n=1, cutoff=0.0)[0]
+        digits = int("".join(filter(str.isdecimal, code)) or 0)
+        near = min(entries, key=lambda known: abs(int(known[2:]) - digits))
         fix = f"composer-rl explain {near}"
         raise UsageError("CR0206", f"there is no error code {args.code!r}.", where="CODE", fix=fix)
     entry = entries[code]

@@ -26,7 +26,9 @@ def test_a_person_reads_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"  - {text}\n" in out
 
 
-@pytest.mark.parametrize(("given", "nearest"), [("CR0200", "CR020"), ("0206x", "CR0206"), ("x", "CR")])
+@pytest.mark.parametrize(
+    ("given", "nearest"), [("CR0200", "CR0201"), ("CR0215", "CR0211"), ("0206x", "CR0206"), ("x", "CR0100")]
+)
 def test_an_unknown_code_names_the_nearest(
     capsys: pytest.CaptureFixture[str], given: str, nearest: str
 ) -> None:

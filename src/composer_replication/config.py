@@ -283,13 +283,13 @@ def read_table(path: Path) -> dict[str, Any]:
     """A recipe as it stands in its file, unchecked; one that cannot be read or is no TOML is refused (CR0201)."""
     try:
         return tomllib.loads(path.read_text())
-    except OSError as error:
-        problem, cause = f"the recipe cannot be read: {error.strerror}.", error
-        fix = "give the path of a run.toml; composer-rl recipe new writes one."
-    except ValueError as error:  # of TOML or of UTF-8
-        problem, cause = f"the recipe is not valid TOML: {error}.", error
+    except (OSError, ValueError) as error:  # of the file; of TOML or of UTF-8
+        problem = f"the recipe is not valid TOML: {error}."
         fix = "correct that place in the file; strings need quotes, tables their brackets."
-    raise UsageError("CR0201", problem, where=str(path), fix=fix) from cause
+        if isinstance(error, OSError):
+            problem = f"the recipe cannot be read: {error.strerror}."
+            fix = "give the path of a run.toml; composer-rl recipe new writes one."
+        raise UsageError("CR0201", problem, where=str(path), fix=fix) from error
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:

@@ -189,7 +189,8 @@ def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
         problem = "the content of train and held-out tasks was not compared when this split was made."
         fix = "make it again with composer-rl tasks split."
         raise InputError("CR0504", problem, where=str(path), fix=fix)
-    now, other = None, set(store.task_ids()) ^ set(split.contents)
+    now: HeldoutSplit | None = None
+    other = set(store.task_ids()) ^ set(split.contents)
     if not other:
         sides = (map(store.get, split.train_ids), map(store.get, split.heldout_ids))
         now = HeldoutSplit(*(split_items(store, side) for side in sides))

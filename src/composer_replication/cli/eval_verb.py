@@ -12,7 +12,6 @@ from composer_replication.cli.cluster import check_cluster, placed_at
 from composer_replication.cli.flags import add_ray_flag, refuse_unwritable, whole_number
 from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.errors import UsageError, needs_extra
-from composer_replication.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
@@ -197,6 +196,8 @@ def _gap_bound(results: Sequence[TaskResult]) -> float | None:
 
 def _problem(args: argparse.Namespace) -> str:
     """What is wrong with the command line; empty when nothing is."""
+    from composer_replication.run_folder import RunFolder
+
     is_run = RunFolder(Path(args.model)).recipe.is_file()
     if is_run and args.recipe is not None:
         return "--recipe is for a model: this run has a recipe of its own."
@@ -233,6 +234,7 @@ def _line(side: str, result: dict[str, Any]) -> str:
 def _recipe(args: argparse.Namespace) -> RunConfig:
     """How attempts are made: the run's own recipe, that of ``--recipe`` with this model, or one answer by the flags."""
     from composer_replication.config import ModelSection, load_config, parse_config
+    from composer_replication.run_folder import RunFolder
 
     recipe = RunFolder(Path(args.model)).recipe
     if recipe.is_file():
@@ -254,6 +256,7 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
 def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
     from composer_replication.cli.assembly import recipe_sha256
+    from composer_replication.run_folder import RunFolder
     from composer_replication.trainer.checkpoints import refuse_foreign_checkpoints
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
-import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.resources import files
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -72,6 +69,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     with R completions a step, g the measured seconds of one test run, j test runs at a time; held-out evaluations
     come on top. Every completion is taken for as long as allowed and for different from all others.
     """
+    import tomllib
+
     from composer_replication.cli.assembly import check_recipe
     from composer_replication.cli.task_division import divide_tasks
     from composer_replication.config import parse_config
@@ -225,6 +224,9 @@ def recipe_text(
     held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are measured before and after with four
     samples each. The learning rates are rules of thumb. Without sizes it is enough to divide the tasks.
     """
+    import json
+    from importlib.resources import files
+
     import tomli_w
 
     from composer_replication.cli.task_division import FILE_NAME

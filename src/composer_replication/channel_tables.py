@@ -37,7 +37,6 @@ class HeldoutSection(Section):
     repositories: list[str] = []
     split: str = ""
     fraction: float | None = Field(None, gt=0.0, lt=1.0)
-    seed: int = 0
     every: int = Field(1, ge=1)
     samples_per_task: int = Field(1, ge=1)
     sample_size: int = Field(0, ge=0)
@@ -135,14 +134,14 @@ class CurriculumSection(Section):
     A task weighs E[p(1-p)] under what it did so far. An attempt counts half after ``half_life`` generations, since the
     policy moves on. Pass rates that ``eval --update-difficulty`` kept beside the tasks come first, as at most
     eight attempts each: those of the very weights, and where there are none of other policies
-    (``any``) or nothing (``same-weights``). ``floor_share`` of the draws are spread evenly over all active tasks;
+    (``any``) or nothing (``same-weights``). A tenth of the draws is spread evenly over all active tasks;
     docs/curriculum.md says how tasks are retired and come back.
     """
 
     half_life: float = Field(100.0, gt=0.0)
     recorded: Literal["same-weights", "any", "none"] = "any"
-    floor_share: float = Field(0.1, ge=0.0, le=1.0)
 
+    floor_share: ClassVar[float] = 0.1
     recorded_weight: ClassVar[float] = 8.0
     retire_above: ClassVar[float] = 0.9
     retire_certainty: ClassVar[float] = 0.9
@@ -154,15 +153,14 @@ class RaySection(Section):
 
     ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. There are ``num_actors`` actors, each of which
     asks Ray for ``num_cpus`` and ``resources``; 0 is one for each episode that runs at a time, or as many as the nodes have room
-    for where that is less; several processes of a run share the room. No more episodes run at a time than there are actors; an attempt waits ``waiting_seconds`` for a
-    free one. A run may be resumed with another table, or without one.
+    for where that is less; several processes of a run share the room. No more episodes run at a time than there are actors.
+    A run may be resumed with another table, or without one.
     """
 
     address: str
     num_actors: int = Field(0, ge=0)
     num_cpus: float = Field(1.0, ge=0.0)
     resources: dict[str, Annotated[float, Field(ge=0.0)]] = {}
-    waiting_seconds: float = Field(500.0, gt=0.0)
 
 
 OuterPrecision = Literal["fp32", "bf16", "int8", "int4"]
@@ -245,9 +243,9 @@ class AgentSection(Section):
     never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. docs/episodes.md tells of the other
     limits. ``template_options`` are variables of the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` pays rollouts
     with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``).
-    ``log_prob_check`` compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells
-    (``report``) or stops (``error``). Answers are sampled when every running episode waits for one, at most ``max_batch`` of
-    them at a time, so that the same seed gives the same bits.
+    ``log_prob_check`` compares trainer and sampler at each step: over 0.05 nats on average it tells
+    (``report``) or stops (``error``). At most ``max_concurrent`` episodes run at a time. Answers are sampled when every running episode
+    waits for one, so that the same seed gives the same bits.
     """
 
     max_turns: int = Field(20, ge=1)
@@ -255,8 +253,6 @@ class AgentSection(Section):
     max_new_tokens: int = Field(2048, ge=1)
     min_new_tokens: int = Field(16, ge=1)
     max_concurrent: int = Field(32, ge=1)
-    max_batch: int = Field(32, ge=1)
-    episode_seconds: float = Field(3600.0, gt=0.0)
     summary_tokens: int = Field(0, ge=0)
     max_summaries: int = Field(4, ge=1)
     reminder: str = ""
@@ -265,7 +261,6 @@ class AgentSection(Section):
     template_options: dict[str, Any] = {}
     monitor: MonitorMode = "mask"
     log_prob_check: Literal["report", "error", "off"] = "report"
-    log_prob_tolerance: float = Field(0.05, gt=0.0)
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 

@@ -30,7 +30,7 @@ from composer_replication.errors import UsageError
 
 
 class LoraSection(Section):
-    """Low-rank adapters instead of full fine-tuning (needs peft)."""
+    """Low-rank adapters of all linear layers instead of full fine-tuning (needs peft)."""
 
     rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
@@ -229,70 +229,68 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _tables_fit(self) -> RunConfig:
         """A single key that has no use beside the others is harmless; refused is what would train something else than was meant."""
-        if self.hints is not None and self.hints.teacher == "lora-off" and self.model.lora is None:
-            raise ValueError('hints.teacher = "lora-off" needs a [model.lora] table: it has no adapter')
-        for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
-            if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
-                raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
-        if self.agent is None:
-            if self.trainer.importance_clip:
-                raise ValueError(
-                    "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler; "
-                    "with vLLM set trl.vllm_importance_sampling_clip_max"
-                )
-            return self
-        if self.reward != RewardSection():
-            raise ValueError("[reward] is about single answers; with [agent] use [agent.reward]")
-        if "max_completion_length" in self.trl:
-            raise ValueError(
-                "trl.max_completion_length is set by agent.max_context_tokens: take the key out, and see agent.max_new_tokens"
-            )
-        if self.agent.log_prob_check == "error" and not self.trainer.checks:
-            raise ValueError('agent.log_prob_check = "error" needs trainer.checks')
-        return self
-
-    @model_validator(mode="after")
-    def _guard_needs_truth(self) -> RunConfig:
-        if self.guard is not None and self.heldout is None:
-            raise ValueError(
-                "a [guard] needs a [heldout] table: without held-out tasks it has no truth to compare"
-            )
-        if self.evidence is not None:
-            if self.guard is None or self.heldout is None:
-                raise ValueError("an [evidence] table needs a [guard] and a [heldout] table beside it")
-            if not self.heldout.sample_size:
-                raise ValueError(
-                    "[evidence] needs heldout.sample_size: with the same tasks every time its guarantee is void"
-                )
-            if not self.heldout.has_sentinel:
-                raise ValueError(
-                    "[evidence] needs heldout.has_sentinel = true: an outage of the grader voids its guarantee"
-                )
+        guard, heldout, evidence, agent = self.guard, self.heldout, self.evidence, self.agent
+        hints, replay, trainer, lora = self.hints, self.replay, self.trainer, self.model.lora
+        for is_so, problem in (
+            (
+                hints and hints.teacher == "lora-off" and not lora,
+                'hints.teacher = "lora-off" needs [model.lora]',
+            ),
+            (hints and not trainer.alpha_sdpo, "[hints] does nothing while trainer.alpha_sdpo is 0"),
+            (replay and not trainer.beta_replay, "[replay] does nothing while trainer.beta_replay is 0"),
+            (
+                trainer.beta_replay and not (replay and (replay.pairs or replay.sibling_pairs)),
+                "trainer.beta_replay needs pairs to learn from: replay.pairs or replay.sibling_pairs",
+            ),
+            (
+                not agent and trainer.importance_clip,
+                "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler",
+            ),
+            (
+                agent and self.reward != RewardSection(),
+                "[reward] is about single answers; with [agent] use [agent.reward]",
+            ),
+            (
+                agent and "max_completion_length" in self.trl,
+                "trl.max_completion_length is set by agent.max_context_tokens: take the key out, and see agent.max_new_tokens",
+            ),
+            (
+                agent and agent.log_prob_check == "error" and not trainer.checks,
+                'agent.log_prob_check = "error" needs trainer.checks',
+            ),
+            (
+                guard and not heldout,
+                "a [guard] needs a [heldout] table: without held-out tasks it has no truth to compare",
+            ),
+            (
+                evidence and not (guard and heldout),
+                "an [evidence] table needs a [guard] and a [heldout] table beside it",
+            ),
+            (
+                evidence and heldout and not heldout.sample_size,
+                "[evidence] needs heldout.sample_size: with the same tasks every time its guarantee is void",
+            ),
+            (
+                evidence and heldout and not heldout.has_sentinel,
+                "[evidence] needs heldout.has_sentinel = true: an outage of the grader voids its guarantee",
+            ),
+        ):
+            if is_so:
+                raise ValueError(problem)
         return self
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A recipe as it stands in its file, unchecked.
-
-    Raises:
-        UsageError: no such file (CR0201), not TOML (CR0201).
-    """
+    """A recipe as it stands in its file, unchecked; one that cannot be read or is no TOML is refused (CR0201)."""
     try:
         return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(
-            "CR0201",
-            f"the recipe cannot be read: {error.strerror}.",
-            where=str(path),
-            fix="give the path of a run.toml; composer-rl recipe new writes one.",
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(
-            "CR0201",
-            f"the recipe is not valid TOML: {error}.",
-            where=str(path),
-            fix="correct that place in the file; strings need quotes, tables their brackets.",
-        ) from error
+    except (OSError, ValueError) as error:  # of the file; of TOML or of UTF-8
+        problem = f"the recipe is not valid TOML: {error}."
+        fix = "correct that place in the file; strings need quotes, tables their brackets."
+        if isinstance(error, OSError):
+            problem = f"the recipe cannot be read: {error.strerror}."
+            fix = "give the path of a run.toml; composer-rl recipe new writes one."
+        raise UsageError("CR0201", problem, where=str(path), fix=fix) from error
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -320,12 +318,8 @@ def parse_config(
     except ValidationError as error:
         key, sentence = _first_problem(error)
         flag = next((name for name in overrides or {} if _is_within(key, name) or _is_within(name, key)), "")
-        raise UsageError(
-            "CR0204",
-            sentence,
-            where=f"--set {flag}" if flag else where,
-            fix="see docs/recipe-keys.md for every key.",
-        ) from error
+        fix = "see docs/recipe-keys.md for every key."
+        raise UsageError("CR0204", sentence, where=f"--set {flag}" if flag else where, fix=fix) from error
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -355,12 +349,8 @@ def _set(table: dict[str, Any], dotted: str, value: Any) -> None:
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise UsageError(
-                "CR0204",
-                f"{section} is not a table.",
-                where=f"--set {dotted}",
-                fix="see docs/recipe-keys.md for every key.",
-            )
+            fix = "see docs/recipe-keys.md for every key."
+            raise UsageError("CR0204", f"{section} is not a table.", where=f"--set {dotted}", fix=fix)
         table = inner
     table[key] = value
 

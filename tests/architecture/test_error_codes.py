@@ -35,17 +35,15 @@ def raised_codes(root: Path) -> set[str]:
 
 def named_keys(root: Path) -> set[str]:
     """Keys of a recipe in the texts that say where an error is and how to mend it."""
-    return {
-        key
-        for path in root.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call)
-        for keyword in call.keywords
-        if keyword.arg in {"where", "fix"}
-        for node in ast.walk(keyword.value)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for key in KEY.findall(node.value)
-    }
+    texts: list[ast.expr] = []
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                texts += [keyword.value for keyword in node.keywords if keyword.arg in {"where", "fix"}]
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "fix":
+                texts.append(node.value)
+    words = [node.value for text in texts for node in ast.walk(text) if isinstance(node, ast.Constant)]
+    return {key for word in words if isinstance(word, str) for key in KEY.findall(word)}
 
 
 def is_key(dotted: str) -> bool:

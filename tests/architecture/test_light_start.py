@@ -31,7 +31,6 @@ SUB_VERBS = [
     ["cache", "prune"],
     ["sandbox", "selftest"],
     ["sandbox", "exec"],
-    ["sandbox", "conformance"],
     ["guard", "scan"],
     ["guard", "bench"],
 ]

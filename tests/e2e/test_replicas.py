@@ -43,7 +43,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replicas")
     launcher = Launcher(folder, "local")
     store = {"replicas.transport": f"file://{folder}/runs/pair/store", "replicas.sync_every": 2}
-    store["curriculum.floor_share"] = 0.5
+    store["curriculum.half_life"] = 50.0
     for _ in range(2):
         launcher.launch("pair", "--replicas", 2, **SETTINGS, **store)
         assert launcher.ended("pair", 0)["state"] == "succeeded"
@@ -98,7 +98,7 @@ def test_another_recipe_is_refused_before_the_first_step(
     where = {
         "replicas__transport": f"file://{out}/store",
         "replicas__sync_every": 2,
-        "curriculum__floor_share": 0.5,
+        "curriculum__half_life": 50.0,
         "trl__learning_rate": 0.5,
     }
     code, result = train(capsys, tmp_path / "other", "--replica", "1", "--of", "2", **where)

@@ -162,7 +162,7 @@ def test_a_run_that_loses_a_node_for_good_goes_on_with_the_other(
 ) -> None:
     folder = RunFolder(recipe.parent / "lost")
     words = ("train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
-    lose_a_node(head, tmp_path, *words, "--set", "ray.waiting_seconds=60")
+    lose_a_node(head, tmp_path, *words)
     assert_same_run(folder, here)
     lost = [row["rollouts/infrastructure_failures"] for row in read_jsonl(folder.metrics)]
     assert sum(lost) == 1, "the lost node's episode, and no other"

@@ -141,7 +141,7 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
     [
         ({"tests/test_planted.py": "# none\n"}, "CR0419"),
         ({"pyproject.toml": None}, "CR0402"),
-        ({"tests/test_planted.py": "def test_it():\n    raise OSError\n"}, "CR0415"),
+        ({"tests/test_planted.py": "def test_it():\n    raise OSError\n"}, "CR0231"),
     ],
 )
 def test_good_tasks_stay_usable(
@@ -196,7 +196,7 @@ def test_tasks_of_a_source_that_cannot_be_opened_any_more_are_not_lost(
     before = TaskStore.open(Path(shutil.copytree(store_of_make, tmp_path / "out"))).fingerprint
     (source / "pyproject.toml").unlink()
     answer = command("tasks", "build", "--visible-only", source, good, "--out", tmp_path / "out")
-    assert answer.error["code"] == "CR0415"
+    assert answer.error["code"] == "CR0231"
     assert f"{source} cannot be used: CR0402" in answer.error["message"]
     assert TaskStore.open(tmp_path / "out").fingerprint == before
 

@@ -66,7 +66,10 @@ def test_a_split_whose_tasks_changed(command: Command, recipe: Path, own_store: 
     own_store.put_task(changed, own_store.secret(name))
     answer = train(command, recipe)
     assert (answer.exit_code, answer.error["code"]) == (4, "CR0504")
-    assert answer.error["message"] == f"1 task(s) are changed since the split was made, {name} first."
+    assert (
+        answer.error["message"]
+        == f"1 task(s) were added, taken out or changed since the split was made, {name} first."
+    )
 
 
 def test_train_and_held_out_tasks_that_are_near_copies(

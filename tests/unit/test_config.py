@@ -56,9 +56,10 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"model": {"name": "x", "dtype": "int8"}}, "model.dtype: Input should be 'float32' or 'bfloat16'"),
         ({"tasks": {}}, "tasks: give exactly one of source and store"),
         ({"tasks": {"store": "a", "source": ["b"]}}, "tasks: give exactly one of source and store"),
-        ({"hints": {"teacher": "lora-off"}, **SDPO}, 'hints.teacher = "lora-off" needs a [model.lora] table'),
+        ({"hints": {"teacher": "lora-off"}, **SDPO}, 'hints.teacher = "lora-off" needs [model.lora]'),
         ({"hints": {}}, "[hints] does nothing while trainer.alpha_sdpo is 0"),
         ({"replay": {}}, "[replay] does nothing while trainer.beta_replay is 0"),
+        ({"replay": {}, **REPLAY}, "trainer.beta_replay needs pairs to learn from"),
         ({"replay": {"kind": "ipo", "margin": 0.1}, **REPLAY}, "replay: ipo takes no margin"),
         (
             {"replay": {"kind": "simpo", "length_normalised": False}, **REPLAY},
@@ -181,7 +182,7 @@ SECTIONS = st.fixed_dictionaries(
             {}, optional={"fraction": st.floats(0.01, 0.99), "every": st.integers(1, 9)}
         ),
         "trainer": st.fixed_dictionaries(
-            {}, optional={"beta_replay": st.floats(0, 10), "prefix_sharing": st.booleans()}
+            {}, optional={"alpha_sdpo": st.floats(0, 10), "prefix_sharing": st.booleans()}
         ),
         "trl": st.dictionaries(
             st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.integers(-9, 9) | st.booleans() | st.text()

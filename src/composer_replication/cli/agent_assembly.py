@@ -42,13 +42,7 @@ MANY_GRADINGS = 64
 
 
 def check_agent(config: RunConfig) -> None:
-    """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it.
-
-    Raises:
-        UsageError: no such dialect of calls (CR0818), weights that are spread over processes without vLLM to sample
-            (CR0757), a key of ``[trl]`` that the loop cannot follow (CR0211), or as ``find_server``.
-        MissingError: vLLM is not installed beside the trainer (CR0101), or as ``find_server``.
-    """
+    """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it."""
     if config.agent is None:
         return
     if config.agent.dialect:
@@ -64,29 +58,19 @@ def check_agent(config: RunConfig) -> None:
         refused += ["vllm_tensor_parallel_size"] * (config.trl.get("vllm_tensor_parallel_size", 1) != 1)
     key = next((key for key in refused if config.trl.get(key)), None)
     if key is not None:
-        raise UsageError(
-            "CR0211",
-            f"trl.{key} is set, and the agent loop does not sample so.",
-            where=f"trl.{key}",
-            fix='take the key out, the [agent] table, or set trl.vllm_mode = "server".',
-        )
+        problem = f"trl.{key} is set, and the agent loop does not sample so."
+        fix = 'take the key out, the [agent] table, or set trl.vllm_mode = "server".'
+        raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
     if uses_vllm and importlib.util.find_spec("vllm") is None:
-        raise MissingError(
-            "CR0101",
-            "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too.",
-            where="vllm",
-            fix="composer-rl doctor names the version that fits; or take trl.use_vllm out.",
-        )
+        problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
+        fix = "composer-rl doctor names the version that fits; or take trl.use_vllm out."
+        raise MissingError("CR0101", problem, where="vllm", fix=fix)
     if uses_vllm and is_server:
         find_trl_server(config)
 
 
 def find_trl_server(config: RunConfig) -> ServedModel:
-    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set.
-
-    Raises:
-        ComposerError: as ``find_server``.
-    """
+    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
     of = config.trl
     url = of.get("vllm_server_base_url")
     url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
@@ -109,19 +93,19 @@ def open_player(
     ``LedgerTalk``.
     """
     section = config.agent or AgentSection()
-    open_environment: Callable[[], Any]
+    options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
+    open_environment: Callable[[], Any] = partial(
+        FeatureDeletionEnv,
+        grader,
+        attempt=attempt_options(config),
+        reward=reward_options(config),
+        monitor="off" if is_evaluation else section.monitor,
+    )
     if cluster is not None:
         from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
 
         open_environment = partial(RayEnvironment, cluster)
-    else:
-        open_environment = partial(
-            FeatureDeletionEnv,
-            grader,
-            attempt=attempt_options(config),
-            reward=reward_options(config),
-            monitor="off" if is_evaluation else section.monitor,
-        )
+        options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
     talk = LedgerTalk(
         tokenizer,
         tokenizer.chat_template,
@@ -131,10 +115,6 @@ def open_player(
         tools=TOOLS,
         num_ids=num_ids,
     )
-    options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
-    if cluster is not None:
-        options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
-    num_places = None if cluster is None else cluster.num_places
     return EpisodePlayer(
         grader,
         open_environment,
@@ -143,16 +123,13 @@ def open_player(
         seed=config.seed,
         listeners=listeners,
         keeps_trees=is_evaluation,
-        num_places=num_places,
+        num_places=None if cluster is None else cluster.num_places,
     )
 
 
 def sandbox_limits(config: RunConfig) -> Limits:
     """Of every sandbox of a recipe."""
-    section = config.sandbox
-    return Limits(
-        memory_bytes=section.memory_bytes, num_processes=section.num_processes, disk_bytes=section.disk_bytes
-    )
+    return Limits(**config.sandbox.model_dump(include={"memory_bytes", "num_processes", "disk_bytes"}))
 
 
 def attempt_options(config: RunConfig) -> AttemptOptions:
@@ -179,19 +156,13 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
 
 
 def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
-    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights.
-
-    Raises:
-        ComposerError: as ``require_fit``.
-    """
-    section = config.agent or AgentSection()
-    described = model.config.get_text_config().to_dict()
+    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights."""
     require_fit(
         served,
         tokenizer,
-        max_context_tokens=section.max_context_tokens,
+        max_context_tokens=(config.agent or AgentSection()).max_context_tokens,
         model_name=config.model.name,
-        model_config=described,
+        model_config=model.config.get_text_config().to_dict(),
     )
 
 
@@ -208,10 +179,6 @@ def open_episode_sampler(
     """Who attempts ``tasks`` by episodes of a model that nobody trains now; tools, limits and sampling are the recipe's.
 
     With ``served`` that server samples, and ``model`` needs no weights.
-
-    Raises:
-        UsageError: the method contradicts itself (CR0760).
-        InputError: as ``refuse_long_conversations``.
     """
     from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
 
@@ -223,7 +190,7 @@ def open_episode_sampler(
     if served is not None:
         require_server(config, served, model, tokenizer)
     endpoint = None if served is None else served.endpoint
-    policy = TrainedPolicy(max_batch=section.max_batch, endpoint=endpoint)
+    policy = TrainedPolicy(max_batch=section.max_concurrent, endpoint=endpoint)
     policy.trainer = still_trainer(config, model, tokenizer)
     return EpisodeSampler(judge, policy)
 
@@ -239,39 +206,28 @@ def checks_of(config: RunConfig) -> Any:
         return config.trainer.checks
     from composer_replication.trainer.checks.judgement import CheckThresholds
 
-    section = config.agent
-    limit = math.inf if section.log_prob_check == "off" else section.log_prob_tolerance
-    return CheckThresholds(max_token_drift=limit, stops_at_drift=section.log_prob_check == "error")
+    if config.agent.log_prob_check == "off":
+        return CheckThresholds(max_token_drift=math.inf)
+    return CheckThresholds(stops_at_drift=config.agent.log_prob_check == "error")
 
 
 def refuse_long_conversations(
     config: RunConfig, player: EpisodePlayer, tasks: Sequence[Task], model: Any
 ) -> None:
-    """Stop before the first step when a first message leaves no room for an answer.
-
-    Raises:
-        InputError: the model has fewer positions than ``agent.max_context_tokens``, or a task's first prompt is too long
-            for it (CR0705); the chat template cannot be used (CR0810, CR0818).
-    """
-    section, options = config.agent or AgentSection(), player.options
+    """Stop before the first step when a first message leaves no room for an answer."""
+    min_new_tokens, limit = (config.agent or AgentSection()).min_new_tokens, player.options.max_context_tokens
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and positions < options.max_context_tokens:
-        raise InputError(
-            "CR0705",
-            f"agent.max_context_tokens is {options.max_context_tokens}, and the model has {positions} positions.",
-            where="agent.max_context_tokens",
-            fix=f"set it to at most {positions}.",
-        )
+    if positions is not None and positions < limit:
+        problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
+        fix = f"set it to at most {positions}."
+        raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
     store = player.grader.store
     for task in tasks:
         length = player.talk.open(first_message(store, task), TOOLS).num_tokens
-        if length + section.min_new_tokens > options.max_context_tokens:
-            raise InputError(
-                "CR0705",
-                f"the first prompt takes {length} of {options.max_context_tokens} tokens and leaves no room for an answer.",
-                where=task.task_id,
-                fix="raise agent.max_context_tokens, or leave the task out.",
-            )
+        if length + min_new_tokens > limit:
+            problem = f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
+            fix = "raise agent.max_context_tokens, or leave the task out."
+            raise InputError("CR0705", problem, where=task.task_id, fix=fix)
 
 
 def cluster_options(config: RunConfig) -> ClusterOptions:
@@ -297,17 +253,12 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
 
 @contextmanager
 def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster | None]:
-    """The actors that ``[ray]`` asks for, gone after the block; None without the table.
-
-    Raises:
-        ComposerError: as ``open_cluster``.
-    """
+    """The actors that ``[ray]`` asks for, gone after the block; None without the table."""
     if config.ray is None:
         yield None
         return
     from composer_replication.rollouts.cluster import open_cluster
 
-    plays_episodes = config.agent is not None
-    options = cluster_options(config)
+    options, plays_episodes = cluster_options(config), config.agent is not None
     with open_cluster(config.ray.address, store, options, waits_for_all=plays_episodes) as cluster:
         yield cluster

@@ -26,13 +26,7 @@ from composer_replication.cli.agent_assembly import (
     require_server,
     sandbox_limits,
 )
-from composer_replication.cli.cluster import (
-    check_cluster,
-    file_part,
-    launched_rank,
-    shards_by_fsdp2,
-    shards_weights,
-)
+from composer_replication.cli.cluster import check_cluster, file_part, launched_rank, shards_weights
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, prompt_of, read_split
 from composer_replication.cli.terminal import Report, note
@@ -75,20 +69,10 @@ if TYPE_CHECKING:
 def check_recipe(
     config: RunConfig, recipe_folder: Path
 ) -> tuple[HeldOutGuard | CombinedGuard | None, Mapping[str, PairRow]]:
-    """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own.
-
-    Raises:
-        UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
-            loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write
-            (CR0221), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
-            acceptance of no guard (CR0340), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
-            sampling server that does not fit (CR0826),
-            hints of other tasks or spread weights with ``[agent]`` (CR0760, CR0757).
-        InputError: a file of preference pairs (CR0881) or of a split (CR0504) that cannot be used.
-        MissingError: no sandbox works here (CR0301), no sampling server answers (CR0824); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
-    """
+    """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own."""
     checked = make_guard(config), pair_rows(config, recipe_folder)
-    _refuse_empty_channels(config)
+    if config.trainer.alpha_sdpo != 0.0:
+        open_layers((config.hints or HintsSection()).writing)
     check_agent(config)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
@@ -102,39 +86,8 @@ def check_recipe(
     return checked
 
 
-def _refuse_empty_channels(config: RunConfig) -> None:
-    """A recipe's hints come from its own rollouts; its preference pairs from a file, from siblings, or from both.
-
-    Neither channel can be trained where the weights are spread over processes by anything but FSDP2.
-    """
-    is_trainable = not shards_weights() or shards_by_fsdp2()
-    if not is_trainable and (config.trainer.alpha_sdpo != 0.0 or config.trainer.beta_replay != 0.0):
-        raise UsageError(
-            "CR0757",
-            "hint distillation and replay cannot train this model: its weights are to be spread over processes, and not by FSDP2.",
-            where="trainer.alpha_sdpo, trainer.beta_replay",
-            fix="set both weights to 0, or launch with fsdp_version: 2, or without FSDP and ZeRO-3.",
-        )
-    if config.trainer.alpha_sdpo != 0.0:
-        open_layers((config.hints or HintsSection()).writing)
-    replay = config.replay
-    if config.trainer.beta_replay != 0.0 and not (replay and (replay.sibling_pairs or replay.pairs)):
-        raise UsageError(
-            "CR0755",
-            "beta_replay is not 0, but there is no preference pair to learn from.",
-            where="trainer.beta_replay",
-            fix="name a file of pairs in replay.pairs, set replay.sibling_pairs = true, or beta_replay to 0.",
-        )
-
-
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
-    """What the training packages say: TRL's arguments and the method of the recipe.
-
-    Raises:
-        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself or that
-            ``check_arguments`` refuses (CR0760).
-        MissingError: a package is missing (CR0101).
-    """
+    """What the training packages say: TRL's arguments and the method of the recipe."""
     with needs_extra("train", "training"):
         import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
         from composer_replication.trainer.preset_settings import check_arguments, resolve_method
@@ -150,9 +103,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
     """The store that the recipe names, or one built from its sources in the cache.
 
     ``report`` is told of the progress of the build.
-
-    Raises:
-        InputError: no such store or source, or no valid task in it.
     """
     accept_recipe(config)
     section = config.tasks
@@ -182,11 +132,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test.
-
-    Raises:
-        InputError: an instruction or a prompt would show the deleted code (CR0429).
-    """
+    """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
     if config.agent is not None:  # the conversation itself begins in the environment
         return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
@@ -201,11 +147,7 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
 
 
 def accept_recipe(config: RunConfig) -> None:
-    """From now on do without the guards that the recipe does without.
-
-    Raises:
-        UsageError: there is no guard of that name (CR0340).
-    """
+    """From now on do without the guards that the recipe does without."""
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
 
 
@@ -251,19 +193,12 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     return sampler
 
 
-POOL_PER_SAMPLE = 10
-
-
 def open_evaluator(
     config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
 ) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
     """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told.
 
     Both are None where the recipe holds nothing out.
-
-    Raises:
-        UsageError: the pool is smaller than the sample, or gives no canary (CR0452).
-        InputError: the journal belongs to another run or is damaged (CR0602).
     """
     section = config.heldout
     if section is None or tasks.split is None:
@@ -275,7 +210,7 @@ def open_evaluator(
         sampler,
         tasks.heldout,
         split_fingerprint=tasks.split.fingerprint,
-        seed=section.seed + config.seed,
+        seed=config.seed,
         every=section.every,
         samples_per_task=section.samples_per_task,
         sample_size=section.sample_size,
@@ -285,11 +220,6 @@ def open_evaluator(
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )
-    if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
-        note(
-            f"evidence: a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size} is small; "
-            "its guarantee speaks of these tasks only"
-        )
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
     patience = None if shards_weights() else section.timeout_seconds
     evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)
@@ -300,11 +230,7 @@ def open_evaluator(
 
 
 def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
-    """The guard of ``[guard]``, with that of ``[evidence]`` where there is one.
-
-    Raises:
-        UsageError: a value out of range (CR0204).
-    """
+    """The guard of ``[guard]``, with that of ``[evidence]`` where there is one."""
     if config.guard is None:
         return None
     try:
@@ -319,11 +245,7 @@ def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
 
 
 def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, grader: Grader) -> None:
-    """Versions, seeds, git revision and fingerprints, never an environment variable; and which jails are used, without which guards.
-
-    Raises:
-        SandboxFailure: the jail of attempts does not hold (CR0306).
-    """
+    """Versions, seeds, git revision and fingerprints, never an environment variable; and which jails are used, without which guards."""
     packages = ("composer-replication", "torch", "transformers", "trl", "accelerate", "peft")
     jails = {"backend": grader.backend_name}
     if config.agent is not None and config.ray is None:  # nodes choose for themselves
@@ -342,9 +264,6 @@ def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, gra
             "split_checked": list(tasks.split.checked) if tasks.split else [],
             "train_tasks": [task.task_id for task in tasks.train],
             "heldout_tasks": [task.task_id for task in tasks.heldout],
-            "heldout_without_hidden_tests": tasks.num_blind,
-            "left_out_prompt_shows_golden": tasks.num_leaking,
-            "left_out_other_sizes": tasks.num_other_sizes,
             "sandbox": {
                 **jails,
                 "accepted_no_isolation": list(accepted()),
@@ -360,12 +279,9 @@ def _resolve_source(source: str, recipe_folder: Path) -> str:
         return source
     path = (recipe_folder / source).resolve()
     if not path.exists():
-        raise InputError(
-            "CR0402",
-            f"there is no {source!r} beside the recipe.",
-            where=f"tasks.source = {path}",
-            fix="give a path relative to the recipe's folder, sdist:NAME==VERSION or git+URL@REF.",
-        )
+        problem = f"there is no {source!r} beside the recipe."
+        fix = "give a path relative to the recipe's folder, sdist:NAME==VERSION or git+URL@REF."
+        raise InputError("CR0402", problem, where=f"tasks.source = {path}", fix=fix)
     return str(path)
 
 
@@ -415,12 +331,7 @@ def open_attempts(
     curriculum: Curriculum | None,
     cluster: RolloutCluster | None,
 ) -> Attempts:
-    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome.
-
-    Raises:
-        UsageError: the reward's function (CR0210) or a layer of hints (CR0221) cannot be used.
-        ComposerError: as ``require_server`` and ``refuse_long_conversations``.
-    """
+    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome."""
     on_outcomes = None if curriculum is None else curriculum.note
     if config.agent is not None:
         from composer_replication.trainer.episode_rollouts import (
@@ -440,7 +351,7 @@ def open_attempts(
         )
         player = open_one(listeners=Listeners(kept, on_outcomes, observed))
         refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
-        max_batch = config.agent.max_batch
+        max_batch = config.agent.max_concurrent
         judge = EpisodeSampler(
             open_one(is_evaluation=True), TrainedPolicy(max_batch=max_batch), keep=kept.keep_evaluation
         )
@@ -480,11 +391,7 @@ def _hinted_turns(config: RunConfig, tokenizer: Tokenizer, observe: Any) -> Hint
 
 
 def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
-    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off.
-
-    Raises:
-        InputError: the file cannot be used (CR0881).
-    """
+    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off."""
     replay = config.replay
     if config.trainer.beta_replay == 0.0 or replay is None or not replay.pairs:
         return {}
@@ -494,12 +401,7 @@ def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
 def open_pairs(
     rows: Mapping[str, PairRow], tokenizer: Tokenizer, model: Any
 ) -> tuple[PreferencePair, ...] | None:
-    """The same as token ids, None without any; each fits the model that is trained.
-
-    Raises:
-        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0810), a pair has
-            ids that the model does not know (CR0751) or more than its context (CR0705).
-    """
+    """The same as token ids, None without any; each fits the model that is trained."""
     if not rows:
         return None
     from composer_replication.trainer.prompt_fit import refuse_unfit_pairs
@@ -515,9 +417,6 @@ def open_curriculum(
     """Who chooses the tasks of each generation; None without a ``[curriculum]`` table.
 
     ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
-
-    Raises:
-        InputError: recorded pass rates cannot be read (CR0411).
     """
     options = config.curriculum
     if options is None:

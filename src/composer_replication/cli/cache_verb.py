@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _HERE = "composer_replication.cli.cache_verb"
-_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "cache", help="empty the cache", description=__doc__.partition(":")[2].strip()
     )
@@ -44,11 +42,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Empty the cache.
-
-    Raises:
-        UsageError: the cache folder cannot be made (CR0209).
-    """
+    """Empty the cache."""
     from composer_replication.tasks.intake.cache_prune import prune
 
     folder = _cache()
@@ -60,31 +54,21 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             is_dry_run=args.dry_run,
             progress=report,
         )
-    kinds: dict[str, dict[str, int]] = {}
-    for entry in pruned.removed:
-        row = kinds.setdefault(entry.kind, {"entries": 0, "bytes": 0})
-        row["entries"] += 1
-        row["bytes"] += entry.num_bytes
-    result: dict[str, object] = {
+    return {
         "folder": str(folder),
         "freed_bytes": pruned.freed_bytes,
         "dry_run": args.dry_run,
-        "removed": kinds,
         "paths": [str(entry.path) for entry in pruned.removed],
         "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
-    }
-    return result, 0
+    }, 0
 
 
 def render_prune(result: dict[str, Any]) -> str:
-    """What went by kind, and what stayed and why."""
-    what = "would be freed" if result["dry_run"] else "freed"
+    """What went, and what stayed and why."""
+    freed = f"{result['freed_bytes'] / 10**6:.1f} MB {'would be freed' if result['dry_run'] else 'freed'}"
     reasons = Counter(row["reason"] for row in result["kept"])
-    kept = [f"{count:>6}  kept: {reason}" for reason, count in reasons.items()]
-    lines = [f"{result['folder']}: {_size(result['freed_bytes'])} {what}"]
-    for kind, row in result["removed"].items():
-        lines.append(f"{row['entries']:>6}  {_size(row['bytes']):>9}  {kind}")
-    return "\n".join([*lines, *kept])
+    lines = [f"{result['folder']}: {freed}", *(f"  {path}" for path in result["paths"])]
+    return "\n".join([*lines, *(f"{count:>6}  kept: {reason}" for reason, count in reasons.items())])
 
 
 def _cache() -> Path:
@@ -93,14 +77,6 @@ def _cache() -> Path:
     try:
         return cache_folder()
     except OSError as error:
-        raise UsageError(
-            "CR0209",
-            f"the cache folder cannot be made: {error.strerror}.",
-            where=str(error.filename or CACHE_VARIABLE),
-            fix=f"set {CACHE_VARIABLE} to a folder that you may write, or unset it.",
-        ) from error
-
-
-def _size(num_bytes: int) -> str:
-    unit, name = next(((unit, name) for unit, name in _UNITS if num_bytes >= unit), (1, "B"))
-    return f"{num_bytes} B" if unit == 1 else f"{num_bytes / unit:.1f} {name}"
+        problem = f"the cache folder cannot be made: {error.strerror}."
+        fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
+        raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error

@@ -39,18 +39,8 @@ def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("ACCELERATE_USE_FSDP") == "true"
 
 
-def shards_by_fsdp2(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether it is FSDP2 that is to spread them."""
-    return environment.get("ACCELERATE_USE_FSDP") == "true" and environment.get("FSDP_VERSION") == "2"
-
-
 def check_cluster(address: str, purpose: str) -> None:
-    """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package.
-
-    Raises:
-        MissingError: ray is not installed (CR0101), or nothing answers at the address (CR0490).
-        UsageError: that is no address (CR0490).
-    """
+    """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package."""
     from composer_replication.errors import needs_extra
     from composer_replication.tasks.workers.workers import load_ray
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.cluster import check_cluster, placed_at
-from composer_replication.cli.flags import add_ray_flag, number, refuse_unwritable, whole_number
+from composer_replication.cli.flags import add_ray_flag, refuse_unwritable, whole_number
 from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.errors import UsageError, needs_extra
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.pass_rates import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
-_SINGLE_ANSWER = {"prompt_style": "completion", "max_new_tokens": 64, "temperature": 1.0}
-"""How a model alone is asked, unless the flags of these names say otherwise."""
+_SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
+"""How a model alone is asked; a recipe says otherwise."""
 _SIDES = ("shown", "paid", "visible", "hidden")
 """The tests of a task: visible ones that the policy can read, that it cannot, both, and those that are no part of a reward."""
 
@@ -55,8 +55,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
     parser.add_argument("--prompt-style", choices=["completion", "chat"], help="default completion")
-    parser.add_argument("--max-new-tokens", type=whole_number(), metavar="N", help="default 64")
-    parser.add_argument("--temperature", type=number(), help="default 1.0")
     parser.add_argument(
         "--update-difficulty",
         action="store_true",
@@ -67,18 +65,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Evaluate.
-
-    Raises:
-        UsageError: a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
-            or as ``check_agent``; a server that does not fit (CR0826);
-            ``--update-difficulty`` for a store that cannot be written to (CR0209).
-        NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
-            function (CR0604).
-        MissingError: torch and its like are not installed (CR0101), the server does not answer (CR0824), or as ``check_cluster`` and ``open_cluster``.
-        InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
-            evaluation measured cannot be read (CR0411); a first prompt leaves no room for an answer (CR0705).
-    """
+    """Evaluate."""
     from composer_replication.cli import assembly
     from composer_replication.cli.agent_assembly import check_agent, open_actors, open_episode_sampler
     from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
@@ -94,7 +81,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     check_agent(recipe)
     served = _find_server(args, recipe)
     tell = (lambda _: None) if args.quiet else note
-    tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)[0]
+    tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
         read_difficulty(store.root)
         refuse_unwritable(store.root)
@@ -136,11 +123,8 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
     from composer_replication.rollouts.episodes.served_model import find_server, open_server
 
     if recipe.agent is None:
-        raise UsageError(
-            "CR0206",
-            "--endpoint samples episodes, and there is no [agent] table.",
-            fix="name a run with one, or a recipe by --recipe.",
-        )
+        fix = "name a run with one, or a recipe by --recipe."
+        raise UsageError("CR0206", "--endpoint samples episodes, and there is no [agent] table.", fix=fix)
     return find_server(open_server(args.endpoint, key_variable=args.endpoint_key_env))
 
 
@@ -161,16 +145,13 @@ def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object
         "ci95": {side: getattr(rates, f"{side}_ci95") for side in _SIDES},
         "pass_at_k": rates.pass_at_k,
         "infrastructure_failures": num_dropped,
-        "by_task": [
-            {
-                "task_id": r.task_id,
-                "samples": len(r.visible),
-                "visible": sum(r.visible),
-                "hidden": sum(r.hidden) if r.hidden else None,
-            }
-            for r in results
-        ],
+        "by_task": [{"task_id": r.task_id, **_counts(r)} for r in results],
     }
+
+
+def _counts(result: TaskResult) -> dict[str, int | None]:
+    hidden = sum(result.hidden) if result.hidden else None
+    return {"samples": len(result.visible), "visible": sum(result.visible), "hidden": hidden}
 
 
 def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list[Difficulty]:
@@ -220,33 +201,27 @@ def _problem(args: argparse.Namespace) -> str:
     is_run = RunFolder(Path(args.model)).recipe.is_file()
     if is_run and args.recipe is not None:
         return "--recipe is for a model: this run has a recipe of its own."
-    given = [name for name in _SINGLE_ANSWER if getattr(args, name) is not None]
     if args.endpoint is not None and args.update_difficulty:
         return "--update-difficulty is for weights that are here: a server's are not known."
-    if given and (is_run or args.recipe is not None):
-        flag = "--" + given[0].replace("_", "-")
-        return f"{flag} is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
+    if args.prompt_style is not None and (is_run or args.recipe is not None):
+        return f"--prompt-style is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
     return ""
 
 
 def render(result: dict[str, Any]) -> str:
-    rows = [
-        f"{row['task_id']:<72} {row['visible']}/{row['samples']}"
-        + ("   no hidden tests" if row["hidden"] is None else f"   hidden {row['hidden']}/{row['samples']}")
-        for row in result["by_task"]
-    ]
-    bound = result["gap_upper99"]
-    gap = (
-        []
-        if bound is None
-        else [f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike"]
-    )
-    kept = [f"kept in  {result['difficulty']}"] if result.get("difficulty") else []
-    ended = [f"{number} {reason}" for reason, number in sorted(result.get("stop_reasons", {}).items())]
-    episodes = [f"episodes {', '.join(ended)}"] if ended else []
+    lines = []
+    for row in result["by_task"]:
+        hidden = "no hidden tests" if row["hidden"] is None else f"hidden {row['hidden']}/{row['samples']}"
+        lines.append(f"{row['task_id']:<72} {row['visible']}/{row['samples']}   {hidden}")
     apart = [side for side in ("shown", "paid") if result.get(f"{side}_pass") is not None]
-    sides = [_line(side, result) for side in (*apart, "visible", "hidden")]
-    return "\n".join([*rows, "", *sides, *gap, *episodes, *kept])
+    lines += ["", *(_line(side, result) for side in (*apart, "visible", "hidden"))]
+    if (bound := result["gap_upper99"]) is not None:
+        lines.append(f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike")
+    if ended := result.get("stop_reasons"):
+        lines.append(
+            f"episodes {', '.join(f'{number} {reason}' for reason, number in sorted(ended.items()))}"
+        )
+    return "\n".join([*lines, f"kept in  {result['difficulty']}"] if result.get("difficulty") else lines)
 
 
 def _line(side: str, result: dict[str, Any]) -> str:
@@ -269,15 +244,11 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
         if config.model.name == args.model:
             return config
         return config.model_copy(update={"model": ModelSection(name=args.model, dtype=config.model.dtype)})
-    asked = {
-        name: default if getattr(args, name) is None else getattr(args, name)
-        for name, default in _SINGLE_ANSWER.items()
-    }
     table = {
         "model": {"name": args.model},
         "tasks": {"store": str(args.tasks)},
-        "rollouts": {"prompt_style": asked["prompt_style"]},
-        "trl": {"max_completion_length": asked["max_new_tokens"], "temperature": asked["temperature"]},
+        "rollouts": {"prompt_style": args.prompt_style or "completion"},
+        "trl": _SINGLE_ANSWER,
     }
     return parse_config(table, where="composer-rl eval")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ from composer_replication.errors import UsageError
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "explain",
         parents=[common],
@@ -23,11 +21,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def load_explanations() -> dict[str, dict[str, Any]]:
-    """Every entry of ``explanations/*.toml`` by code, in order.
-
-    Raises:
-        ValueError: two files explain one code (a bug of ours).
-    """
+    """Every entry of ``explanations/*.toml`` by code, in order."""
     import tomllib
     from importlib.resources import files
 
@@ -44,15 +38,14 @@ def load_explanations() -> dict[str, dict[str, Any]]:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Look the code up; upper or lower case.
-
-    Raises:
-        UsageError: no such code (CR0206); names the nearest one.
-    """
+    """Look the code up; upper or lower case."""
     entries = load_explanations()
     code = args.code.strip().upper()
     if code not in entries:
-        raise _unknown(args.code, list(entries))
+        digits = int("".join(filter(str.isdecimal, code)) or 0)
+        near = min(entries, key=lambda known: abs(int(known[2:]) - digits))
+        fix = f"composer-rl explain {near}"
+        raise UsageError("CR0206", f"there is no error code {args.code!r}.", where="CODE", fix=fix)
     entry = entries[code]
     return {"code": code, "meaning": entry["meaning"], "causes": entry["causes"], "fixes": entry["fixes"]}, 0
 
@@ -64,11 +57,3 @@ def render(result: Mapping[str, Any]) -> str:
     lines += ["", "What to do"]
     lines += [f"  - {fix}" for fix in result["fixes"]]
     return "\n".join(lines)
-
-
-def _unknown(given: str, known: list[str]) -> UsageError:
-    digits = re.sub(r"\D", "", given)
-    nearest = min(known, key=lambda code: (abs(int(code[2:]) - int(digits or 0)), code))
-    return UsageError(
-        "CR0206", f"there is no error code {given!r}.", where="CODE", fix=f"composer-rl explain {nearest}"
-    )

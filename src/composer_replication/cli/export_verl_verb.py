@@ -31,13 +31,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Export.
-
-    Raises:
-        UsageError: the folder is occupied (CR0207), the recipe has no episodes or goes on from summaries (CR0951), or as
-            ``check_recipe``.
-        ComposerError: as building tasks and loading a model.
-    """
+    """Export."""
     from composer_replication.cli import assembly
     from composer_replication.cli.assembly import check_recipe
     from composer_replication.cli.task_division import divide_tasks

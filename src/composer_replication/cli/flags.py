@@ -46,22 +46,12 @@ def number(least: float = 0.0, *, is_above: bool = False) -> Callable[[str], flo
 
 def add_set_flag(parser: argparse.ArgumentParser) -> None:
     """``--set KEY=VALUE``, any number of times."""
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a recipe key",
-    )
+    told: dict[str, Any] = {"metavar": "KEY=VALUE", "help": "override a recipe key"}
+    parser.add_argument("--set", dest="overrides", action="append", default=[], **told)
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Refuse a folder that cannot be written before any work is done for it; what is made there to try is gone at once.
-
-    Raises:
-        UsageError: a file stands in the way, or it may not be written (CR0209).
-    """
+    """Refuse a folder that cannot be written before any work is done for it; what is made there to try is gone at once."""
     nearest = path.absolute()
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -70,31 +60,22 @@ def refuse_unwritable(path: Path) -> None:
             return
     except OSError as error:
         problem = f"{nearest} is not a folder" if not nearest.is_dir() else f"{nearest}: {error.strerror}"
-        raise UsageError(
-            "CR0209",
-            f"the output folder cannot be made or written: {problem}.",
-            where=f"--out {path}",
-            fix="choose another --out, in a folder that you may write.",
-        ) from error
+        problem = f"the output folder cannot be made or written: {problem}."
+        fix = "choose another --out, in a folder that you may write."
+        raise UsageError("CR0209", problem, where=f"--out {path}", fix=fix) from error
 
 
 # --------------------------------------------------------------------------- sandboxes
 
 
 def add_isolation_flags(parser: argparse.ArgumentParser) -> None:
-    """``--backend`` and ``--i-accept-no-isolation``; a verb begins with ``chosen_backend``."""
+    """``--backend`` and ``--i-accept-no-isolation [GUARD]``; a verb begins with ``chosen_backend``."""
     parser.add_argument(
-        "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
+        "--backend",
+        metavar="NAME",
+        help="bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or "
+        "package.module:Class (default: the first of the first two that works here)",
     )
-    add_acceptance_flag(
-        parser,
-        "do without any isolation, which the backend none needs: what the repository runs can do whatever you can; "
-        "a name after it is that of one guard, as in composer-rl sandbox",
-    )
-
-
-def add_acceptance_flag(parser: argparse.ArgumentParser, help_text: str) -> None:
-    """``--i-accept-no-isolation [GUARD]``: the names that were given up are in ``accepted``."""
     parser.add_argument(
         "--i-accept-no-isolation",
         metavar="GUARD",
@@ -103,17 +84,13 @@ def add_acceptance_flag(parser: argparse.ArgumentParser, help_text: str) -> None
         const="everything",
         default=[],
         dest="accepted",
-        help=help_text,
+        help="do without a guard of the self-test, by its name; may be given several times; without a name: without any "
+        "isolation, which the backend none needs: what is run can do whatever you can",
     )
 
 
 def chosen_backend(args: argparse.Namespace) -> str:
-    """The name of the backend that is used, known before anything is fetched, read or written.
-
-    Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0340).
-        MissingError: no sandbox works here (CR0301).
-    """
+    """The name of the backend that is used, known before anything is fetched, read or written."""
     from composer_replication.sandbox import accept, choose_backend
 
     accept(args.accepted)
@@ -121,20 +98,13 @@ def chosen_backend(args: argparse.Namespace) -> str:
 
 
 def refuse_without_jail(backend: str, why: str) -> None:
-    """Refuse the backend that is no jail where even an acceptance is not enough.
-
-    Raises:
-        UsageError: it is ``none`` (CR0340).
-    """
+    """Refuse the backend that is no jail where even an acceptance is not enough."""
     from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
 
     if backend == WITHOUT_ISOLATION:
-        raise UsageError(
-            "CR0340",
-            f"the backend {backend!r} cannot be used for this: {why}.",
-            where="--backend",
-            fix="leave --backend out, or name a backend that isolates: composer-rl sandbox selftest --backend NAME",
-        )
+        problem = f"the backend {backend!r} cannot be used for this: {why}."
+        fix = "leave --backend out, or name a backend that isolates: composer-rl sandbox selftest --backend NAME"
+        raise UsageError("CR0340", problem, where="--backend", fix=fix)
 
 
 def given_up() -> dict[str, object]:

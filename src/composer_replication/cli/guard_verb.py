@@ -29,7 +29,6 @@ Result = dict[str, Any]
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "guard", help="ask the guard about a log of any trainer, or measure the guard", description=__doc__
     )
@@ -79,11 +78,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     Returns:
         The result and the exit code: 0 nothing fired, 5 the guard fired, 6 fewer updates than
         ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
-
-    Raises:
-        UsageError: a wrong column, setting or recipe (CR0633, CR0204, CR0201).
-        InputError: the log cannot be used (CR0630, CR0633, CR0637).
-        MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
     from composer_replication.report.guard_scan import choose_columns, readings_of, replay
     from composer_replication.report.run_logs import read_log
@@ -125,38 +119,20 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
     """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
+    from composer_replication.config import GuardSection, load_config
     from composer_replication.safety import HeldOutGuard
 
+    section = GuardSection() if args.recipe is None else load_config(args.recipe).guard
+    if section is None:
+        fix = "leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35."
+        raise UsageError("CR0204", "the recipe has no [guard] table.", where=str(args.recipe), fix=fix)
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    settings = {**(_recipe_settings(args.recipe) if args.recipe is not None else {}), **flags}
     try:
-        return HeldOutGuard(**settings)
+        return HeldOutGuard(**section.model_dump() | flags)
     except ValueError as error:
-        name = next((name for name in settings if name in str(error)), "")
-        where = f"--{name.replace('_', '-')}" if name in flags else f"{args.recipe}, [guard]"
+        name = next((name for name in flags if name in str(error)), "")
+        where = f"--{name.replace('_', '-')}" if name else f"{args.recipe}, [guard]"
         raise UsageError("CR0204", f"guard: {error}.", where=where, fix="see docs/safety.md.") from error
-
-
-def _recipe_settings(path: Path) -> dict[str, Any]:
-    """The ``[guard]`` table of a recipe; its other tables are not looked at."""
-    from composer_replication.config import parse_config, read_table
-
-    table = read_table(path)
-    if "guard" not in table:
-        raise UsageError(
-            "CR0204",
-            "the recipe has no [guard] table.",
-            where=str(path),
-            fix="leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35.",
-        )
-    only_guard = {
-        "model": {"name": "-"},
-        "tasks": {"store": "-"},
-        "heldout": {},
-        "guard": table["guard"],
-    }
-    section = parse_config(only_guard, where=str(path)).guard
-    return {} if section is None else section.model_dump()
 
 
 def _verdict_sentence(result: Result) -> str:
@@ -214,12 +190,7 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
-    """Simulate and measure.
-
-    Raises:
-        UsageError: no such family (CR0206).
-        MissingError: numpy is not installed (CR0101).
-    """
+    """Simulate and measure."""
     with needs_extra("bench", "the guard's benchmark"):
         from composer_replication.report.bench_families import FAMILIES
         from composer_replication.report.guard_bench import SEED, run_guard_bench

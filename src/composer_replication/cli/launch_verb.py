@@ -68,14 +68,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[Result, int]:
-    """Launch, or ask about a job.
-
-    Raises:
-        UsageError: the recipe, an option or a flag is wrong (CR0201, CR0204, CR0206, CR0930), a job of
-            this name is there (CR0231), or the target refused (CR0932).
-        MissingError: the target's client is not installed (CR0101, CR0440).
-        InputError: no such job (CR0933).
-    """
+    """Launch, or ask about a job."""
     if args.recipe in _QUESTIONS:
         if args.job is None:
             fix = f"composer-rl launch {args.recipe} JOB"

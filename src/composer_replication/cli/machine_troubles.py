@@ -13,12 +13,10 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from composer_replication import __version__
@@ -26,21 +24,10 @@ from composer_replication.errors import ComposerError, MissingError, UsageError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
-_SHOWN_CHARACTERS = 200
 _NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
 """Rust and C++ libraries that write weights give the system's words instead of its number."""
 _LOST_PROCESS_WORDS = ("Connection closed by peer", "Connection reset by peer")  # gloo's
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "accelerate",
-    "peft",
-    "datasets",
-    "pydantic",
-    "sandlock",
-    "unearth",
-)
+_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "pydantic", "sandlock")
 
 STRUCK_OUT = "[struck out]"
 _SECRET_NAME = (
@@ -58,42 +45,32 @@ _SHORTEST_SECRET = 6  # a shorter value would strike ordinary words out of the t
 def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError | None:
     """The sentence for a full disk, a forbidden path or a lost process behind ``error``; None when it is neither.
 
-    Args:
-        error: whatever ended the verb; its causes are looked at too, so that a full disk is
-            named as such even where a library or a part of ours took it for something else.
-        words: the command's arguments, which say how to go on.
-
-    Returns:
-        ``MissingError`` CR0104 (no space), CR0105 (not allowed) or CR0106 (a process of the same run is gone),
-        ``UsageError`` CR0206 (no path can be so).
+    The causes of ``error`` are looked at too, so that a full disk is named as such even where a library or a part
+    of ours took it for something else. ``words`` are the command's arguments, which say how to go on.
     """
     is_known = isinstance(error, ComposerError)
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
-        place, text = str(getattr(cause, "filename", None) or ""), str(cause)
+        where, text = str(getattr(cause, "filename", None) or ""), str(cause)
+        reason = getattr(cause, "strerror", None) or text
         says_no_space = not isinstance(cause, ComposerError) and any(w in text for w in _NO_SPACE_WORDS)
         if number in _NO_SPACE or says_no_space:
             problem = "there is no space left for a file that must be written."
             fix = f"free some space; then {how_to_go_on(words)}"
-            return MissingError("CR0104", problem, where=place or _fullest_folder(words), fix=fix)
+            return MissingError("CR0104", problem, where=where or "the disk", fix=fix)
         if isinstance(cause, RuntimeError) and any(w in text for w in _LOST_PROCESS_WORDS):
             problem = "another process of this run is gone, and this one cannot go on without it."
             fix = f"read what that process said last; then {how_to_go_on(words)}"
             return MissingError("CR0106", problem, where="the processes of the run", fix=fix)
         has_nul = isinstance(cause, ValueError) and text.startswith("embedded null")  # Python's own words
         if not is_known and (number == errno.ENAMETOOLONG or has_nul):
-            return UsageError(
-                "CR0206",
-                f"a path cannot be used: {getattr(cause, 'strerror', None) or 'it holds a NUL character'}.",
-                where=place if len(place) <= _SHOWN_CHARACTERS else f"{place[:_SHOWN_CHARACTERS]}…",
-                fix="give another path: a name has at most 255 bytes, the whole at most 4095.",
-            )
+            fix = "give another path: a name has at most 255 bytes, the whole at most 4095."
+            return UsageError("CR0206", f"a path cannot be used: {reason}.", where=where[:200], fix=fix)
         if not is_known and number in _NOT_ALLOWED:
-            problem = f"a path may not be used: {getattr(cause, 'strerror', None) or cause}."
             fix = (
                 "give yourself the right to it, or move it: --out for a run, COMPOSER_RL_CACHE for the cache."
             )
-            return MissingError("CR0105", problem, where=place, fix=fix)
+            return MissingError("CR0105", f"a path may not be used: {reason}.", where=where, fix=fix)
     return None
 
 
@@ -110,15 +87,6 @@ def how_to_go_on(words: Sequence[str]) -> str:
     return "type the same command again."
 
 
-def _fullest_folder(words: Sequence[str]) -> str:
-    """Of the folders that are written, the one with the least space: a failed write does not say its file."""
-    after_out = [Path(following) for word, following in pairwise(words) if word == "--out"]
-    cache = Path(os.environ.get("COMPOSER_RL_CACHE") or "~").expanduser()
-    folders = [folder for folder in (*after_out, cache, Path(tempfile.gettempdir())) if folder.is_dir()]
-    free, fullest = min(((shutil.disk_usage(each).free, each) for each in folders), default=(0, None))
-    return f"{fullest}, {free // 10**6} MB free" if fullest else ""
-
-
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error and what it came from, each once."""
     seen: set[int] = set()
@@ -130,22 +98,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def write_crash_bundle(error: BaseException, argv: Sequence[str]) -> Path | None:
-    """Write one text file, readable by its owner alone.
+    """Write one text file, readable by its owner alone: in ``crash/`` of the cache folder, else in the temporary folder.
 
     Returns:
-        Its path: in ``crash/`` of the cache folder, else in the temporary folder; None
-        when neither can be written.
+        Its path; None when neither can be written.
     """
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := package_version(name))]
     lines = [
         f"composer-replication {__version__}",
-        f"python {platform.python_version()} ({platform.python_implementation()})",
-        f"platform {platform.platform()}",
-        *(f"{name} {version}" for name in _PACKAGES if (version := package_version(name))),
+        f"python {platform.python_version()}, {platform.platform()}",
+        *versions,
         f"arguments {' '.join(argv)}",
         "",
         *traceback.format_exception(error),
     ]
-    text = redact("\n".join(lines))
+    text = redact("\n".join(lines)).encode(errors="backslashreplace")
     for folder_of in (_cache_crash_folder, lambda: Path(tempfile.gettempdir())):
         try:
             stamp = time.strftime("%Y%m%dT%H%M%S")
@@ -153,7 +120,7 @@ def write_crash_bundle(error: BaseException, argv: Sequence[str]) -> Path | None
         except (OSError, ImportError):  # the next folder is tried; the caller says so when none is left
             continue
         try:
-            with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as handle:
+            with open(descriptor, "wb") as handle:
                 handle.write(text)
         except OSError:  # the disk is full
             Path(name).unlink(missing_ok=True)

@@ -118,9 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     try:
         args = _parse(words)
-        with _orderly_end():
-            result, exit_code = _run(args)
-        text = _to_json(result) if args.json else _load(_render_path(args))(result)
+        with _orderly_end(), contextlib.redirect_stdout(sys.stderr):
+            result, exit_code = _load(args.run)(args)
+        beside = f"{args.run.partition(':')[0]}:render"  # a verb of several sub-verbs may name another
+        text = _to_json(result) if args.json else _load(getattr(args, "render", beside))(result)
         if args.verb == "train" and launched_rank():
             text = ""  # the first process of the launch says it
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
@@ -146,11 +147,9 @@ def _orderly_end() -> Iterator[None]:
     import signal
     import threading
 
-    taken = []
-    if threading.current_thread() is threading.main_thread():
-        taken = [
-            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL
-        ]
+    is_main = threading.current_thread() is threading.main_thread()
+    orders = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    taken = [number for number in orders if signal.getsignal(number) is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -161,13 +160,9 @@ def _orderly_end() -> Iterator[None]:
 
 
 def _add_output_flags(parser: argparse.ArgumentParser, *, default: Any) -> None:
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        default=default,
-        help="print exactly one JSON object on standard output",
-    )
-    parser.add_argument("--quiet", action="store_true", default=default, help="no progress on standard error")
+    as_json, quiet = "print exactly one JSON object on standard output", "no progress on standard error"
+    parser.add_argument("--json", action="store_true", default=default, help=as_json)
+    parser.add_argument("--quiet", action="store_true", default=default, help=quiet)
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -177,18 +172,6 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     except BrokenPipeError:  # the reader of --help has gone; not every argparse keeps that to itself
         _silence_stdout()
         raise SystemExit(0) from None
-
-
-def _run(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    with contextlib.redirect_stdout(sys.stderr):
-        result: tuple[dict[str, Any], int] = _load(args.run)(args)
-    return result
-
-
-def _render_path(args: argparse.Namespace) -> str:
-    """``render`` beside the verb's ``run``; a verb of several sub-verbs may name another by ``render=``."""
-    path: str = getattr(args, "render", "") or f"{args.run.partition(':')[0]}:render"
-    return path
 
 
 def _to_json(value: dict[str, Any]) -> str:

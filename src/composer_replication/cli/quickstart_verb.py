@@ -60,11 +60,7 @@ def _before_after(side: str, before: dict[str, Any], after: dict[str, Any]) -> s
 
 
 def shipped_recipe(name: str) -> Path:
-    """Path of ``NAME/run.toml``: package data in a wheel, ``recipes/`` in a checkout.
-
-    Raises:
-        MissingError: the installation has no such recipe (CR0101).
-    """
+    """Path of ``NAME/run.toml``: package data in a wheel, ``recipes/`` in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for root in (package / "recipes", package.parent.parent / "recipes"):
         recipe = root / name / "run.toml"

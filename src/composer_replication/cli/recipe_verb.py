@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -29,18 +29,9 @@ MEMORY_SHARE = 0.7
 formula, and a run's peak can be a third above it."""
 _MANY_HELDOUT, _FEW_TASKS = 16, 40
 _LARGE_MODEL = 3 * 10**9
-_COMMENTS = {
-    "": "Written by composer-rl recipe new. docs/recipe-keys.md lists every key.",
-    "model": "Adapters instead of all weights: less memory, and the guard gets the KL to the initial policy for free.",
-    "heldout": "Tasks that are never trained on; their hidden tests are the truth that the guard compares with.",
-    "guard": "The guard as it comes. Its ceilings are not yet fitted to your tasks: run a few honest seeds with the\n"
-    "# ceilings out of reach, and set them above what those runs show (recipes/quickstart/README.md does so).",
-    "trl": "max_completion_length holds nine in ten of the golden bodies with room to spare.",
-}
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verb; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser("recipe", help="write a run.toml for your own tasks and model")
     verbs = parser.add_subparsers(dest="recipe_verb", metavar="VERB", required=True, title="verbs")
     new = verbs.add_parser(
@@ -77,15 +68,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     with R completions a step, g the measured seconds of one test run, j test runs at a time; held-out evaluations
     come on top. Every completion is taken for as long as allowed and for different from all others.
-
-    Raises:
-        UsageError: the file exists (CR0231) or cannot be written (CR0209); as ``train`` for the
-            recipe that would be written.
-        MissingError: torch and its like are not installed (CR0101), no sandbox works (CR0301), or
-            the graphics memory does not hold the model (CR0232).
-        InputError: the store or the model is not usable, as ``train`` says.
-        NothingToDoError: no task to train on or to hold out (CR0604).
     """
+    import tomllib
+
     from composer_replication.cli.assembly import check_recipe
     from composer_replication.cli.task_division import divide_tasks
     from composer_replication.config import parse_config
@@ -96,8 +81,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         raise UsageError("CR0231", "the file exists already.", where=str(args.out), fix=fix)
     refuse_unwritable(args.out.parent)
     folder, tell = args.out.resolve().parent, (lambda _: None) if args.quiet else note
-    first = _first_table(args, folder)
-    config = parse_config(first, where="composer-rl recipe new")
+    config = parse_config(tomllib.loads(recipe_text(args, folder)), where="composer-rl recipe new")
     check_recipe(config, folder)
     store = TaskStore.open(args.tasks)
     tasks = divide_tasks(config, store, folder, tell)
@@ -109,20 +93,21 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             stack.enter_context(calm_libraries(quiet=args.quiet))
             import composer_replication.trainer.composer_trainer  # noqa: F401  # what a run would hold in memory too
         tell(f"model: trying {args.model}")
-        table, estimate = _try_model(config, first, store, tasks)
+        sizes, estimate = _try_model(config, store, tasks)
         tell("sandbox: trying the tests")
         grading = _grading_seconds(config, store, tasks)
-    rows, jobs = table["trl"]["per_device_train_batch_size"], config.rollouts.grading_jobs
+    text = recipe_text(args, folder, **sizes)
+    written = parse_config(tomllib.loads(text), where=str(args.out))
+    rows, jobs = written.trl["per_device_train_batch_size"], config.rollouts.grading_jobs
     estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + rows * grading / jobs, 3)
-    parse_config(table, where=str(args.out))
     folder.mkdir(parents=True, exist_ok=True)
     with args.out.open("x") as handle:
-        handle.write(recipe_text(table))
+        handle.write(text)
     tell(f"Next: composer-rl train {quote(str(args.out))} --out {quote(f'runs/{folder.name}')}")
     return {
         "recipe": str(args.out.resolve()),
         **estimate,
-        "steps": table["trl"]["max_steps"],
+        "steps": written.trl["max_steps"],
         "train_tasks": len(tasks.train),
         "heldout_tasks": len(tasks.heldout),
     }, 0
@@ -144,35 +129,8 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _first_table(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What can be said before tasks and model are opened: enough to divide the tasks.
-
-    The store's path is relative where it lies beside or below the recipe, so that both can be moved.
-    """
-    from composer_replication.cli.task_division import FILE_NAME
-
-    store, model = args.tasks.resolve(), Path(args.model)
-    named = {"name": str(model.resolve()) if model.is_dir() else args.model}
-    heldout = {"every": 2, "samples_per_task": 2, "seed": args.seed}
-    return {
-        "seed": args.seed,
-        "model": named
-        | ({"sha256": args.sha256} if args.sha256 else {})
-        | {"lora": {"rank": 16, "lora_alpha": 32}},
-        "tasks": {"store": str(store.relative_to(folder) if store.is_relative_to(folder) else store)},
-        "heldout": heldout if (store / FILE_NAME).is_file() else {"fraction": 0.3, **heldout},
-        "rollouts": {"prompt_style": args.prompt_style},
-    }
-
-
-def _try_model(
-    config: RunConfig, first: dict[str, Any], store: TaskStore, tasks: RunTasks
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The whole table, and what a step of it costs: load, sample one group and train on it.
-
-    Raises:
-        InputError: a prompt leaves no room for an answer, as ``train`` says (CR0705).
-    """
+def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sizes of the recipe, and what a step of it costs: load, sample one group and train on it."""
     from composer_replication.cli.assembly import training_rows
     from composer_replication.cli.doctor_verb import available_memory_bytes
     from composer_replication.trainer.model_trial import (
@@ -187,7 +145,6 @@ def _try_model(
 
     device = training_device(available_memory_bytes())
     model, tokenizer, num_parameters = load_for_trial(config, device)
-    first["model"]["dtype"] = str(model.dtype).removeprefix("torch.")
     as_chat = config.rollouts.prompt_style == "chat"
     rows = training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
@@ -202,17 +159,17 @@ def _try_model(
     num_prompts, is_shared = min(PROMPTS_PER_STEP, len(tasks.train)), cost.tried.is_shared
     size = StepSize(num_prompts, GROUP_SIZE, len(typical), num_tokens, is_shared)
     memory = cost.memory_bytes(StepSize(num_prompts, GROUP_SIZE, longest, num_tokens, is_shared))
-    table = whole_table(
-        first,
-        num_train=len(tasks.train),
-        num_heldout=len(tasks.heldout),
-        num_prompts=num_prompts,
-        num_tokens=num_tokens,
-        num_parameters=num_parameters,
-        is_shared=is_shared,
-        cpu_threads=device.cpu_threads,
-    )
-    return table, {
+    sizes = {
+        "num_train": len(tasks.train),
+        "num_heldout": len(tasks.heldout),
+        "num_prompts": num_prompts,
+        "num_tokens": num_tokens,
+        "num_parameters": num_parameters,
+        "is_shared": is_shared,
+        "cpu_threads": device.cpu_threads,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    return sizes, {
         "memory_bytes": memory,
         "free_memory_bytes": device.free_bytes,
         "fits": device.free_bytes is None or memory <= MEMORY_SHARE * device.free_bytes,
@@ -248,63 +205,51 @@ def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
     return min(1024, max(16, 2 * room + 64 if as_chat else room))
 
 
-def whole_table(
-    first: Mapping[str, Any],
+def recipe_text(
+    args: argparse.Namespace,
+    folder: Path,
     *,
-    num_train: int,
-    num_heldout: int,
-    num_prompts: int,
-    num_tokens: int,
-    num_parameters: int,
-    is_shared: bool,
-    cpu_threads: int,
-) -> dict[str, Any]:
-    """The whole recipe as a table: steps that show each task eight times, in [30, 300].
+    num_train: int = 1,
+    num_heldout: int = 1,
+    num_prompts: int = 1,
+    num_tokens: int = 16,
+    num_parameters: int = 0,
+    is_shared: bool = False,
+    cpu_threads: int = 0,
+    dtype: str = "float32",
+) -> str:
+    """The whole recipe: steps that show each task eight times, in [30, 300].
 
-    More than 16 held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are
-    measured before and after with four samples each. The learning rates are rules of thumb.
+    The store's path is relative where it lies beside or below the recipe, so that both can be moved. More than 16
+    held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are measured before and after with four
+    samples each. The learning rates are rules of thumb. Without sizes it is enough to divide the tasks.
     """
-    from composer_replication.config import GuardSection
+    import json
+    from importlib.resources import files
 
-    heldout = dict(first["heldout"])
-    if num_heldout > _MANY_HELDOUT:
-        heldout["sample_size"] = _MANY_HELDOUT
-    if num_train + num_heldout <= _FEW_TASKS:
-        heldout["before_and_after_samples"] = 4
-    return {
-        **first,
-        "heldout": heldout,
-        "guard": GuardSection().model_dump(),
-        "trainer": {"prefix_sharing": is_shared, "checkpoint_every": 10, "cpu_threads": cpu_threads},
-        "trl": {
-            "max_steps": min(300, max(30, math.ceil(8 * num_train / num_prompts))),
-            "learning_rate": 5e-5 if num_parameters >= _LARGE_MODEL else 1e-4,
-            "lr_scheduler_type": "constant_with_warmup",
-            "warmup_steps": 5,
-            "weight_decay": 0.0,
-            "max_grad_norm": 1.0,
-            "per_device_train_batch_size": num_prompts * GROUP_SIZE,
-            "gradient_accumulation_steps": 1,
-            "num_generations": GROUP_SIZE,
-            "max_completion_length": num_tokens,
-            "temperature": 1.0,
-            "loss_type": "dr_grpo",
-            "scale_rewards": "none",
-            "beta": 0.0,
-            "bf16": False,
-            "gradient_checkpointing": False,
-        },
-    }
-
-
-def recipe_text(table: Mapping[str, Any]) -> str:
-    """The recipe as TOML, with a comment above the tables that need one."""
     import tomli_w
 
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    parts = [f"# {_COMMENTS['']}\n{tomli_w.dumps(plain)}"]
-    for name, section in table.items():
-        if isinstance(section, Mapping):
-            comment = f"# {_COMMENTS[name]}\n" if name in _COMMENTS else ""
-            parts.append(comment + tomli_w.dumps({name: section}))
-    return "\n".join(parts)
+    from composer_replication.cli.task_division import FILE_NAME
+    from composer_replication.config import GuardSection
+
+    store, model = args.tasks.resolve(), Path(args.model)
+    name = {"name": str(model.resolve()) if model.is_dir() else args.model}
+    template = (files("composer_replication.cli") / "new_recipe.template").read_text()
+    return template.format(
+        seed=args.seed,
+        model=tomli_w.dumps(name | ({"sha256": args.sha256} if args.sha256 else {})),
+        dtype=dtype,
+        store=json.dumps(str(store.relative_to(folder) if store.is_relative_to(folder) else store)),
+        division="" if (store / FILE_NAME).is_file() else "fraction = 0.3\n",
+        sample_size=_MANY_HELDOUT if num_heldout > _MANY_HELDOUT else 0,
+        before_and_after_samples=4 if num_train + num_heldout <= _FEW_TASKS else 0,
+        prompt_style=args.prompt_style,
+        guard=tomli_w.dumps(GuardSection().model_dump()),
+        prefix_sharing=json.dumps(is_shared),
+        cpu_threads=cpu_threads,
+        max_steps=min(300, max(30, math.ceil(8 * num_train / num_prompts))),
+        learning_rate=5e-5 if num_parameters >= _LARGE_MODEL else 1e-4,
+        num_rows=num_prompts * GROUP_SIZE,
+        group_size=GROUP_SIZE,
+        num_tokens=num_tokens,
+    )

@@ -6,12 +6,18 @@ And what joins one of them to its run: its flags, its share of the tasks, and wh
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import secrets
+import signal
+import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 from composer_replication import __version__
@@ -25,8 +31,6 @@ from composer_replication.errors import (
 )
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
     from composer_replication.channel_tables import ReplicasSection
     from composer_replication.cli.task_division import RunTasks
     from composer_replication.config import RunConfig
@@ -65,24 +69,11 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "secret that replicas must show. torchft's own port asks for none: bind it to a private network.",
     )
     light.add_argument("--bind", metavar="HOST:PORT", default=f"127.0.0.1:{_LIGHTHOUSE_PORT}")
-    light.add_argument(
-        "--min-replicas", metavar="N", type=int, default=1, help="without which there is no quorum"
-    )
-    light.add_argument(
-        "--grace-seconds", metavar="S", type=float, default=60.0, help="how long a quorum waits for all"
-    )
-    light.add_argument(
-        "--records", metavar="FOLDER", type=Path, help="keep the run's records there, for a restart"
-    )
     light.set_defaults(run=f"{_HERE}:run_lighthouse", render=f"{_HERE}:render_lighthouse")
 
 
 def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Start all, wait for all; none outlives this process."""
-    import contextlib
-    import os
-    import secrets
-
     from composer_replication.config import load_config, parse_override, read_table
     from composer_replication.run_folder import RunFolder
 
@@ -93,12 +84,13 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     options = load_config(args.recipe, overrides).replicas
     assert options is not None
     environment = dict(os.environ)
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if options.transport == "torchft" and not options.lighthouse and args.local > 1:
             environment.setdefault(TOKEN_VARIABLE, secrets.token_hex(16))
             address = overrides["replicas.lighthouse"] = f"127.0.0.1:{_free_port()}"
             options = options.model_copy(update={"lighthouse": address})
             stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], options).close)
+        out.mkdir(parents=True, exist_ok=True)
         children: list[Popen[bytes]] = []
         stack.callback(_end_all, children)
         children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
@@ -112,24 +104,11 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Serve until interrupted."""
-    import signal
-
     from composer_replication.channel_tables import ReplicasSection
 
-    options = ReplicasSection(
-        transport="torchft",
-        lighthouse=args.bind,
-        num_replicas=max(args.min_replicas, 1),
-        min_replicas=args.min_replicas,
-        grace_seconds=args.grace_seconds,
-    )
-    lighthouse = _open_lighthouse(replica_token(), options, args.records)
-    try:
+    options = ReplicasSection(transport="torchft", lighthouse=args.bind)
+    with suppress(KeyboardInterrupt), closing(_open_lighthouse(replica_token(), options)):
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    except KeyboardInterrupt:
-        pass
-    finally:
-        lighthouse.close()
     return {"lighthouse": args.bind}, 0
 
 
@@ -145,55 +124,35 @@ def render_lighthouse(result: dict[str, Any]) -> str:
     return f"lighthouse {result['lighthouse']} closed"
 
 
-def _open_lighthouse(token: str, options: ReplicasSection, folder: Path | None = None) -> Any:
-
+def _open_lighthouse(token: str, options: ReplicasSection) -> Any:
     quiet_torchft()
     with needs_extra("replicas", "a lighthouse"):
         from composer_replication.replicas.lighthouse import Lighthouse
 
-    return Lighthouse(token, options, folder=folder)
+    return Lighthouse(token, options)
 
 
 def _child(
     args: argparse.Namespace, number: int, out: Path, overrides: dict[str, Any], environment: dict[str, str]
 ) -> Popen[bytes]:
     """One replica as a process of its own, whose words go into ``replica-I.log``."""
-    import json
-    import subprocess
-    import sys
-
-    folder = out / f"replica-{number}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    settings = [part for key, value in overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    words = ["train", str(args.recipe), "--out", str(folder), *settings, "--replica", str(number), "--quiet"]
+    words = ["train", str(args.recipe), "--out", str(out / f"replica-{number}"), "--replica", str(number)]
+    words += [part for key, value in overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    words += ["--quiet", *(["--resume"] if args.resume else [])]
+    command = [sys.executable, "-m", "composer_replication.cli.main", *words]
     with (out / f"replica-{number}.log").open("ab") as log:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "composer_replication.cli.main",
-                *words,
-                *(["--resume"] if args.resume else []),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-        )
+        return Popen(command, stdin=DEVNULL, stdout=log, stderr=log, env=environment)
 
 
 def _end_all(children: list[Popen[bytes]]) -> None:
     """Those that still run are asked to save and end, and ended if they do not."""
-    import signal
-    import subprocess
-
     for child in children:
         if child.poll() is None:
             child.send_signal(signal.SIGINT)
     for child in children:
         try:
             child.wait(_CHILD_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             child.kill()
             child.wait()
 
@@ -227,8 +186,6 @@ def _row(run: RunFolder, code: int) -> dict[str, Any]:
 
 def _free_port() -> int:
     """One whose next one is free as well."""
-    import socket
-
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -254,30 +211,18 @@ class Replica:
     rounds: Rounds
 
     def share_of(self, tasks: RunTasks, seed: int) -> RunTasks:
-        """Its part of the tasks to train on: all of them shuffled by the run's seed and dealt out.
-
-        Raises:
-            NothingToDoError: there are fewer tasks than replicas (CR0604).
-        """
+        """Its part of the tasks to train on: all of them shuffled by the run's seed and dealt out."""
         dealt = list(tasks.train)
         random.Random(seed).shuffle(dealt)  # noqa: S311 - a division that all replicas share
         own = tuple(dealt[self.number :: self.options.num_replicas])
         if len(dealt) < self.options.num_replicas:
-            raise NothingToDoError(
-                "CR0604",
-                f"{len(dealt)} tasks cannot be shared out among {self.options.num_replicas} replicas.",
-                where="replicas.num_replicas",
-                fix="build more tasks, or take fewer replicas.",
-            )
+            problem = f"{len(dealt)} tasks cannot be shared out among {self.options.num_replicas} replicas."
+            fix = "build more tasks, or take fewer replicas."
+            raise NothingToDoError("CR0604", problem, where="replicas.num_replicas", fix=fix)
         return replace(tasks, train=own)
 
     def attach(self, trainer: Any, folder: RunFolder, identity: dict[str, str]) -> None:
-        """Compare with the others' run, and tie the trainer to it.
-
-        Raises:
-            UsageError: the run at this address is another one (CR1103).
-            MissingError: it cannot be reached (CR1101).
-        """
+        """Compare with the others' run, and tie the trainer to it."""
         from composer_replication.replicas.outer_step import OuterState
         from composer_replication.replicas.replica_loop import ReplicaLoop
         from composer_replication.run_folder import append_jsonl
@@ -317,13 +262,7 @@ def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> d
 
 @contextmanager
 def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | None]:
-    """This replica with an open way to the others; None where a run has one only, of which nothing is built.
-
-    Raises:
-        UsageError: ``[replicas]`` without ``--replica`` or the other way round, or a number out of range (CR0206); a store
-            without conditional writes (CR1102).
-        MissingError: a package is missing (CR0101); store or lighthouse cannot be used (CR1101).
-    """
+    """This replica with an open way to the others; None where a run has one only, of which nothing is built."""
     options = config.replicas
     _check_number(options, number)
     if options is None or options.num_replicas == 1 or number is None:
@@ -347,12 +286,8 @@ def _check_number(options: ReplicasSection | None, number: int | None) -> None:
     elif number is not None and not 0 <= number < num_replicas:
         problem = f"there is no replica {number} of {num_replicas}: they are counted from 0"
     if problem:
-        raise UsageError(
-            "CR0206",
-            f"{problem}.",
-            where="composer-rl train",
-            fix="composer-rl train RECIPE.toml --replica I --of N, or composer-rl replicas start RECIPE.toml --local N",
-        )
+        fix = "composer-rl train RECIPE.toml --replica I --of N, or composer-rl replicas start RECIPE.toml --local N"
+        raise UsageError("CR0206", f"{problem}.", where="composer-rl train", fix=fix)
 
 
 def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
@@ -378,19 +313,11 @@ def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
 
 
 def replica_token() -> str:
-    """What replicas on one network show each other.
-
-    Raises:
-        MissingError: it is not in the environment (CR1101).
-    """
+    """What replicas on one network show each other."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
-        raise MissingError(
-            "CR1101",
-            "the replicas' shared token is missing.",
-            where=TOKEN_VARIABLE,
-            fix=f"export {TOKEN_VARIABLE}=... with the same secret for the lighthouse and every replica.",
-        )
+        fix = f"export {TOKEN_VARIABLE}=... with the same secret for the lighthouse and every replica."
+        raise MissingError("CR1101", "the replicas' shared token is missing.", where=TOKEN_VARIABLE, fix=fix)
     return token
 
 

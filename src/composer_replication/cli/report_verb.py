@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "report",
         parents=[common],
@@ -29,11 +28,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Read the run, write its report.
-
-    Raises:
-        InputError: not a run folder, no metrics or an unreadable file (CR0481, CR0401).
-    """
+    """Read the run, write its report."""
     from composer_replication.report import read_run, write_report
     from composer_replication.report.replicas_page import replica_folders, write_replicas_report
 

@@ -1,40 +1,27 @@
-"""``composer-rl sandbox``: prove that the jail holds, run one command inside it, or hold a backend to the contract."""
+"""``composer-rl sandbox``: prove that the jail holds, or run one command inside it."""
 
 from __future__ import annotations
 
 import argparse
-import io
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_acceptance_flag, given_up, isolation_lines, number
+from composer_replication.cli.flags import add_isolation_flags, given_up, isolation_lines, number
 from composer_replication.cli.terminal import Report, progress_bar
-from composer_replication.errors import InputError, MissingError, needs_extra
+from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
 
 if TYPE_CHECKING:
-    from composer_replication.interfaces import SandboxBackend
     from composer_replication.records import ExecResult
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
-_OUTCOMES = {"failed": "FAILED", "known_failures": "known to fail", "not_run": "not run"}
-_BACKEND_HELP = (
-    "bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or package.module:Class "
-    "(default: the first of the first two that works here)"
-)
-_ACCEPT_HELP = (
-    "do without a guard of the self-test, by its name; may be given several times; without a name: without "
-    "any isolation, which the backend none needs"
-)
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
-        "sandbox", help="test the jail, run a command in it, or test a backend", description=__doc__
+        "sandbox", help="test the jail, or run a command in it", description=__doc__
     )
     verbs = parser.add_subparsers(dest="sandbox_verb", metavar="VERB", required=True, title="verbs")
 
@@ -44,7 +31,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         help="try to break out of the jail",
         description="Try every guard of the jail for real, in about five seconds. Exit code 3 when one does not hold.",
     )
-    selftest.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
 
     execute = verbs.add_parser(
         "exec",
@@ -54,7 +40,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "and what the command writes is gone afterwards. Exit code 0 whatever the command's own exit code is "
         "(it is in exit_code); 3 when the jail itself failed.",
     )
-    execute.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
     execute.add_argument(
         "--tree", metavar="FOLDER", type=Path, help="start in a copy of it (default: an empty folder)"
     )
@@ -66,89 +51,31 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         help="kill the command and all that it started after S seconds (default: %(default)g)",
     )
     execute.add_argument("command", metavar="CMD", nargs="+", help="after --: the program and its arguments")
-    conformance = verbs.add_parser(
-        "conformance",
-        parents=[common],
-        help="hold a backend to the contract",
-        description="Run the tests of the contract on a backend, for whoever writes one; needs pytest. The self-test comes "
-        "first: with a guard that does not hold only harmless tests run. Exit code 3 when the contract is not kept.",
-    )
-    conformance.add_argument("--backend", metavar="NAME", required=True, help=_BACKEND_HELP)
-    conformance.add_argument(
-        "--only", metavar="EXPRESSION", default="", help="tests whose names match, as pytest -k"
-    )
-    for sub_verb in (selftest, execute, conformance):
-        add_acceptance_flag(sub_verb, _ACCEPT_HELP)
+    for sub_verb in (selftest, execute):
+        add_isolation_flags(sub_verb)
         sub_verb.set_defaults(run="composer_replication.cli.sandbox_verb:run")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Do what was asked.
-
-    Returns:
-        The result and the exit code. Of ``selftest``: ``backend``, ``ok``, ``checks``; of
-        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``, ``out_of_memory``, ``truncated``; of ``conformance``: ``backend``, ``ok``,
-        ``unheld_guards`` (names), ``passed`` (a number), ``failed``, ``known_failures`` and ``not_run`` (tests with their reasons). Where guards were given up, both name
-        them in ``accepted_no_isolation``; ``ok`` is about the others.
-
-    Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0340),
-            a part of the contract without a test (CR0206).
-        InputError: the tree cannot be copied (CR0304), or holds a device or a socket (CR0304).
-        MissingError: no sandbox here (CR0301), no pytest (CR0101).
-        SandboxFailure: the jail itself failed (CR0302), or the machine's disk has no room for it (CR0104).
-        CommandError: the command is empty (CR0886).
-    """
+    """Do what was asked; where guards were given up, the result names them, and ``ok`` is about the others."""
     from composer_replication.sandbox.acceptance import accept
 
     accept(args.accepted)
-    if args.sandbox_verb == "conformance":
-        return _conformance(args)
     if args.sandbox_verb == "exec":
         return _execute(args)
     with progress_bar(quiet=args.quiet) as report:
         return _selftest(args.backend, report)
 
 
-def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from contextlib import redirect_stdout
-
-    backend = _available(args.backend)
-    with needs_extra("dev", "the conformance suite"):
-        from composer_replication.sandbox.conformance.plugin import run_suite
-    with redirect_stdout(io.StringIO() if args.quiet or args.json else sys.stderr):
-        outcome = run_suite(args.backend, only=args.only)
-    result = {
-        "backend": backend.name,
-        "ok": outcome.is_conformant,
-        "unheld_guards": list(outcome.unheld),
-        "passed": len(outcome.passed),
-        **{
-            name: [{"test": test, "reason": reason} for test, reason in getattr(outcome, name).items()]
-            for name in _OUTCOMES
-        },
-    }
-    return {**result, **given_up()}, 0 if outcome.is_conformant else _SELFTEST_FAILED
-
-
-def _available(name: str | None) -> SandboxBackend:
-    """What was chosen, if it works here: one sentence instead of a list of tests that cannot be tried."""
-    from composer_replication.sandbox import choose_backend
-
-    backend = choose_backend(name)
-    check = backend.is_available()
-    if not check.ok:
-        raise MissingError("CR0301", check.detail, where=backend.name, fix=check.fix)
-    return backend
-
-
 def _selftest(name: str | None, report: Report | None) -> tuple[dict[str, object], int]:
-    from composer_replication.sandbox import accepted, run_selftest
+    from composer_replication.sandbox import accepted, choose_backend, run_selftest
     from composer_replication.sandbox.acceptance import EVERYTHING
 
-    backend = _available(name)
-    checks = run_selftest(backend, progress=report)
-    without = accepted()
+    backend = choose_backend(name)
+    works = backend.is_available()
+    if not works.ok:  # one sentence instead of a list of tests that cannot be tried
+        raise MissingError("CR0301", works.detail, where=backend.name, fix=works.fix)
+    checks, without = run_selftest(backend, progress=report), accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     result = {"backend": backend.name, "ok": is_ok, "checks": [asdict(check) for check in checks]}
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
@@ -166,15 +93,8 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         _copy(args.tree, tree)
         with open_sandbox(SandboxSpec(tree), backend) as sandbox:
             done: ExecResult = sandbox.exec(args.command, timeout_seconds=args.timeout)
-    return {
-        "exit_code": done.exit_code,
-        "stdout": done.stdout,
-        "stderr": done.stderr,
-        "timed_out": done.timed_out,
-        "out_of_memory": done.out_of_memory,
-        "truncated": done.truncated,
-        **given_up(),
-    }, 0
+    told = ("exit_code", "stdout", "stderr", "timed_out", "out_of_memory", "truncated")
+    return {**{name: getattr(done, name) for name in told}, **given_up()}, 0
 
 
 def _copy(source: Path | None, tree: Path) -> None:
@@ -200,19 +120,16 @@ def _copy(source: Path | None, tree: Path) -> None:
             ignore=lambda folder, _: [ours.name] if Path(folder) == ours.parent else [],
             copy_function=copy_file,
         )
-    except RecursionError as error:
-        why = "the tree cannot be copied: its folders lie too deep in one another."
-        raise InputError("CR0304", why, where=str(source)) from error
-    except (OSError, shutil.Error) as error:
+    except (OSError, shutil.Error, RecursionError) as error:
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+        if isinstance(error, RecursionError):
+            problem = "its folders lie too deep in one another"
         why = f"the tree cannot be copied: {str(problem)[:300]}."
         raise InputError("CR0304", why, where=str(source)) from error
 
 
 def render(result: dict[str, Any]) -> str:
     """What a person reads: a line for each check, or the output of the command."""
-    if "not_run" in result:
-        return _render_conformance(result)
     if "checks" in result:
         lines = [
             f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]
@@ -225,13 +142,3 @@ def render(result: dict[str, Any]) -> str:
     ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
     ending += ", output cut" if result["truncated"] else ""
     return "\n".join([*(part for part in parts if part), f"[{ending}]", *isolation_lines(result)])
-
-
-def _render_conformance(result: dict[str, Any]) -> str:
-    lines = [
-        f"{title} {row['test']}: {row['reason']}" for key, title in _OUTCOMES.items() for row in result[key]
-    ]
-    verdict = "keeps" if result["ok"] else "does NOT keep"
-    counts = ", ".join(f"{len(result[key])} {title.lower()}" for key, title in _OUTCOMES.items())
-    sentence = f"The sandbox {result['backend']} {verdict} the contract: {result['passed']} passed, {counts}."
-    return "\n".join([*lines, sentence, *isolation_lines(result)])

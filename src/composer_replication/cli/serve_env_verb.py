@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from composer_replication.cli.flags import add_acceptance_flag, number, whole_number
+from composer_replication.cli.flags import add_isolation_flags, chosen_backend, number, whole_number
 from composer_replication.errors import needs_extra
 from composer_replication.records import MonitorMode
 
@@ -15,7 +15,6 @@ _INTERRUPTED = 130
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "serve-env",
         parents=[common],
@@ -57,10 +56,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         default="mask",
         help="of dishonest moves: pay 0 at most for them (mask, the default), tell of them, or do not look",
     )
-    parser.add_argument(
-        "--backend", metavar="NAME", default="", help="sandbox backend (default: the best here)"
-    )
-    add_acceptance_flag(parser, "do without a guard of the self-test, as in composer-rl sandbox")
+    add_isolation_flags(parser)
     parser.set_defaults(run="composer_replication.cli.serve_env_verb:run")
 
 
@@ -70,28 +66,18 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     Returns:
         ``url``, ``signal``, ``tasks``, ``attempts``, ``infrastructure_failures``, ``flagged``, ``masked``; exit code 0
         after SIGTERM, else 130.
-
-    Raises:
-        UsageError: an address that cannot be taken (CR0850), an unknown backend.
-        InputError: no store (CR0410), or a damaged one.
-        NothingToDoError: the store holds no tasks (CR0604).
-        MissingError: OpenEnv is not installed (CR0101), no sandbox here (CR0301).
-        SandboxFailure: the sandbox does not hold (CR0304).
     """
     from composer_replication.rollouts.environment.openenv_address import listen, url_of
     from composer_replication.rollouts.grading import Grader
-    from composer_replication.sandbox import choose_backend
-    from composer_replication.sandbox.acceptance import accept
     from composer_replication.tasks.store import TaskStore
 
-    accept(args.accepted)
-    choose_backend(args.backend or None)
-    store = TaskStore.open(args.tasks, backend=args.backend or None)
+    chosen_backend(args)
+    store = TaskStore.open(args.tasks, backend=args.backend)
     num_tasks = len(store.require_task_ids())
     with listen(args.host, args.port) as listener:
         with needs_extra("openenv", "serving environments"):
             from composer_replication.rollouts.environment.openenv_server import EnvironmentServer
-        grader = Grader(store, backend=args.backend, num_jobs=args.grading_jobs)
+        grader = Grader(store, backend=args.backend or "", num_jobs=args.grading_jobs)
         try:
             server = EnvironmentServer(
                 grader,

@@ -10,7 +10,6 @@ from composer_replication.errors import UsageError, needs_extra
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "serve-model",
         parents=[common],
@@ -34,13 +33,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Serve until a signal.
-
-    Raises:
-        UsageError: an address that cannot be taken (CR0850), a type of weights that is none (CR0204).
-        MissingError: torch and its like are not installed (CR0101).
-        InputError: the model cannot be loaded, as ``load_model``.
-    """
+    """Serve until a signal."""
     from composer_replication.config import parse_config
 
     with needs_extra("train", "serving a model"):
@@ -52,12 +45,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     try:
         server = ModelServer(ChatModel(model.eval(), tokenizer, args.model), args.host, args.port)
     except (OSError, OverflowError) as error:
-        raise UsageError(
-            "CR0850",
-            f"the address cannot be taken: {error}.",
-            where=f"{args.host}:{args.port}",
-            fix="choose another --port.",
-        ) from error
+        problem = f"the address cannot be taken: {error}."
+        fix = "choose another --port."
+        raise UsageError("CR0850", problem, where=f"{args.host}:{args.port}", fix=fix) from error
     url = f"http://{args.host}:{server.server_address[1]}/v1"
     print(f"serving {args.model} at {url}", file=sys.stderr, flush=True)
     try:

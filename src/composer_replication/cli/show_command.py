@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.show_command"
+_TEXTS = (
+    "broken_region",
+    "visible_tests",
+    "paid_tests",
+    "instruction",
+    "written_instruction",
+    "golden_patch",
+)
+"""What has a heading of its own on the page of a task."""
 
 Result = dict[str, object]
 
@@ -28,14 +37,8 @@ def add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
     """Add both to the sub-verbs of ``tasks``."""
     show = verbs.add_parser("show", parents=[common], help="list the tasks, or look at one")
     show.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    show.add_argument(
-        "task_id", metavar="ID", nargs="?", help="one task: what it asks for, its broken places, its tests"
-    )
-    show.add_argument(
-        "--golden",
-        action="store_true",
-        help="what no policy may see, too: the patch that puts the code of the one task back",
-    )
+    show.add_argument("task_id", metavar="ID", nargs="?", help="one task: what it asks for, its tests")
+    show.add_argument("--golden", action="store_true", help="the patch that puts its code back, too")
     show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
     stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
     stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
@@ -50,23 +53,15 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
     With ``--golden`` the one task has its ``golden_patch``: the unified diff that turns the broken sources into
     the original ones, as the gates had git apply it. Tests are no part of it.
-
-    Raises:
-        UsageError: ``--golden`` without an ID (CR0206).
-        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
-            instruction would show the solution (CR0429); measured pass rates cannot be read (CR0411).
     """
     from composer_replication.tasks.store import TaskStore
     from composer_replication.tasks.subject import golden_patch
 
     with_golden = getattr(args, "golden", False)
     if with_golden and not args.task_id:
-        raise UsageError(
-            "CR0206",
-            "--golden shows the patch of one task, and no ID is given.",
-            where="--golden",
-            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs.",
-        )
+        problem = "--golden shows the patch of one task, and no ID is given."
+        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs."
+        raise UsageError("CR0206", problem, where="--golden", fix=fix)
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))
     tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())
@@ -75,7 +70,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         rows[0] |= _details(store, tasks[0])
     if with_golden:
         rows[0]["golden_patch"] = golden_patch(store, tasks[0])
-    return {"tasks": rows, **_counts(tasks), "proved_by": _proved_by(store)}, 0
+    return {"tasks": rows, **_counts(store, tasks)}, 0
 
 
 def _row(store: TaskStore, task: Task) -> Result:
@@ -118,22 +113,17 @@ def _details(store: TaskStore, task: Task) -> Result:
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
         "broken_region": broken_regions(store, task),
         "strength": strength and {name: int(strength[name]) for name in kept},
-        "proved_by": _proved_by(store),
         "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
         "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
     }
 
 
-def _proved_by(store: TaskStore) -> list[str]:
-    """The sandboxes in which the tasks were proven, as they are printed; none in a store of an earlier version."""
-    return [str(sandbox) for sandbox in store.proved_by]
-
-
-def _counts(tasks: Sequence[Task]) -> Result:
+def _counts(store: TaskStore, tasks: Sequence[Task]) -> Result:
     def by(values: list[str]) -> dict[str, int]:
         return dict(sorted(Counter(values).items()))
 
     return {
+        "proved_by": [str(sandbox) for sandbox in store.proved_by],
         "by_repo": by([task.repository for task in tasks]),
         "by_granularity": by([task.granularity for task in tasks]),
         "by_removal": by([task.removal for task in tasks]),
@@ -148,72 +138,34 @@ def render_show(result: dict[str, Any]) -> str:
     rows = result["tasks"]
     if len(rows) == 1 and "instruction" in rows[0]:
         return _page(rows[0])
-    lines = [
-        f"{row['task_id']}\n    {_place_of(row)}  {row['num_body_lines']} lines deleted, "
-        f"{_tests_of(row)} tests"
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        place = row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
+        tests = f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
+        lines.append(f"{row['task_id']}\n    {place}  {row['num_body_lines']} lines deleted, {tests}")
     return "\n".join([*lines, *_proof_lines(result)]) if lines else "The store holds no task."
-
-
-def _tests_of(row: dict[str, Any]) -> str:
-    num_visible, num_paid = len(row["visible_tests"]), len(row["paid_tests"])
-    visible = (
-        f"{num_visible - num_paid} visible shown, {num_paid} visible paid"
-        if num_paid
-        else f"{num_visible} visible"
-    )
-    return f"{visible} and {row['num_hidden_tests']} hidden"
 
 
 def _page(row: dict[str, Any]) -> str:
     """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
-    what = f"body of a {row['granularity']}" if row["removal"] == "body" else f"a whole {row['granularity']}"
-    tests = f"{_tests_of(row)} fail without it, {row['num_pass_to_pass']} pass with and without it"
-    recorded, outdated, strength = row["num_recorded"], row["outdated_difficulty"], row["strength"]
-    facts = [
-        ("repository", row["repository"]),
-        ("symbol", row["symbol"]),
-        ("place", _place_of(row)),
-        ("other files", ", ".join(path for path in row["files"] if path != row["path"])),
-        ("deleted", f"{what}, {row['num_body_lines']} lines"),
-        ("tests", tests),
-        ("behaviour", recorded and f"recorded of {recorded} functions: a hidden truth, too"),
-        (
-            "strength",
-            strength
-            and f"of {strength['mutants']} wrong variants of the code the visible tests notice {strength['killed_visible']}, "
-            f"with what is hidden {strength['killed_all']}",
-        ),
-        *(("difficulty", _difficulty_line(measured)) for measured in row["difficulty"]),
-        ("not counted", outdated and f"{outdated} evaluations with other tests"),
-        ("environment", row["environment"][:12]),
-        ("proven in", " and ".join(row.get("proved_by", ()))),
-        ("golden patch", "" if "golden_patch" in row else "shown with --golden"),
-    ]
-    lines = [row["task_id"], "", *(f"  {name:<12} {value}" for name, value in facts if value)]
-    lines += ["", "Broken places", row["broken_region"], "", "Visible tests", *row["visible_tests"]]
-    lines += ["", "Of these paid but not shown", *row["paid_tests"]] if row["paid_tests"] else []
-    lines += ["", "Instruction", row["instruction"]]
-    written = row["written_instruction"]
-    lines += ["", f"Instruction, written by {written['model']}", written["text"]] if written else []
-    lines += ["", "Golden patch", row["golden_patch"].removesuffix("\n")] if "golden_patch" in row else []
+    lines = [row["task_id"], ""]
+    for name, value in row.items():
+        if value and name not in _TEXTS and name != "task_id":
+            each = value if name == "difficulty" else [value]
+            lines += [f"  {name.replace('_', ' '):<20} {_words(one)}" for one in each]
+    for name in _TEXTS:
+        if value := row.get(name):
+            heading = name.replace("_", " ").capitalize()
+            if isinstance(value, dict):
+                heading, value = f"{heading}, by {value['model']}", value["text"]
+            lines += ["", heading, "\n".join(value) if isinstance(value, list) else value.rstrip("\n")]
     return visible("\n".join(lines))
 
 
-def _difficulty_line(measured: dict[str, Any]) -> str:
-    policy, (low, high) = measured["policy"], measured["ci95"]
-    hidden = measured["num_hidden_passed"]
-    return (
-        f"{policy['name']} at temperature {policy['temperature']:g}: {measured['num_passed']} of "
-        f"{measured['num_samples']} pass, {measured['pass_rate']:.3f} [{low:.3f}, {high:.3f}]"
-        + ("" if hidden is None else f"; hidden {hidden} of {measured['num_samples']}")
-    )
-
-
-def _place_of(row: dict[str, Any]) -> str:
-    """``path:line``, or the path alone where the file is gone."""
-    return row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_words(each)}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _proof_lines(result: Mapping[str, Any]) -> list[str]:
@@ -229,13 +181,9 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     """Count tasks; ``hidden`` counts those with hidden tests or recorded behaviour, ``recorded`` those with the
     latter, ``flaky`` names left-out tests.
 
-    A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
     each repository comes, ``spdx`` null where that is unknown; ``unused_tests`` what became of the tests of each
     repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
-
-    Raises:
-        InputError: not a store, or damaged (CR0410, CR0411).
     """
     from composer_replication.tasks.repository import slug_of
     from composer_replication.tasks.store import TaskStore
@@ -245,9 +193,8 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     tasks, repositories = store.tasks(), store.repositories()
     return {
         "tasks": len(tasks),
-        "proved_by": _proved_by(store),
         "unfinished": unfinished(args.folder),
-        **_counts(tasks),
+        **_counts(store, tasks),
         "licences": {record.repository: record.licence.to_json() for record in repositories},
         "flaky": {r.repository: None if r.flaky is None else list(r.flaky) for r in repositories},
         "unused_tests": {
@@ -270,13 +217,13 @@ def render_stats(result: dict[str, Any]) -> str:
         licence = Licence.from_json(value)
         lines.append(f"{name}: {licence.restriction or licence.spdx}")
     lines += [result["unfinished"]] if result.get("unfinished") else []
-    return "\n".join([*lines, *unused_lines(result.get("unused_tests", {})), *_flaky_lines(result["flaky"])])
+    return "\n".join([*lines, *unused_lines(result)])
 
 
-def unused_lines(unused: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Repositories of which tests are never green or files could not be collected, with the first reason."""
+def unused_lines(result: Mapping[str, Any]) -> list[str]:
+    """Repositories of which tests are never green or files could not be collected, with the first reason, or of which tests are flaky."""
     lines = []
-    for name, found in unused.items():
+    for name, found in result.get("unused_tests", {}).items():
         num_red = found["never_green"]
         if num_red is None:  # of an earlier version, which did not count the skipped ones apart
             num_red = found["collected"] - found["used"] - found["flaky"]
@@ -284,24 +231,14 @@ def unused_lines(unused: Mapping[str, dict[str, Any]]) -> list[str]:
             first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
             red = f"{num_red} never green, {found['broken_files']} files not collected"
             lines.append(f"{name}: {found['used']} of {found['collected']} tests are used, {red}{first}")
-    return lines
-
-
-def _flaky_lines(flaky: Mapping[str, Sequence[str] | None]) -> list[str]:
-    """The tests that were left out because they are not green in every run, by repository."""
-    lines: list[str] = []
-    for repository, tests in flaky.items():
-        lines += [f"{repository}: flaky tests left out: {len(tests)}"] if tests else []
+    for name, tests in result.get("flaky", {}).items():
+        lines += [f"{name}: flaky tests left out: {len(tests)}"] if tests else []
         lines += [f"    {test}" for test in tests or ()]
     return lines
 
 
 def unfinished(folder: Path) -> str:
-    """One sentence with the command that finishes a build which was cut off; empty where it came to its end, or nobody noted it.
-
-    Raises:
-        InputError: the manifest is damaged (CR0411).
-    """
+    """One sentence with the command that finishes a build which was cut off; empty where it came to its end, or nobody noted it."""
     from composer_replication.tasks.store_manifest import NAME, read_manifest
 
     mark = read_manifest(folder).build if (folder / NAME).is_file() else None
@@ -324,12 +261,7 @@ def warn_unfinished(folder: Path, *, quiet: bool) -> None:
 def finish_build(
     summary: BuildSummary, more: Mapping[str, object] | None = None, *, quiet: bool
 ) -> tuple[Result, int]:
-    """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed.
-
-    Raises:
-        InputError: no repository can be used (CR0419).
-        NothingToDoError: no candidate is a task (CR0418).
-    """
+    """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
     from composer_replication.run_folder import write_json
 
     result: Result = {
@@ -363,19 +295,14 @@ def render_build(result: dict[str, Any]) -> str:
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
     lines += [f"  {line}" for line in isolation_lines(result)]
-    lines += [*unused_lines(result.get("unused_tests", {})), *_flaky_lines(result["flaky"])]
-    lines += licence_lines(result.get("restricted_licences", {}))
+    lines += [*unused_lines(result), *licence_lines(result.get("restricted_licences", {}))]
     for name, pins in result["unrecorded"].items():
-        lines.append(
-            f"  behaviour of {len(pins)} functions of {name} could not be recorded: {next(iter(pins.values()))}; "
-            "the same command tries again"
-        )
+        what = f"behaviour of {len(pins)} functions of {name} could not be recorded"
+        lines.append(f"  {what}: {next(iter(pins.values()))}; the same command tries again")
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
 
 
 def licence_lines(restricted: Mapping[str, str]) -> list[str]:
     """A line for each repository whose licence is not permissive or unknown; see ``BuildSummary.restricted``."""
-    return [
-        f"  look at the licence before you pass these tasks on: {name}: {what}"
-        for name, what in restricted.items()
-    ]
+    said = "  look at the licence before you pass these tasks on"
+    return [f"{said}: {name}: {what}" for name, what in restricted.items()]

@@ -39,46 +39,32 @@ def split_items(store: TaskStore, tasks: Iterable[Task]) -> Iterator[SplitItem]:
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
-    """The tasks of a run by use; ``num_blind`` were of held-out repositories but have no hidden tests.
-
-    ``num_leaking`` were left out because the lines around the function show its deleted body,
-    ``num_other_sizes`` because one answer cannot fill them.
-    """
+    """The tasks of a run by use."""
 
     train: tuple[Task, ...]
     heldout: tuple[Task, ...]
-    num_blind: int
     split: HeldoutSplit | None
-    num_leaking: int = 0
-    num_other_sizes: int = 0
 
 
 def divide_tasks(
     config: RunConfig, store: TaskStore, recipe_folder: Path, note: Callable[[str], None] = lambda _: None
 ) -> RunTasks:
-    """Train and held-out tasks, proven disjoint by id, content, near-duplicates and origin.
+    """Train and held-out tasks, proven disjoint by id, content, near-duplicates and origin; ``note`` is told what is left out.
 
     With tools a task of any size will do, and its instruction shows no deleted code. A single answer needs
     the body of one function, and a prompt that does not show the deleted code.
-
-    Raises:
-        SplitOverlapError: the two sides overlap.
-        NothingToDoError: one side would be empty (CR0604), or no task is the body of one
-            function (CR0604).
-        UsageError: a held-out repository has no task (CR0452), or the tasks have nothing
-            that could be compared (CR0504).
-        InputError: the stored split is not usable (CR0504).
     """
     if config.agent is not None:
-        tasks, num_others, num_leaking = stored_tasks(store), 0, 0
+        tasks = stored_tasks(store)
     else:
-        one_hole, num_others = one_hole_tasks(store, note)
+        one_hole = one_hole_tasks(store, note)
         tasks = [
             task
             for task in one_hole
             if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
         ]
-        num_leaking = len(one_hole) - len(tasks)
+        if len(tasks) < len(one_hole):
+            note(f"tasks: {len(one_hole) - len(tasks)} left out: their prompts would show the deleted code")
     section = config.heldout
     split = _stored_or_drawn(config, store, recipe_folder, tasks)
     if split is not None:
@@ -86,68 +72,45 @@ def divide_tasks(
     else:
         held_ids = set() if section is None else _ids_of(section.repositories, store, tasks)
     train = [task for task in tasks if task.task_id not in held_ids]
-    held = [task for task in tasks if task.task_id in held_ids]
-    heldout = [task for task in held if task.has_hidden_tests]
+    heldout = [task for task in tasks if task.task_id in held_ids and task.has_hidden_tests]
     if not train or (section is not None and not heldout):
-        side = "train on" if not train else "hold out"
-        shown = f"; the prompts of {num_leaking} others show the deleted code" if num_leaking else ""
-        raise NothingToDoError(
-            "CR0604",
-            f"of {len(tasks)} tasks none is left to {side}{shown}.",
-            where=str(store.root),
-            fix="build more tasks; held-out tasks need hidden tests, and rollouts.context_lines decides what a prompt shows.",
-        )
+        problem = f"of {len(tasks)} tasks none is left to {'hold out' if train else 'train on'}."
+        fix = "build more tasks; held-out tasks need hidden tests, and rollouts.context_lines decides what a prompt shows."
+        raise NothingToDoError("CR0604", problem, where=str(store.root), fix=fix)
     if section is None:
-        return RunTasks(tuple(train), (), 0, None, num_leaking, num_others)
+        return RunTasks(tuple(train), (), None)
     if split is None:
         split = HeldoutSplit(split_items(store, train), split_items(store, heldout))
     missing = _NEEDED_KINDS - set(split.checked)
     if missing:
-        raise UsageError(
-            "CR0504",
-            f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}.",
-            where=str(store.root),
-            fix="build the tasks again with composer-rl tasks build.",
-        )
+        problem = f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}."
+        fix = "build the tasks again with composer-rl tasks build."
+        raise UsageError("CR0504", problem, where=str(store.root), fix=fix)
     split = split.restricted_to({task.task_id for task in (*train, *heldout)})
-    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split, num_leaking, num_others)
+    return RunTasks(tuple(train), tuple(heldout), split)
 
 
 def stored_tasks(store: TaskStore) -> list[Task]:
-    """All tasks of a store.
-
-    Raises:
-        NothingToDoError: there is none (CR0604).
-        InputError: the store is damaged (CR0411).
-    """
+    """All tasks of a store, at least one."""
     store.require_task_ids()
     return list(store.tasks())
 
 
-def one_hole_tasks(store: TaskStore, note: Callable[[str], None] = lambda _: None) -> tuple[list[Task], int]:
-    """The tasks that one answer can solve, and how many others the store holds, which ``note`` is told of.
+def one_hole_tasks(store: TaskStore, note: Callable[[str], None] = lambda _: None) -> list[Task]:
+    """The tasks that one answer can solve; ``note`` is told of the others.
 
     Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
     removed definition is nothing for them.
-
-    Raises:
-        NothingToDoError: no task at all (CR0604), or only others (CR0604).
-        InputError: the store is damaged (CR0411).
     """
     tasks = stored_tasks(store)
     found = [task for task in tasks if task.is_one_hole]
-    num_others = len(tasks) - len(found)
     if not found:
-        raise NothingToDoError(
-            "CR0604",
-            f"none of the {len(tasks)} tasks is the body of one function, which a single answer needs.",
-            where=str(store.root),
-            fix="composer-rl tasks build SOURCE --out NEW_DIR --granularity function --removal body",
-        )
-    if num_others:
-        nouns = "task is" if num_others == 1 else "tasks are"
-        note(f"tasks: {num_others} other {nouns} left out: one answer fills the body of one function only")
-    return found, num_others
+        problem = f"none of the {len(tasks)} tasks is the body of one function, which a single answer needs."
+        fix = "composer-rl tasks build SOURCE --out NEW_DIR --granularity function --removal body"
+        raise NothingToDoError("CR0604", problem, where=str(store.root), fix=fix)
+    if len(found) < len(tasks):
+        note(f"tasks: {len(tasks) - len(found)} left out: one answer fills the body of one function only")
+    return found
 
 
 def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:
@@ -173,7 +136,7 @@ def _stored_or_drawn(
     return HeldoutSplit.split(
         split_items(store, tasks),
         DEFAULT_FRACTION if section.fraction is None else section.fraction,
-        section.seed,
+        seed=0,
         by="repository" if len({_name(task) for task in tasks}) > 1 else "origin",
     )
 
@@ -182,12 +145,9 @@ def _ids_of(repositories: Sequence[str], store: TaskStore, tasks: Sequence[Task]
     """The tasks of the named repositories."""
     unknown = set(repositories) - {_name(task) for task in tasks}
     if unknown:
-        raise UsageError(
-            "CR0452",
-            f"no task comes from {', '.join(sorted(unknown))}.",
-            where="heldout.repositories",
-            fix=f"composer-rl tasks show {quote(str(store.root))}",
-        )
+        problem = f"no task comes from {', '.join(sorted(unknown))}."
+        fix = f"composer-rl tasks show {quote(str(store.root))}"
+        raise UsageError("CR0452", problem, where="heldout.repositories", fix=fix)
     return {task.task_id for task in tasks if _name(task) in repositories}
 
 
@@ -211,54 +171,32 @@ def split_file(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Path
 
 
 def read_split(path: Path) -> HeldoutSplit:
-    """The split of a file, not compared with any task.
-
-    Raises:
-        InputError: it is missing, damaged or changed by hand (CR0504).
-    """
+    """The split of a file, not compared with any task."""
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         is_missing = isinstance(error, FileNotFoundError)
-        raise InputError(
-            "CR0504",
-            "there is no such split." if is_missing else f"the stored split cannot be read: {error}.",
-            where=str(path),
-            fix="make it again with composer-rl tasks split DIR.",
-        ) from error
+        problem = "there is no such split." if is_missing else f"the stored split cannot be read: {error}."
+        fix = "make it again with composer-rl tasks split DIR."
+        raise InputError("CR0504", problem, where=str(path), fix=fix) from error
     return HeldoutSplit.from_state_dict(state, where=str(path))
 
 
 def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
-    """The split of a file, compared again with the tasks as they are now.
-
-    Raises:
-        InputError: as ``read_split``, its tasks were compared by id only (CR0504), or they are not the store's (CR0504).
-        SplitOverlapError: its sides overlap (CR0501).
-    """
+    """The split of a file, compared again with the tasks as they are now."""
     split = read_split(path)
     if "content" not in split.checked:
-        raise InputError(
-            "CR0504",
-            "the content of train and held-out tasks was not compared when this split was made.",
-            where=str(path),
-            fix="make it again with composer-rl tasks split.",
-        )
-    present, known = set(store.task_ids()), set(split.contents)
-    _refuse_other_tasks(known - present, "no longer in the store", path, store)
-    _refuse_other_tasks(present - known, "not in the split", path, store)
-    sides = (map(store.get, split.train_ids), map(store.get, split.heldout_ids))
-    now = HeldoutSplit(*(split_items(store, side) for side in sides))
-    changed = {name for name, content in now.contents.items() if content != split.contents[name]}
-    _refuse_other_tasks(changed, "changed since the split was made", path, store)
+        problem = "the content of train and held-out tasks was not compared when this split was made."
+        fix = "make it again with composer-rl tasks split."
+        raise InputError("CR0504", problem, where=str(path), fix=fix)
+    now: HeldoutSplit | None = None
+    other = set(store.task_ids()) ^ set(split.contents)
+    if not other:
+        sides = (map(store.get, split.train_ids), map(store.get, split.heldout_ids))
+        now = HeldoutSplit(*(split_items(store, side) for side in sides))
+        other = {name for name, content in now.contents.items() if content != split.contents[name]}
+    if now is None or other:
+        problem = f"{len(other)} task(s) were added, taken out or changed since the split was made, {min(other)} first."
+        fix = f"composer-rl tasks split {quote(str(store.root))} --heldout-fraction 0.3 --seed 0, or restore the store."
+        raise InputError("CR0504", problem, where=str(path), fix=fix)
     return now
-
-
-def _refuse_other_tasks(task_ids: set[str], what: str, path: Path, store: TaskStore) -> None:
-    if task_ids:
-        raise InputError(
-            "CR0504",
-            f"{len(task_ids)} task(s) are {what}, {min(task_ids)} first.",
-            where=str(path),
-            fix=f"composer-rl tasks split {quote(str(store.root))} --heldout-fraction 0.3 --seed 0, or restore the store.",
-        )

@@ -1,9 +1,11 @@
-"""``composer-rl tasks``: build, validate, search for leaks, look at, export and split tasks."""
+"""``composer-rl tasks``: build, import, validate, search for leaks, look at, export and split tasks."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +19,17 @@ from composer_replication.cli.flags import (
     refuse_without_jail,
     whole_number,
 )
-from composer_replication.cli.show_command import add_views, finish_build, warn_unfinished
-from composer_replication.cli.task_sets_command import add_build_flags, add_export, add_import, build_settings
-from composer_replication.cli.terminal import Report, progress_bar
+from composer_replication.cli.show_command import add_views, finish_build, licence_lines, warn_unfinished
+from composer_replication.cli.terminal import Report, progress_bar, visible
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.cli.task_division import SplitItem
     from composer_replication.model_endpoint import Endpoint
+    from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.tasks_verb"
+_RENDER_BUILD = "composer_replication.cli.show_command:render_build"
 _NOT_PASSED = 4
 """Exit code of a store with a task that does not pass a gate, or with a leak."""
 _GRANULARITIES = ("function", "class", "module", "feature")
@@ -37,21 +40,19 @@ Result = dict[str, object]
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
         "tasks", help="build, validate, search for leaks, show, export and split tasks", description=__doc__
     )
     verbs = parser.add_subparsers(dest="tasks_verb", metavar="VERB", required=True, title="verbs")
     _add_build(verbs, common)
-    _add_validate(verbs, common)
-    _add_leakscan(verbs, common)
+    _add_import(verbs, common)
+    _add_checks(verbs, common)
     add_views(verbs, common)
-    add_export(verbs, common)
+    _add_export(verbs, common)
     _add_split(verbs, common)
-    add_import(verbs, common)
 
 
-# --------------------------------------------------------------------------- build
+# --------------------------------------------------------------------------- build and import
 
 
 def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -63,15 +64,9 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         "deletions that the repository's own tests prove to be tasks. Nothing of a repository is run outside the sandbox. Interrupted, the same "
         "command goes on. Exit code 4 when no repository can be used, 6 when no candidate is a task.",
     )
-    build.add_argument(
-        "sources",
-        metavar="SOURCE",
-        nargs="+",
-        help="a folder, an archive, sdist:NAME==VERSION, or git+https://HOST/OWNER/REPO@REF",
-    )
-    build.add_argument(
-        "--max-tasks", metavar="N", type=whole_number(), help="stop after N tasks (default: all)"
-    )
+    source = "a folder, an archive, sdist:NAME==VERSION, or git+https://HOST/OWNER/REPO@REF"
+    build.add_argument("sources", metavar="SOURCE", nargs="+", help=source)
+    build.add_argument("--max-tasks", metavar="N", type=whole_number(), help="stop after N (default: all)")
     build.add_argument(
         "--granularity",
         choices=(*_GRANULARITIES, _ALL),
@@ -100,28 +95,76 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         "the plain instruction, never deleted code or hidden tests, and what it answers is searched for both",
     )
     build.add_argument("--instructions-model", metavar="NAME", default="", help="the model's name there")
-    build.add_argument(
-        "--instructions-key-env",
-        metavar="VARIABLE",
-        default="",
-        help="environment variable that holds the server's key; it is stored and shown nowhere",
-    )
-    add_build_flags(build)
+    key_help = "environment variable that holds the server's key; it is stored and shown nowhere"
+    build.add_argument("--instructions-key-env", metavar="VARIABLE", default="", help=key_help)
+    _add_build_flags(build)
     add_ray_flag(build, "run the sandboxes", "the store is the same")
-    build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.show_command:render_build")
+    build.set_defaults(run=f"{_HERE}:run_build", render=_RENDER_BUILD)
+
+
+def _add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
+    parser = verbs.add_parser(
+        "import",
+        parents=[common],
+        help="make a task store of a foreign task set",
+        description="Read a task set of the SWE-bench shape and put each row through the gates that our own tasks pass. "
+        "Rows that cannot be used are counted by reason and named; the others go on. Interrupted, the same command "
+        "goes on. Exit code 6 when no row is a task.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="JSON lines, a JSON list, or a .parquet file")
+    parser.add_argument("--format", choices=("swebench",), required=True, help="the shape of its rows")
+    parser.add_argument(
+        "--repositories",
+        metavar="FOLDER",
+        type=Path,
+        help="holds the repositories at their base commits: OWNER__NAME or NAME, with -COMMIT after it or not; folders, "
+        "archives or clones (default: fetch them by git)",
+    )
+    _add_build_flags(parser)
+    parser.set_defaults(run=f"{_HERE}:run_import", render=_RENDER_BUILD)
+
+
+def _add_build_flags(parser: argparse.ArgumentParser) -> None:
+    """What ``build`` and ``import`` have in common."""
+    share, seconds = "share of hidden tests (default: 0.5)", "time for the first run of a whole suite"
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="draws candidates and hidden tests")
+    parser.add_argument("--hidden-share", metavar="F", type=float, default=0.5, help=share)
+    parser.add_argument(
+        "--suite-seconds",
+        metavar="N",
+        type=float,
+        default=30.0,
+        help=f"{seconds}; tests that it does not reach are left out (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--visible-only",
+        action="store_true",
+        help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
+    )
+    _add_jail_flags(parser)
+
+
+def _add_jail_flags(parser: argparse.ArgumentParser) -> None:
+    jobs = "sandboxes at a time (default: 2)"
+    parser.add_argument("--jobs", metavar="N", type=whole_number(), default=2, help=jobs)
+    add_isolation_flags(parser)
+
+
+def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Those flags as ``build_tasks`` and ``import_swebench`` take them."""
+    return {
+        "seed": args.seed,
+        "jobs": args.jobs,
+        "hidden_share": args.hidden_share,
+        "with_truth": not args.visible_only,
+        "suite_seconds": args.suite_seconds,
+        "backend": args.backend,
+    }
 
 
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
-    """Build a store.
-
-    Raises:
-        UsageError: pins and several sources, or flags that name no server or model (CR0206), a folder that cannot be
-            written (CR0209), a backend that is unknown (CR0305) or
-            isolates nothing (CR0340), and as ``build_tasks``.
-        MissingError: ray is not installed (CR0101), or as ``build_tasks``.
-        InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
-        NothingToDoError: no candidate is a task (CR0418).
-    """
+    """Build a store."""
     from composer_replication.tasks.build import build_tasks
     from composer_replication.tasks.workers.workers import load_ray
 
@@ -129,12 +172,8 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     backend = chosen_backend(args)  # said now, not after the packages have been fetched
     refuse_unwritable(args.out)
     if args.symbol and len(args.sources) > 1:
-        raise UsageError(
-            "CR0206",
-            "--symbol works with one SOURCE.",
-            where="--symbol",
-            fix="build each source with its own call, or pin functions in a recipe's [tasks.symbols].",
-        )
+        fix = "build each source with its own call, or pin functions in a recipe's [tasks.symbols]."
+        raise UsageError("CR0206", "--symbol works with one SOURCE.", where="--symbol", fix=fix)
     if args.ray is not None:
         refuse_without_jail(backend, "the nodes of a cluster are not this machine, on which it was accepted")
         with needs_extra("ray", "a build on a Ray cluster"):
@@ -144,12 +183,12 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             args.sources,
             args.out,
             symbols={args.sources[0]: args.symbol} if args.symbol else None,
-            granularities=_chosen(args.granularity, _GRANULARITIES, "function"),
-            removals=_chosen(args.removal, _REMOVALS, "body"),
+            granularities=_chosen(args.granularity, _GRANULARITIES),
+            removals=_chosen(args.removal, _REMOVALS),
             max_tasks=args.max_tasks,
             ray_address=args.ray,
             progress=report,
-            **build_settings(args),
+            **_build_settings(args),
         )
     more: Result = {}
     if endpoint is not None and summary.tasks:
@@ -158,18 +197,14 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     return finish_build(summary, more, quiet=args.quiet)
 
 
-def _chosen(given: list[str] | None, choices: tuple[str, ...], default: str) -> tuple[Any, ...]:
-    """The values of a repeated flag, in the order of its choices."""
-    wanted = given or [default]
+def _chosen(given: list[str] | None, choices: tuple[str, ...]) -> tuple[Any, ...]:
+    """The values of a repeated flag, in the order of its choices; the first where it is not given."""
+    wanted = given or [choices[0]]
     return tuple(choice for choice in choices if choice in wanted or _ALL in wanted)
 
 
 def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
-    """The endpoint of ``--instructions-…``; None where no text is asked for.
-
-    Raises:
-        UsageError: the flags name no server, no model or an empty variable (CR0206).
-    """
+    """The endpoint of ``--instructions-…``; None where no text is asked for."""
     from composer_replication.model_endpoint import open_endpoint
 
     if args.instructions_from is None and not (args.instructions_model or args.instructions_key_env):
@@ -178,12 +213,7 @@ def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
 
 
 def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
-    """Have instructions written for a finished store; the keys of ``tasks build`` that change.
-
-    Raises:
-        UsageError: another process holds the store (CR0203).
-        InputError: the store is damaged (CR0411).
-    """
+    """Have instructions written for a finished store; the keys of ``tasks build`` that change."""
     from composer_replication.run_folder import RunFolder
     from composer_replication.tasks.instructions.written_instructions import write_instructions
     from composer_replication.tasks.store import TaskStore
@@ -198,10 +228,27 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
         }
 
 
-# --------------------------------------------------------------------------- validate
+def run_import(args: argparse.Namespace) -> tuple[Result, int]:
+    """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task."""
+    from composer_replication.tasks.journal import read_journal
+    from composer_replication.tasks.swebench.swebench_import import import_swebench
+
+    chosen_backend(args)
+    refuse_unwritable(args.out)
+    with progress_bar(quiet=args.quiet) as report:
+        repositories, settings = args.repositories, _build_settings(args)
+        summary = import_swebench(args.file, args.out, repositories=repositories, progress=report, **settings)
+    rows = read_journal(summary.folder / "journal.jsonl")
+    refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
+    if not args.quiet:
+        sys.stderr.writelines(f"{name}: {why}\n" for name, why in refused.items())
+    return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
-def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
+# --------------------------------------------------------------------------- validate and leakscan
+
+
+def _add_checks(verbs: Any, common: argparse.ArgumentParser) -> None:
     validate = verbs.add_parser(
         "validate",
         parents=[common],
@@ -215,11 +262,7 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
         metavar="N",
         type=whole_number(),
         default=3,
-        help="runs of each gate that runs tests or recorded calls (default: 3); what only reads the stored bytes (leaks, "
-        "instructions, restoring) gives one answer and is looked at once, as are constants",
-    )
-    validate.add_argument(
-        "--jobs", metavar="N", type=whole_number(), default=2, help="tasks at a time (default: 2)"
+        help="runs of each gate that runs tests or recorded calls (default: 3); what only reads the stored bytes is looked at once",
     )
     validate.add_argument(
         "--resume",
@@ -227,18 +270,23 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="take over the tasks that passed in an earlier call with the same store, --repeat and backend, "
         "and try the others; the cache has their journal, also of a call that was cut off",
     )
-    add_isolation_flags(validate)
+    _add_jail_flags(validate)
     validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
+    scan = verbs.add_parser(
+        "leakscan",
+        parents=[common],
+        help="search everything that a rollout can see for the deleted code",
+        description="Search the tree, the environment and the whole file system that a sandbox shows for the deleted "
+        "code, by a program inside a real sandbox. Exit code 4 when some is found or "
+        "a question got no answer.",
+    )
+    scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    _add_jail_flags(scan)
+    scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
 
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
-    """Validate a store; exit code 4 when a task does not pass.
-
-    Raises:
-        UsageError: a backend that is unknown (CR0305) or isolates nothing (CR0340).
-        NothingToDoError: the store is empty (CR0604).
-        InputError: not a task store, or a damaged one (CR0410, CR0411).
-    """
+    """Validate a store; exit code 4 when a task does not pass."""
     from composer_replication.tasks.validate import validate_store
 
     chosen_backend(args)
@@ -283,34 +331,8 @@ def render_validate(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# --------------------------------------------------------------------------- leakscan
-
-
-def _add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
-    scan = verbs.add_parser(
-        "leakscan",
-        parents=[common],
-        help="search everything that a rollout can see for the deleted code",
-        description="Search the tree, the environment and the whole file system that a sandbox shows for the deleted "
-        "code, by a program inside a real sandbox. Exit code 4 when some is found or "
-        "a question got no answer.",
-    )
-    scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    scan.add_argument(
-        "--jobs", metavar="N", type=whole_number(), default=2, help="sandboxes at a time (default: 2)"
-    )
-    add_isolation_flags(scan)
-    scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
-
-
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
-    """Search a store; exit code 4 when a leak is found or a check got no answer.
-
-    Raises:
-        UsageError: an unknown backend (CR0305), or one that isolates nothing, accepted or not (CR0340).
-        InputError: not a task store, or a damaged one (CR0410, CR0411).
-        SandboxFailure: the sandbox broke, or the search inside it did not end (CR0302).
-    """
+    """Search a store; exit code 4 when a leak is found or a check got no answer."""
     from composer_replication.tasks.leaks.leak_scan import scan_store
 
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
@@ -318,10 +340,11 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
-    leaks = [{"task_id": leak.task_id, "channel": leak.channel, "path": leak.path} for leak in summary.leaks]
     result: Result = {
         "tasks": summary.tasks,
-        "leaks": leaks,
+        "leaks": [
+            {"task_id": one.task_id, "channel": one.channel, "path": one.path} for one in summary.leaks
+        ],
         "without_distinctive_lines": list(summary.without_distinctive_lines),
         "files_searched": summary.files_searched,
         "not_searched": list(summary.not_searched),
@@ -336,14 +359,104 @@ def render_leakscan(result: dict[str, Any]) -> str:
     lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
     lines += [f"CHECK FAILED {what}" for what in result["failed_checks"]]
     lines += [f"not searched: {path}" for path in result["not_searched"]]
-    lines += [
-        f"no distinctive line, searched by code objects only: {task_id}"
-        for task_id in result["without_distinctive_lines"]
-    ]
-    total = (
-        f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
+    for task_id in result["without_distinctive_lines"]:
+        lines.append(f"no distinctive line, searched by code objects only: {task_id}")
+    counts = f"{len(result['leaks'])} leaks in {result['tasks']} tasks"
+    return "\n".join(
+        [*lines, *isolation_lines(result), f"{counts}, {result['files_searched']} files searched"]
     )
-    return "\n".join([*lines, *isolation_lines(result), total])
+
+
+# --------------------------------------------------------------------------- export
+
+
+def _add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
+    export = verbs.add_parser(
+        "export",
+        parents=[common],
+        help="write a task's tree, or all tasks as a task set",
+        description="Write the tree of a task exactly as a rollout sees it, with a fresh .git of one commit; with "
+        "--golden the restored one. With --format write all tasks: into one file of the SWE-bench shape, patch and hidden tests only with "
+        "--golden, or as folders of Harbor, which always hold both, in tests/ and solution/.",
+    )
+    form = "a tree, or all tasks as JSON lines (swebench), Parquet or folders of Harbor (default: tree)"
+    out = "a new or empty folder; for swebench and parquet a new file"
+    export.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    export.add_argument("task_id", metavar="ID", nargs="?", help="the task; not with a set format")
+    export.add_argument(
+        "--format", choices=("tree", "swebench", "parquet", "harbor"), default="tree", help=form
+    )
+    export.add_argument("--out", metavar="PATH", type=Path, required=True, help=out)
+    export.add_argument("--golden", action="store_true", help="what no policy may see, too")
+    export.set_defaults(run=f"{_HERE}:run_export", render=f"{_HERE}:render_export")
+
+
+def run_export(args: argparse.Namespace) -> tuple[Result, int]:
+    """Write a tree, or with a set format all tasks.
+
+    ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
+    unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
+    """
+    from composer_replication.tasks.store import TaskStore
+
+    is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
+    if is_set is (args.task_id is not None):
+        problem = (
+            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none."
+        )
+        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks."
+        raise UsageError("CR0206", problem, where=args.task_id or "composer-rl tasks export", fix=fix)
+    if args.out.exists() and (is_file or not args.out.is_dir() or any(args.out.iterdir())):
+        problem = "the file exists already." if is_file else "the folder is not empty."
+        raise UsageError("CR0231", problem, where=str(args.out), fix="choose another --out.")
+    refuse_unwritable(args.out.absolute().parent if is_file else args.out)
+    store = TaskStore.open(args.folder)
+    task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
+    warn_unfinished(args.folder, quiet=args.quiet)
+    written = _write_set(store, args) if is_set else _write_tree(store, args)
+    return {**written, "restricted_licences": _say_restricted(store, task_ids)}, 0
+
+
+def render_export(result: dict[str, Any]) -> str:
+    """One line."""
+    if "task_id" not in result:
+        return f"{result['tasks']} tasks, {result['bytes']} bytes in {result['out']}"
+    return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
+
+
+def _write_tree(store: TaskStore, args: argparse.Namespace) -> Result:
+    task = store.get(args.task_id)
+    view: Any = "golden" if args.golden else "rollout"
+    store.write_tree(task, args.out, view=view)
+    sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git
+    return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}
+
+
+def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
+    from composer_replication.tasks.harbor_tasks import write_harbor_tasks
+    from composer_replication.tasks.swebench.swebench_files import write_instances
+
+    with progress_bar(quiet=args.quiet) as report:
+        if args.format == "harbor":
+            tasks = write_harbor_tasks(store, args.out, progress=report)
+        else:
+            as_parquet = args.format == "parquet"
+            tasks = write_instances(
+                store, args.out, with_golden=args.golden, as_parquet=as_parquet, progress=report
+            )
+    sizes = [path.stat().st_size for path in (args.out, *args.out.rglob("*")) if path.is_file()]
+    return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": sum(sizes)}
+
+
+def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
+    """Print what the build says of the licences of these tasks' repositories, and return it."""
+    from composer_replication.tasks.build_summary import restricted_licences
+
+    slugs = sorted({store.record(task_id).repository_record for task_id in task_ids})
+    records = [store.repository(slug) for slug in slugs]
+    restricted = restricted_licences({record.repository: record.licence for record in records})
+    sys.stderr.writelines(f"{visible(line)}\n" for line in licence_lines(restricted))
+    return restricted
 
 
 # --------------------------------------------------------------------------- split
@@ -354,31 +467,18 @@ def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
         "split",
         parents=[common],
         help="part tasks into train and held-out",
-        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. With "
-        "--by repository held-out tasks come from repositories that are not trained on. A recipe whose tasks.store is "
+        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. A recipe whose tasks.store is "
         "DIR uses it, unless it names repositories or a fraction; any recipe does with heldout.split = PATH.",
     )
+    seed = "another seed draws another split"
     split.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     split.add_argument("--heldout-fraction", metavar="F", type=float, required=True, help="above 0, below 1")
-    split.add_argument(
-        "--seed", metavar="N", type=int, required=True, help="another seed draws another split"
-    )
-    split.add_argument(
-        "--by",
-        choices=("origin", "repository"),
-        default="origin",
-        help="what stays together (default: origin)",
-    )
+    split.add_argument("--seed", metavar="N", type=int, required=True, help=seed)
     split.set_defaults(run=f"{_HERE}:run_split", render=f"{_HERE}:render_split")
 
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
-    """Write ``split.json`` into the store's folder.
-
-    Raises:
-        ComposerError: no such split; as ``HeldoutSplit.split`` says.
-        InputError: not a store, or damaged (CR0410, CR0411).
-    """
+    """Write ``split.json`` into the store's folder."""
     from composer_replication.cli.task_division import FILE_NAME, split_items
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit
@@ -389,13 +489,10 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     tasks = store.tasks()
     with progress_bar(quiet=args.quiet) as report:
         items = _told(split_items(store, tasks), len(tasks), report)
-        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
+        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed)
     write_json(store.root / FILE_NAME, split.state_dict())
-    return {
-        "train": list(split.train_ids),
-        "heldout": list(split.heldout_ids),
-        "fingerprint": split.fingerprint,
-    }, 0
+    result: Result = {"train": list(split.train_ids), "heldout": list(split.heldout_ids)}
+    return result | {"fingerprint": split.fingerprint}, 0
 
 
 def _told(items: Iterable[SplitItem], total: int, report: Report | None) -> Iterator[SplitItem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +40,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if args.replica is not None and args.out is None:
         out /= f"replica-{args.replica}"
     overrides = dict(parse_override(text) for text in args.overrides)
-    settings = [part for text in args.overrides for part in ("--set", text)]
     if args.ray is not None:
         overrides["ray.address"] = args.ray
-        settings += ["--ray", args.ray]
     if args.num_replicas is not None:
         overrides["replicas.num_replicas"] = args.num_replicas
-        settings += ["--of", str(args.num_replicas)]
-    settings += [] if args.replica is None else ["--replica", str(args.replica)]
-    again = shlex.join(["composer-rl", "train", str(args.recipe), "--out", str(out), *settings, "--resume"])
-    return run_recipe(
-        args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, again=again, replica=args.replica
-    )
+    return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, replica=args.replica)
 
 
 def render(result: dict[str, Any]) -> str:

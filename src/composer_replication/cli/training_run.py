@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -71,28 +70,18 @@ def run_recipe(
     *,
     resume: bool,
     quiet: bool,
-    again: str = "",
     replica: int | None = None,
 ) -> tuple[dict[str, object], int]:
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
-    ``again`` is the command that would resume this run, for the message; ``replica`` says which of several replicas this is. Where several processes were launched, each calls
-    this with the same arguments: the first locks and writes the folder, all build, measure and train.
-
-    Raises:
-        UsageError: recipe wrong, folder not to be written (CR0209), occupied by something else or
-            without ``resume`` (CR0207), resumed with another recipe (CR0208), or locked by another
-            run (CR0203).
-        MissingError: torch and its like are not installed (CR0101).
-        InputError: a checkpoint in the folder is of another run (CR0884).
-        ComposerError: whatever the parts raise; the folder stays resumable.
+    ``replica`` says which of several replicas this is. Where several processes were launched, each calls this with the same arguments: the first locks and writes the folder, all build, measure and train.
     """
     is_first = launched_rank() == 0
     config = load_config(recipe, overrides)
     run = _Run(config, recipe.resolve().parent, RunFolder(out), quiet or not is_first)
     folder = run.folder
     if is_first:
-        _refuse_occupied(folder, resume=resume, again=again)
+        _refuse_occupied(folder, resume=resume)
         refuse_unwritable(out)
     with ExitStack() as stack:
         was_finished = folder.summary.is_file()
@@ -352,7 +341,6 @@ def _summary(
         "verdict": _verdict(run, verdicts, halted=halted),
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
         "forgeries": int(sum(row.get("rollouts/forgeries") or 0 for row in metrics)),
-        "hints": _hint_counts(metrics),
         "missed_evaluations": run.evaluator.num_missed if run.evaluator else 0,
         "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
         "parameter_sha256": parameter_sha256(run.trainer.model),
@@ -362,16 +350,6 @@ def _summary(
         "peak_memory_bytes": peak,
         "report": str(run.folder.report),
     }
-
-
-def _hint_counts(metrics: Sequence[dict[str, Any]]) -> dict[str, int] | None:
-    """What the source of hints counted, added up over the steps; None where no hint was asked for."""
-    total: Counter[str] = Counter()
-    for row in metrics:
-        for name, number in row.items():
-            if name.startswith("hint_source/"):
-                total[name.removeprefix("hint_source/")] += int(number or 0)
-    return dict(sorted(total.items())) or None
 
 
 def _verdict(run: _Run, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
@@ -391,9 +369,6 @@ def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
 
     Returns:
         The folder; None in the other processes, and where no process can have all weights.
-
-    Raises:
-        InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
     """
     from composer_replication.trainer.model_modes import weights_are_sharded
     from composer_replication.trainer.saved_model import gathered_weights, probe_logps, save_model
@@ -422,17 +397,14 @@ def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
     return str(folder)
 
 
-def _refuse_occupied(folder: RunFolder, *, resume: bool, again: str) -> None:
+def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
     """A folder with anything in it is only gone on with where a run is in it, and only when asked."""
     if not folder.is_occupied or (resume and folder.recipe.is_file()):
         return
-    holds_run = folder.recipe.is_file()
-    raise UsageError(
-        "CR0207",
-        "the run folder is not empty." if holds_run else "the folder is not empty, and no run is in it.",
-        where=str(folder.root),
-        fix=f"{again}, or choose another --out." if holds_run and again else "choose another --out.",
-    )
+    problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
+    if folder.recipe.is_file():
+        problem, fix = "the run folder is not empty.", f"the same command with --resume goes on; or {fix}"
+    raise UsageError("CR0207", problem, where=str(folder.root), fix=fix)
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
@@ -443,27 +415,13 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
         write_atomic(folder.recipe, resolved)
         (folder.root / "split.json").unlink(missing_ok=True)  # of a recipe by which nothing was trained
         return
-    try:
-        begun_with = load_config(folder.recipe)
-    except UsageError as error:
-        if error.code != "CR0204":
-            raise
-        raise UsageError(
-            "CR0208",
-            f"this folder was begun by another version: {error.message}",
-            where=str(folder.recipe),
-            fix="resume with the version that environment.json names, or choose another --out.",
-        ) from error
-    was, now = (_flat(identity_table(each)) for each in (begun_with, config))
+    was, now = (_flat(identity_table(each)) for each in (load_config(folder.recipe), config))
     key = next((key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)), None)
     if key is not None:
         before, after = (repr(table[key]) if key in table else "not set" for table in (was, now))
-        raise UsageError(
-            "CR0208",
-            f"this folder was begun with another recipe: {key} is {after} now and was {before}.",
-            where=str(folder.recipe),
-            fix="resume with the same recipe and --set values, or choose another --out.",
-        )
+        problem = f"this folder was begun with another recipe: {key} is {after} now and was {before}."
+        fix = "resume with the same recipe and --set values, or choose another --out."
+        raise UsageError("CR0208", problem, where=str(folder.recipe), fix=fix)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -51,11 +51,7 @@ class AgentLoop:
 
 
 def open_agent_loop(trainer_config: Any, server_manager: Any, tokenizer: Any, **more: Any) -> AgentLoop:
-    """What ``agent_loops.yaml`` names.
-
-    Raises:
-        MissingError: verl has not loaded our plug-in (CR0951).
-    """
+    """What ``agent_loops.yaml`` names."""
     del more
     require_registered()
     return AgentLoop(trainer_config.config, server_manager, tokenizer)
@@ -71,12 +67,9 @@ def open_guard() -> GuardHook | None:
 def _folder() -> Path:
     name = os.environ.get(FOLDER_VARIABLE, "")
     if not name:
-        raise UsageError(
-            "CR0951",
-            f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set.",
-            where=FOLDER_VARIABLE,
-            fix="start verl with run.sh of the folder that composer-rl export-verl wrote.",
-        )
+        problem = f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set."
+        fix = "start verl with run.sh of the folder that composer-rl export-verl wrote."
+        raise UsageError("CR0951", problem, where=FOLDER_VARIABLE, fix=fix)
     return Path(name)
 
 

@@ -49,7 +49,7 @@ class FeatureDeletionReward:
             ``on_outcomes`` still hear what each answer earned. None: everybody gets their own.
 
     Raises (when called):
-        UsageError: lengths differ, or an unknown task (CR0801); the rule raised, or gave
+        UsageError: lengths differ, or an unknown task (CR0412); the rule raised, or gave
             something that is not a finite number (CR0210).
         SandboxFailure: the sandbox failed for every rollout of the batch (CR0390).
     """
@@ -98,7 +98,7 @@ class FeatureDeletionReward:
         if not len(prompts) == len(completions) == len(task_id) == len(ids):
             lengths = f"{len(prompts)}, {len(completions)}, {len(task_id)}, {len(ids)}"
             raise UsageError(
-                "CR0801", f"prompts, completions, task ids and token ids differ in number: {lengths}."
+                "CR0412", f"prompts, completions, task ids and token ids differ in number: {lengths}."
             )
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
         scores = self.grader.grade_many([GradeRequest(a.task, a.answer, self.tests) for a in attempts])
@@ -126,7 +126,7 @@ class FeatureDeletionReward:
         task = self.tasks.get(task_id)
         if task is None:
             raise UsageError(
-                "CR0801", f"the data set names task {task_id!r}, which is not in the store.", where=task_id
+                "CR0412", f"the data set names task {task_id!r}, which is not in the store.", where=task_id
             )
         text = completion if isinstance(completion, str) else str(completion[-1]["content"])
         broken = self.grader.store.broken_text(task)

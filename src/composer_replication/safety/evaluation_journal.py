@@ -81,8 +81,8 @@ class EvaluationJournal:
         run: what the scores belong to, such as a fingerprint of split and settings.
 
     Raises:
-        InputError: a line is damaged, changed or out of order (CR0602), or the journal is
-            another run's (CR0602).
+        InputError: a line is damaged, changed or out of order (CR0884), or the journal is
+            another run's (CR0884).
     """
 
     def __init__(self, path: Path, *, run: str = "") -> None:
@@ -97,7 +97,7 @@ class EvaluationJournal:
                 self._take(row)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(
-                "CR0602",
+                "CR0884",
                 f"the evaluation journal is damaged: {error}.",
                 where=f"{self.path}:{len(self._rows) + 1}",
                 fix="restore the file from a copy, or start a new run.",
@@ -150,7 +150,7 @@ class EvaluationJournal:
             raise ValueError(f"it is of kind {row['kind']!r}, version {row.get('version')!r}")
         elif row["run"] != self.run:
             raise InputError(
-                "CR0602",
+                "CR0884",
                 f"the evaluation journal belongs to run {row['run']!r}, and this is {self.run!r}.",
                 where=str(self.path),
                 fix="resume with the run's own settings and split, or start a new run.",

@@ -85,7 +85,7 @@ class Harbor:
         Raises:
             MissingError: Harbor is not installed (CR0101), or no image is named (CR0301).
             UsageError: Harbor has no such environment (CR0305); a limit that cannot be held (CR0886).
-            SandboxFailure: it does not start (CR0320), or cannot be filled (CR0320); a path of the spec is missing (CR0304).
+            SandboxFailure: it does not start (CR0302), or cannot be filled (CR0302); a path of the spec is missing (CR0304).
         """
         check_limits(spec.limits)
         _factory()
@@ -188,7 +188,7 @@ class HarborSandbox(LocalSandbox):
         """The answer of Harbor, which works in a thread of its own.
 
         Raises:
-            SandboxFailure: it fails or does not answer (CR0320); we are interrupted (CR0302).
+            SandboxFailure: it fails or does not answer (CR0302); we are interrupted (CR0302).
         """
         future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), _loop(os.getpid()))
         try:
@@ -204,7 +204,7 @@ class HarborSandbox(LocalSandbox):
 
     def _failure(self, what: str, error: BaseException) -> SandboxFailure:
         said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        return failure("CR0320", f"{self._name} does not {what}: {said[-500:]}.")
+        return failure("CR0302", f"{self._name} does not {what}: {said[-500:]}.")
 
     def _send(self, path: Path, name: str) -> None:
         self._wait(self._environment.upload_file(path, f"{_OURS}/{name}"), "take a file", _SEND_SECONDS)
@@ -220,7 +220,7 @@ class HarborSandbox(LocalSandbox):
         """Have ``harbor_inside`` do something.
 
         Raises:
-            SandboxFailure: it does not (CR0320).
+            SandboxFailure: it does not (CR0302).
         """
         if orders is not None:
             (self._outbox / "orders.json").write_text(json.dumps(orders))
@@ -228,7 +228,7 @@ class HarborSandbox(LocalSandbox):
         said = self._shell(f"{base_python()} -I -S {_OURS}/start.py {verb}", seconds)
         if not said.endswith("done"):
             last = (said.splitlines() or ["nothing is said"])[-1][-500:]
-            raise failure("CR0320", f"{self._name} cannot {verb} a command: {last}.")
+            raise failure("CR0302", f"{self._name} cannot {verb} a command: {last}.")
 
     def _prepare(self, spec: SandboxSpec) -> None:
         self._shell(f"sh -c 'umask 077 && mkdir -p {_OURS}'", _MORE_SECONDS)
@@ -289,7 +289,7 @@ class HarborSandbox(LocalSandbox):
                 self._is_dirty = True
                 if verdict is Verdict.ENDED:
                     why = f"the tree of the container cannot be kept: {error}."
-                    raise failure("CR0320", why) from error
+                    raise failure("CR0302", why) from error
         return Ended(
             verdict,
             int(found["exit_code"]),
@@ -330,7 +330,7 @@ class HarborSandbox(LocalSandbox):
         """Stop the environment, give the tree back; idempotent.
 
         Raises:
-            SandboxFailure: its service did not remove it (CR0320).
+            SandboxFailure: its service did not remove it (CR0302).
         """
         problems: list[SandboxFailure] = []
         is_failing = sys.exc_info()[0] is not None  # what was raised first says more

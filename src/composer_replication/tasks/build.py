@@ -66,8 +66,8 @@ def build_tasks(
         progress: told after every step.
 
     Raises:
-        UsageError: the folder is in use (CR0203), is something else (CR0415), holds other
-            repositories (CR0415), or the arguments do not fit together (CR0206).
+        UsageError: the folder is in use (CR0203), is something else (CR0231), holds other
+            repositories (CR0231), or the arguments do not fit together (CR0206).
         InputError: no source is usable (CR0402 to CR0408), a pin is not in its source (CR0409), or the
             store of an earlier build is damaged (CR0411).
         MissingError: the cluster cannot be joined (CR0101, CR0490), or a node cannot

@@ -162,7 +162,7 @@ class Build:
         if present - self.slugs:
             missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())
             raise UsageError(
-                "CR0415",
+                "CR0231",
                 f"the folder holds tasks of {min(present - self.slugs)}, which is not among the sources"
                 f"{f' ({missing})' if missing else ''}.",
                 where=str(self.store.root),

@@ -67,7 +67,7 @@ class RecordFolder:
         """A store to write to: a new one, or the one that an earlier build left.
 
         Raises:
-            UsageError: the folder holds something else (CR0415).
+            UsageError: the folder holds something else (CR0231).
             InputError: the store in it is damaged (CR0411).
         """
         refuse_other_content(path)
@@ -246,7 +246,7 @@ def refuse_other_content(path: Path) -> None:
     """Refuse a folder in which no store can be made or gone on with; nothing is written.
 
     Raises:
-        UsageError: the folder holds something else (CR0415).
+        UsageError: the folder holds something else (CR0231).
         InputError: the manifest in it is damaged or of another version (CR0411).
     """
     own = ("LOCK", "objects", *FOLDERS)
@@ -256,7 +256,7 @@ def refuse_other_content(path: Path) -> None:
         item.name not in own and not is_torn_write(item.name) for item in path.iterdir()
     ):
         raise UsageError(
-            "CR0415",
+            "CR0231",
             "the folder is not empty and not a task store.",
             where=str(path),
             fix="choose another --out DIR.",

@@ -108,7 +108,7 @@ class EpisodeRollouts:
         make_sampler: of the policy, in the place of the trainer's model or vLLM.
 
     Raises (when called):
-        UsageError: a row names no task (CR0801), or weights are spread over processes and vLLM does not sample (CR0757).
+        UsageError: a row names no task (CR0412), or weights are spread over processes and vLLM does not sample (CR0757).
         SandboxFailure: every episode of the generation was lost (CR0390).
     """
 
@@ -185,7 +185,7 @@ def _task_ids(rows: Sequence[Mapping[str, Any]], num_prompts: int) -> list[str]:
     found = [row.get("task_id") for row in rows]
     if len(found) != num_prompts or not all(isinstance(each, str) and each for each in found):
         raise UsageError(
-            "CR0801",
+            "CR0412",
             f"{num_prompts} prompts are to be played, and not every one of {len(found)} rows names a task.",
             where="train_dataset",
             fix="give the data set a column task_id with the ids of tasks of the store.",

@@ -53,10 +53,10 @@ def test_what_a_killed_process_left_is_stopped_by_the_next(
 @pytest.mark.parametrize(
     ("kind", "code", "said"),
     [
-        ("broken_environments:NeverStarts", "CR0320", "does not start: no such host"),
-        ("broken_environments:OpenNetwork", "CR0320", "no-network"),
-        ("broken_environments:NoProgram", "CR0320", "no-such-python3"),
-        ("broken_environments:NoSuchClass", "CR0320", "NoSuchClass"),
+        ("broken_environments:NeverStarts", "CR0302", "does not start: no such host"),
+        ("broken_environments:OpenNetwork", "CR0302", "no-network"),
+        ("broken_environments:NoProgram", "CR0302", "no-such-python3"),
+        ("broken_environments:NoSuchClass", "CR0302", "NoSuchClass"),
         ("no-such-engine", "CR0305", "no-such-engine"),
     ],
 )
@@ -84,4 +84,4 @@ def test_a_command_that_is_lost_is_no_result(tree: Path) -> None:
     with choose_backend("harbor:broken_environments:LosesCommands").open(SandboxSpec(tree)) as sandbox:
         with pytest.raises(ComposerError, match="hung up") as caught:
             sandbox.exec(["true"], timeout_seconds=60)
-        assert caught.value.code == "CR0320"
+        assert caught.value.code == "CR0302"

@@ -194,7 +194,7 @@ def test_an_evaluation_that_is_cancelled_leaves_nothing(store: TaskStore) -> Non
 
 def test_another_harness_is_refused_before_anything_is_opened(store: TaskStore) -> None:
     trace = trace_of(store, in_turn(SUBMIT), agent={"harness": {"id": "null"}})
-    assert not trace.ok and "CR0858" in trace.last_error.message and not trace.rewards
+    assert not trace.ok and "CR0722" in trace.last_error.message and not trace.rewards
 
 
 def test_an_unknown_task_is_data_of_its_rollout(store: TaskStore) -> None:

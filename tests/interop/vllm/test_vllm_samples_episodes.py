@@ -44,7 +44,7 @@ def test_an_engine_in_the_trainers_process(caller: Path, tmp_path: Path, fault: 
     done = composer_rl("train", str(RECIPE), "--out", str(out), *overrides(settings), fault=fault)
     rows = read_jsonl(out / "metrics.jsonl")
     if fault:
-        assert done.returncode != 0 and "CR0870" in done.stderr
+        assert done.returncode != 0 and "CR0765" in done.stderr
         assert [row["step"] for row in rows] == [1]
         return
     assert done.returncode == 0, done.stderr[-3000:]
@@ -57,7 +57,7 @@ def test_an_engine_in_the_trainers_process(caller: Path, tmp_path: Path, fault: 
 def test_weights_that_are_never_sent_are_seen_at_the_second_step(served: Server, tmp_path: Path) -> None:
     done = trained(served, tmp_path / "run", fault="none-sent")
     assert done.returncode != 0
-    assert "CR0870" in done.stderr and "trainer and sampler disagree" in done.stderr
+    assert "CR0765" in done.stderr and "trainer and sampler disagree" in done.stderr
     assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
@@ -72,7 +72,7 @@ def test_tied_embeddings_that_stay_stale_are_seen(tmp_path: Path, store: Any) ->
     finally:
         server.kill()
     assert done.returncode != 0
-    assert "CR0870" in done.stderr
+    assert "CR0765" in done.stderr
 
 
 def test_a_killed_server_ends_the_run_with_one_sentence(served: Server, tmp_path: Path) -> None:

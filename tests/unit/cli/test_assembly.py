@@ -51,13 +51,13 @@ def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
     config = config_of()
     store = open_tasks(config, RECIPE.parent, None)
     whole = divide_tasks(config, store, RECIPE.parent)
-    assert whole.num_leaking == 0
     shown = whole.train[0]
     line = assembly.prompt_of(config, store, shown).strip().splitlines()[0]
     golden = store.golden_body
     monkeypatch.setattr(store, "golden_body", lambda task: f"\n    {line}" if task == shown else golden(task))
-    tasks = divide_tasks(config, store, RECIPE.parent)
-    assert tasks.num_leaking == 1
+    said: list[str] = []
+    tasks = divide_tasks(config, store, RECIPE.parent, said.append)
+    assert said == ["tasks: 1 left out: their prompts would show the deleted code"]
     assert shown not in (*tasks.train, *tasks.heldout)
     with pytest.raises(InputError, match="CR0429"):
         training_rows(config, store, whole.train)

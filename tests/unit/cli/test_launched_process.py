@@ -8,7 +8,6 @@ from composer_replication.cli.cluster import (
     file_part,
     launched_rank,
     launched_size,
-    shards_by_fsdp2,
     shards_weights,
 )
 from composer_replication.cli.main import main
@@ -53,6 +52,3 @@ def test_accelerate_tells_whether_weights_are_spread() -> None:
     assert [shards_weights(environment) for environment in under] == [False, False, True, False]
     assert not shards_weights({"ACCELERATE_USE_FSDP": "false"})
     assert not shards_weights({})
-    assert shards_by_fsdp2({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
-    assert not shards_by_fsdp2({"ACCELERATE_USE_FSDP": "true"})  # accelerate's default is FSDP 1
-    assert not shards_by_fsdp2({"ACCELERATE_USE_DEEPSPEED": "true", "FSDP_VERSION": "2"})

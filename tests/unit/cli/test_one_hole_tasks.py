@@ -40,16 +40,18 @@ def evaluate(store: TaskStore, *flags: str) -> None:
 
 
 def test_others_are_left_out_and_counted(sized_store: TaskStore) -> None:
-    tasks, num_others = one_hole_tasks(sized_store)
-    assert ([task.task_id for task in tasks], num_others) == (["t-function-body"], 8)
-    divided = divide_tasks(config_of(sized_store), sized_store, Path())
-    assert ([task.task_id for task in divided.train], divided.num_other_sizes) == (["t-function-body"], 8)
-    assert divided.num_leaking == 0
+    said: list[str] = []
+    assert [task.task_id for task in one_hole_tasks(sized_store, said.append)] == ["t-function-body"]
+    divided = divide_tasks(config_of(sized_store), sized_store, Path(), said.append)
+    assert [task.task_id for task in divided.train] == ["t-function-body"]
+    assert said == ["tasks: 8 left out: one answer fills the body of one function only"] * 2
 
 
 def test_a_store_of_functions_alone_loses_none(make_store: Any, sized_tasks: Any) -> None:
     store = make_store(sized_tasks["t-function-body"])
-    assert divide_tasks(config_of(store), store, Path()).num_other_sizes == 0
+    said: list[str] = []
+    divide_tasks(config_of(store), store, Path(), said.append)
+    assert said == []
 
 
 def test_both_sides_of_a_stored_split_lose_the_others(make_store: Any, sized_tasks: Any) -> None:
@@ -72,7 +74,6 @@ def test_both_sides_of_a_stored_split_lose_the_others(make_store: Any, sized_tas
     divided = divide_tasks(config_of(store, heldout={"every": 1}, guard={}), store, Path())
     assert [task.task_id for task in divided.train] == ["t-function-body"]
     assert [task.task_id for task in divided.heldout] == ["t-mean"]
-    assert divided.num_other_sizes == 2
     assert divided.split is not None
     assert set(divided.split.contents) == {"t-function-body", "t-mean"}
 
@@ -110,7 +111,7 @@ def test_eval_says_how_many_are_left_out(sized_store: TaskStore, capsys: pytest.
     with pytest.raises(InputError, match="CR0411"):
         evaluate(sized_store, "--update-difficulty")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tasks: 8 other tasks are left out")
+    assert line.startswith("tasks: 8 left out")
     with pytest.raises(InputError, match="CR0411"):
         evaluate(sized_store, "--update-difficulty", "--quiet")
     assert capsys.readouterr().err == ""

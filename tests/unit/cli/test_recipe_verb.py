@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import tomllib
@@ -13,11 +14,7 @@ import pytest
 
 from composer_replication.cli import doctor_verb
 from composer_replication.cli.main import main
-from composer_replication.cli.recipe_verb import (
-    completion_tokens,
-    recipe_text,
-    whole_table,
-)
+from composer_replication.cli.recipe_verb import completion_tokens, recipe_text
 from composer_replication.config import load_config, parse_config
 from composer_replication.errors import UsageError
 
@@ -147,11 +144,10 @@ def test_where_it_does_not_fit_that_is_said(
 
 
 def table_of(**changes: Any) -> dict[str, Any]:
-    first = {"model": {"name": "tiny-random", "lora": {"rank": 16}}, "tasks": {"store": "tasks"}}
-    first["heldout"] = {"fraction": 0.3}
+    args = argparse.Namespace(tasks=Path("tasks"), model="tiny-random", sha256="", seed=0)
+    args.prompt_style = "completion"
     sizes = {"num_train": 10, "num_heldout": 4, "num_prompts": 2, "num_tokens": 24}
-    rest = {"num_parameters": 10**8, "is_shared": True, "cpu_threads": 1}
-    return whole_table(first, **{**sizes, **rest, **changes})
+    return tomllib.loads(recipe_text(args, Path.cwd(), **{**sizes, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +167,9 @@ def test_room_for_an_answer(lengths: list[int], as_chat: bool, tokens: int) -> N
     assert completion_tokens(lengths[::-1], as_chat=as_chat) == tokens
 
 
-def test_a_written_table_is_a_recipe_and_keeps_its_values() -> None:
-    table = table_of()
-    assert tomllib.loads(recipe_text(table)) == table
-    config = parse_config(table, where="here")
+def test_what_is_written_is_a_recipe() -> None:
+    config = parse_config(table_of(is_shared=True), where="here")
+    assert (config.tasks.store, config.trainer.prefix_sharing) == ("tasks", True)
     assert (config.trl["per_device_train_batch_size"], config.trl["max_steps"]) == (16, 40)
     assert config.heldout is not None
     assert (config.heldout.fraction, config.heldout.sample_size) == (0.3, 0)

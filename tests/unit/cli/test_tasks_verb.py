@@ -139,7 +139,6 @@ def test_show_and_stats(folder: Path) -> None:
     assert {key: one["tasks"][0][key] for key in row} == row
     assert set(one["tasks"][0]) - set(row) == {
         "instruction", "written_instruction", "broken_region", "strength", "difficulty", "outdated_difficulty",
-        "proved_by",
     }  # fmt: skip
     assert "return low" not in json.dumps(one)
 
@@ -153,18 +152,15 @@ def test_the_page_of_a_task(folder: Path) -> None:
     lines = text.splitlines()
     assert lines[0] == task.task_id
     assert [line for line in lines[1:] if line and not line.startswith(" ")] == [
-        "Broken place",
+        "Broken region",
         "Visible tests",
         "Instruction",
     ]
-    assert "  deleted      body of a function, 3 lines" in lines
     assert any(line.endswith("- ... 3 lines removed") for line in lines)
-    assert "  place        tinymath/numbers.py:28" in lines  # where its first statement stood
+    assert f"  {'line':<20} 28" in lines  # where its first statement stood
     assert "     28 +     raise NotImplementedError" in lines
-    visible, hidden = len(task.tests.visible), len(task.tests.hidden)
-    assert f"{visible} visible and {hidden} hidden fail without it" in text
-    assert all(f"  {test}" in lines for test in task.tests.visible)
-    assert hidden
+    assert set(task.tests.visible) <= set(lines)
+    assert task.tests.hidden
     assert not any(test in text for test in task.tests.hidden)
     assert "return low" not in text
 
@@ -180,8 +176,7 @@ def test_the_golden_patch_is_shown_when_asked_for(folder: Path, tmp_path: Path) 
     without, _, plain = call("show", str(folder), task.task_id)
     patch = result["tasks"][0].pop("golden_patch")
     assert result == without
-    assert "  golden patch shown with --golden" in plain.splitlines()
-    assert "with --golden" not in text
+    assert "Golden patch" not in plain
     assert text.endswith(f"\n\nGolden patch\n{patch}".rstrip("\n"))
     assert "+        return low\n" in patch
     assert not any(test.rpartition("::")[2] in patch for test in task.tests.hidden)

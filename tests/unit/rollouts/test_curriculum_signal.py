@@ -25,6 +25,6 @@ def test_more_groups_have_a_signal(mean: float, spread: float) -> None:
 def test_a_floor_of_all_gives_up_the_advantage() -> None:
     """The margin comes from the weights and from nothing else: without them it is gone."""
     pool = BENCHMARK["Pool"](100, 8, 8, 120, 2.0, 4.0, 1)
-    options = type("Options", (CurriculumSection,), {"retire_certainty": 0.999999})(floor_share=1.0)
+    options = type("Options", (CurriculumSection,), {"retire_certainty": 0.999999, "floor_share": 1.0})()
     found: dict[str, Any] = BENCHMARK["shares"](pool, options)
     assert abs(found["curriculum"] - found["uniform"]) < 0.05

@@ -273,7 +273,7 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
     before = attempt_folders()
     face = environment_factory(grader)()
     assert attempt_folders() == before
-    with pytest.raises(UsageError, match="CR0801"):
+    with pytest.raises(UsageError, match="CR0412"):
         face.reset(prompt=[{"role": "user", "content": ""}])
     with pytest.raises(UsageError, match="CR0800"):
         face.get_reward()

@@ -239,7 +239,7 @@ def test_the_mode_chooses_whether_a_finding_flags() -> None:
         assert json.loads(json.dumps(report.to_json()))["masks_reward"] is masks
     assert len(inspect(*[bash(f"git reflog -{number}") for number in range(9)]).findings) == 5
     assert monitor_for("off") is None
-    with pytest.raises(UsageError, match="CR0830"):
+    with pytest.raises(UsageError, match="CR0722"):
         monitor_for("shout")  # type: ignore[arg-type]
 
 

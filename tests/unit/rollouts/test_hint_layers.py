@@ -148,10 +148,10 @@ def test_layers_of_the_user_come_where_they_are_named() -> None:
 
 @pytest.mark.parametrize("name", ["no_lesson", "nothing", "MESSAGE"])
 def test_a_layer_that_cannot_be_used(name: str) -> None:
-    with pytest.raises(UsageError, match="CR0221") as caught:
+    with pytest.raises(UsageError, match="CR0210") as caught:
         open_layers(HintWritingSection(layers=[f"{__name__}:{name}"]))
     assert name in caught.value.message
-    with pytest.raises(UsageError, match="CR0221"):
+    with pytest.raises(UsageError, match="CR0210"):
         open_layers(HintWritingSection(layers=["no.such.module:f"]))
 
 
@@ -161,7 +161,7 @@ MESSAGE = "not callable"
 @pytest.mark.parametrize(("name", "says"), [("broken_lesson", "no lesson today"), ("odd_lesson", "gave 3")])
 def test_a_layer_that_breaks_is_named(name: str, says: str) -> None:
     options = HintWritingSection(layers=[f"{__name__}:{name}"])
-    with pytest.raises(UsageError, match="CR0221") as caught:
+    with pytest.raises(UsageError, match="CR0210") as caught:
         write_hint(context_of("cat of a missing file"), open_layers(options))
     assert name in caught.value.message
     assert says in caught.value.message

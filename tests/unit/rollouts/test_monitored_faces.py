@@ -84,7 +84,7 @@ def test_an_attempt_is_paid_as_the_monitor_is_told(
 def test_masking_is_the_default(grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]]) -> None:
     with FeatureDeletionEnv(grader) as env:
         assert played(env, clamp, cheats["early-exit"]) == 0.0
-    with pytest.raises(UsageError, match="CR0830"):
+    with pytest.raises(UsageError, match="CR0722"):
         FeatureDeletionEnv(grader, monitor="scream")  # type: ignore[arg-type]
 
 

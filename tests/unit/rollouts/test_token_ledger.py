@@ -534,7 +534,7 @@ def test_completions_without_ids_or_with_other_numbers() -> None:
     for wrong in (cut(()), Completion((1, 2), "", StopReason.LENGTH, (-0.5,))):
         with pytest.raises(InputError) as error:
             ledger.add_completion(wrong)
-        assert code_of(error) == "CR0815"
+        assert code_of(error) == "CR0821"
     assert ledger.ids == before
 
 
@@ -547,7 +547,7 @@ def test_ids_that_the_policy_does_not_have() -> None:
             InputError, match=f"the id {wrong}, and there are those from 0 to {last}"
         ) as error:
             ledger.add_completion(cut((1, wrong, 2)))
-        assert code_of(error) == "CR0815"
+        assert code_of(error) == "CR0821"
     assert ledger.ids == before
     ledger.add_completion(cut((0, last)))
     assert ledger.ids == (*before, 0, last)

@@ -155,7 +155,7 @@ def test_a_line_taken_out_put_in_twice_moved_or_foreign_is_refused(whole: Whole,
         [*lines, b"\xff\n"],
     ):
         path.write_bytes(b"".join(damaged))
-        with pytest.raises(InputError, match="CR0602") as caught:
+        with pytest.raises(InputError, match="CR0884") as caught:
             EvaluationJournal(path, run="a")
         assert caught.value.where.startswith(f"{path}:")
     path.write_bytes(b"".join([*lines[:2], b"{\n", *lines[2:]]))
@@ -177,7 +177,7 @@ def test_a_line_that_makes_no_sense_is_refused_even_with_a_fitting_hash(tmp_path
     path = tmp_path / "journal.jsonl"
     rows = [header, _linked(row, header["chain"])]
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    with pytest.raises(InputError, match="CR0602"):
+    with pytest.raises(InputError, match="CR0884"):
         EvaluationJournal(path)
 
 
@@ -191,7 +191,7 @@ def test_another_version_and_another_runs_journal_are_refused(tmp_path: Path) ->
     EvaluationJournal(path, run="split-a").settled(reading(1))
     with pytest.raises(InputError, match=r"split-a.*split-b") as caught:
         EvaluationJournal(path, run="split-b")
-    assert caught.value.code == "CR0602"
+    assert caught.value.code == "CR0884"
 
 
 # ---- readings -------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_other_bytes_are_never_started(copied: Path, tmp_path: Path) -> None:
             ask()
         assert (caught.value.code, caught.value.where) == ("CR0408", str(program))
         assert "pip install --force-reinstall" in caught.value.fix
-    found = [finding.check for finding in doctor_verb.check_sandboxes(lambda text: None)]
+    found = list(doctor_verb.check_sandboxes(lambda text: None))
     assert [check.ok for check in found if check.name in ("sandbox", "sandbox bubblewrap")] == [False, False]
     assert not (tmp_path / "started").exists()
 

@@ -261,7 +261,7 @@ def test_other_sources_do_not_replace_what_is_there(
 ) -> None:
     shutil.copytree(tiny_store.root, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(UsageError, match="CR0415"):
+    with pytest.raises(UsageError, match="CR0231"):
         build_tasks([str(make_project(PLANTED))], tmp_path / "out")
     assert contents(tmp_path / "out") == before
 
@@ -301,7 +301,7 @@ def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_pat
         build_tasks([str(root), str(tmp_path / "again")], tmp_path / "out")
 
 
-@pytest.mark.parametrize(("strange", "code"), [("notes.txt", "CR0415"), ("manifest.json", "CR0411")])
+@pytest.mark.parametrize(("strange", "code"), [("notes.txt", "CR0231"), ("manifest.json", "CR0411")])
 def test_a_refused_folder_stays_as_it_was(make_project: MakeProject, strange: str, code: str) -> None:
     source = make_project({"pyproject.toml": PYPROJECT, **SMALL, strange: '{"name": "a web page"}'})
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}

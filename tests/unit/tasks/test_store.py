@@ -140,7 +140,7 @@ def test_a_folder_without_manifest_is_no_store(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(UsageError, match="CR0415"):
+    with pytest.raises(UsageError, match="CR0231"):
         TaskStore.create(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -80,7 +80,7 @@ def test_a_refused_build_leaves_the_mark_alone(make_project: MakeProject, tmp_pa
     (other / "pyproject.toml").write_text("[project]\nname = 'other'\nversion = '1'\n")
     with pytest.raises(UsageError) as caught:
         build_tasks([str(other)], tmp_path / "out", jobs=1)
-    assert caught.value.code == "CR0415"
+    assert caught.value.code == "CR0231"
     mark = TaskStore.open(tmp_path / "out").build
     assert mark is not None
     assert mark.is_complete

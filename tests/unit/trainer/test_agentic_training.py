@@ -414,7 +414,7 @@ def test_a_sampler_of_other_probabilities_is_named_by_row_turn_and_token(
     else:
         with pytest.raises(InputError) as raised:
             train(tmp_path / "run", store, **settings)
-        assert raised.value.code == "CR0870"
+        assert raised.value.code == "CR0765"
         words = raised.value.message
         assert not read_jsonl(RunFolder(tmp_path / "run").metrics)
     assert "(turn 1) of row 0" in words
@@ -457,7 +457,7 @@ def test_spread_weights_are_refused_before_anything_is_loaded(
 def test_rows_without_a_task_are_refused() -> None:
     with pytest.raises(UsageError, match="names a task") as raised:
         episode_rollouts._task_ids([{"prompt": "x"}], 1)
-    assert raised.value.code == "CR0801"
+    assert raised.value.code == "CR0412"
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import assembly, training_run
-from composer_replication.cli.assembly import check_recipe, check_training
+from composer_replication.cli import training_run
+from composer_replication.cli.assembly import check_training
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
@@ -42,15 +42,6 @@ def test_groups_that_lie_across_processes() -> None:
     with pytest.raises(UsageError, match="6 rows are not a multiple of 4") as caught:
         refuse_split_groups(arguments, 4, num_processes=2)
     assert caught.value.code == "CR0760"
-
-
-@pytest.mark.parametrize("weight", ["alpha_sdpo", "beta_replay"])
-def test_channels_whose_weights_would_be_spread(monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
-    monkeypatch.setattr(assembly, "shards_weights", lambda: True)
-    config = load_config(RECIPE, {f"trainer.{weight}": 0.5})
-    with pytest.raises(UsageError, match="spread over processes") as caught:
-        check_recipe(config, RECIPE.parent)
-    assert caught.value.code == "CR0757"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from composer_replication.channel_tables import HintsSection
-from composer_replication.cli.training_run import _hint_counts
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl
@@ -352,8 +351,6 @@ def test_why_turns_got_no_hint_is_in_the_log(make_trainer: Callable[..., Any], t
     for row in rows:
         assert (row["hint_source/rollouts"], row["hint_source/without_hint"]) == (4.0, 1.0)
         assert row["hint_source/left_out/CR0430"] == 2.0
-    assert _hint_counts(rows) == {"left_out/CR0430": 4, "rollouts": 8, "without_hint": 2}
-    assert _hint_counts([{"reward": 1.0}]) is None
 
 
 def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(

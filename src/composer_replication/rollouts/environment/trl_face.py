@@ -41,13 +41,13 @@ class TrlFeatureDeletion:
         Where no sandbox opens, the attempt has no reward, and training goes on.
 
         Raises:
-            UsageError: the row names no task (CR0801).
+            UsageError: the row names no task (CR0412).
             InputError: the store has no such task (CR0412), or it is damaged.
         """
         task_id = row.get("task_id")
         if not isinstance(task_id, str) or not task_id:
             raise UsageError(
-                "CR0801",
+                "CR0412",
                 f"a row of the data set names no task: its columns are {', '.join(sorted(row)) or 'none'}.",
                 where="task_id",
                 fix="give the data set a column task_id with the ids of tasks of the store.",

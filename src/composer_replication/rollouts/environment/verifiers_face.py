@@ -91,7 +91,7 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
         """Open the attempt.
 
         Raises:
-            UsageError: another harness, or a runtime that is not this process's machine (CR0858).
+            UsageError: another harness, or a runtime that is not this process's machine (CR0722).
             InputError: no such task (CR0412), or it is damaged.
             SandboxError: the sandbox cannot be opened.
         """
@@ -272,7 +272,7 @@ def _require_own_harness(trace: Any, runtime: Any) -> None:
     if isinstance(harness, FeatureDeletionHarnessConfig | None) and runtime.type == "subprocess":
         return
     raise UsageError(
-        "CR0858",
+        "CR0722",
         "these tasks are played by their own harness in this process, "
         f"not by {getattr(harness, 'id', harness)!r} in the runtime {runtime.type!r}.",
         where="--env.agent.harness.id, --env.agent.runtime.type",

@@ -41,7 +41,7 @@ class HintedTurnMaker:
     ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
 
     Raises:
-        UsageError: a layer cannot be used (CR0221).
+        UsageError: a layer cannot be used (CR0210).
         InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430 to
             CR0430).
     """

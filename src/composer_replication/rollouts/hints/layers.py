@@ -31,7 +31,7 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
     has its turn. The text is cleaned, clamped and prefixed.
 
     Raises:
-        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0221).
+        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0210).
     """
     for name, layer in layers:
         text = _ask(name, layer, context)
@@ -47,7 +47,7 @@ def open_layers(options: HintWritingSection) -> list[tuple[str, HintLayer]]:
     """The layers of the options by name, in order.
 
     Raises:
-        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221).
+        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0210).
     """
     known: dict[str, HintLayer] = {
         "template": template_hint,
@@ -60,13 +60,13 @@ def load_layer(dotted: str) -> HintLayer:
     """Import ``package.module:function`` of (context) -> text or None.
 
     Raises:
-        UsageError: it cannot be imported, is not callable, or takes other arguments (CR0221).
+        UsageError: it cannot be imported, is not callable, or takes other arguments (CR0210).
     """
     layer: HintLayer = import_function(
         dotted,
         ("context",),
         lambda problem: UsageError(
-            "CR0221",
+            "CR0210",
             f"the hint layer {dotted!r} {problem}.",
             where="hints.writing.layers",
             fix="give package.module:function of one argument, the HintContext.",
@@ -117,7 +117,7 @@ def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:
 
 def _broken(name: str, problem: str) -> UsageError:
     return UsageError(
-        "CR0221",
+        "CR0210",
         f"the hint layer {name} {problem}.",
         where="hints.writing.layers",
         fix="make it return a text or None for every context; then the same command with --resume goes on.",

@@ -58,12 +58,12 @@ def monitor_for(asked: MonitorMode) -> HackMonitor | None:
     """The monitor that looks as asked: ``mask`` as the classes say, ``report`` masks nothing; None where it is ``off``.
 
     Raises:
-        UsageError: no such mode (CR0830).
+        UsageError: no such mode (CR0722).
     """
     known = get_args(MonitorMode)
     if asked not in known:
         fix = f"take one of {', '.join(known)}."
-        raise UsageError("CR0830", f"the hack monitor knows no {asked!r}.", where="monitor", fix=fix)
+        raise UsageError("CR0722", f"the hack monitor knows no {asked!r}.", where="monitor", fix=fix)
     return None if asked == "off" else HackMonitor(only_reports=asked == "report")
 
 

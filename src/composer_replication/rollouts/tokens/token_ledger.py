@@ -75,7 +75,7 @@ class TokenLedger:
 
         Raises:
             InputError: it has no ids, one that there is not, or a number of log-probabilities that does not
-                fit (CR0815). Nothing changes then.
+                fit (CR0821). Nothing changes then.
             ValueError: the completion before was not answered.
         """
         if not self._pending:
@@ -185,7 +185,7 @@ class TokenLedger:
             fix = "sample the model that the tokenizer belongs to; num_ids tells of rows beyond the tokenizer's."
         else:
             return
-        raise InputError("CR0815", f"a completion {problem}.", where=f"turn {len(self._turns)}", fix=fix)
+        raise InputError("CR0821", f"a completion {problem}.", where=f"turn {len(self._turns)}", fix=fix)
 
     def _suffix_of(self, pending: Sequence[Message]) -> Suffix:
         if not self._turns:

@@ -1,6 +1,5 @@
 """Does a backend keep the contract? Its tests, for whoever writes one.
 
-    composer-rl sandbox conformance --backend package.module:Class
     pytest --pyargs composer_replication.sandbox.conformance -p composer_replication.sandbox.conformance.plugin
         --sandbox-backend package.module:Class
 

@@ -1,27 +1,19 @@
-"""Run the tests of the contract on one backend and say how they ended; and their pytest plugin.
-
-The plugin says which backend, its known failures, a tree and a sandbox around it.
-"""
+"""The pytest plugin of the contract's tests: which backend, its known failures, a tree and a sandbox around it."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import UsageError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox.choice import choose_backend
 from composer_replication.sandbox.selftest import run_selftest
 
 OPTION = "--sandbox-backend"
-_MOST_WORDS = 300
 # A test that tries to get out does get out where nothing holds it, and changes this very machine (one of
 # them renames all of /tmp). So this is a list of what may run without a jail: a test is not on it
 # until somebody has read that it touches nothing but its tree.
@@ -132,82 +124,8 @@ def jail(backend: SandboxBackend, tree: Path) -> Iterator[Sandbox]:
         yield sandbox
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How the tests ended, by name; what did not pass, with its reason.
-
-    Attributes:
-        passed: names.
-        failed: assertion or error by test.
-        known_failures: reason by test: the backend says so, and it did fail.
-        not_run: why, by test: nothing is known about it.
-        unheld: guards of the self-test that do not hold; the tests that need them were not run.
-    """
-
-    passed: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    known_failures: dict[str, str] = field(default_factory=dict)
-    not_run: dict[str, str] = field(default_factory=dict)
-    unheld: tuple[str, ...] = ()
-
-    @property
-    def is_conformant(self) -> bool:
-        """Every guard holds, and every test that ran passed or failed as named, and some did."""
-        return bool(self.passed) and not self.failed and not self.unheld
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called by pytest for set-up, call and tear-down of each test."""
-        name = report.nodeid.rpartition("::")[2]
-        if report.skipped and hasattr(report, "wasxfail"):
-            self.known_failures[name] = report.wasxfail
-        elif report.skipped:
-            self.not_run[name] = _why(report)
-        elif report.failed:
-            self.failed[name] = _why(report)
-        elif report.when == "call":
-            self.passed.append(name)
-
-
-def run_suite(backend: str, *, only: str = "", options: Sequence[str] = ()) -> Outcome:
-    """Hold a backend to the contract.
-
-    Args:
-        backend: as for ``choose_backend``.
-        only: an expression of ``pytest -k``; by default all tests.
-        options: further ones of pytest.
-
-    Raises:
-        ImportError: pytest is not installed (on import of this module).
-        SandboxFailure: the self-test cannot be run (CR0302).
-        UsageError: ``only`` chooses no test, or is no expression (CR0206).
-    """
-    outcome = Outcome()
-    words = [
-        str(Path(__file__).parent),
-        OPTION,
-        backend,
-        "-q",
-        "--import-mode=importlib",
-    ]
-    words += ["-c", os.devnull, "--rootdir", str(Path(__file__).parent), "-p", "no:cacheprovider"]
-    end = pytest.main(
-        [*words, *(["-k", only] if only else []), *options], plugins=[outcome, sys.modules[__name__]]
-    )
-    if only and end in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
-        raise UsageError(
-            "CR0206",
-            f"--only {only!r} chooses none of the tests of the contract.",
-            where="--only",
-            fix='give words of their names, as in --only "disk or memory".',
-        )
-    outcome.unheld = unheld_guards(backend)
-    return outcome
-
-
-def _why(report: pytest.TestReport) -> str:
-    """One line: the reason of a skip, or the last line of a failure."""
-    if isinstance(report.longrepr, tuple):
-        return report.longrepr[2].removeprefix("Skipped: ")[:_MOST_WORDS]
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr)
-    return (text.strip().splitlines() or ["no reason"])[0][:_MOST_WORDS]
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A backend with a guard that does not hold fails, though the tests that need it were not run."""
+    name = session.config.getoption(OPTION)
+    if name and session.exitstatus == pytest.ExitCode.OK and unheld_guards(str(name)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -187,7 +187,7 @@ class ChecksThatSpeak(TrainerCallback):
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad.
 
         Raises:
-            TokenDriftError: trainer and sampler disagree, and the thresholds say that this stops the run (CR0870).
+            TokenDriftError: trainer and sampler disagree, and the thresholds say that this stops the run (CR0765).
         """
         processes = gathered((self._step_figures, self._bad_cause, self._first_part))
         self._begin_step()
@@ -248,7 +248,7 @@ class TokenDriftError(InputError):
 
     def __init__(self, first_part: str, step: int) -> None:
         super().__init__(
-            "CR0870",
+            "CR0765",
             f"trainer and sampler disagree about sampled tokens; {first_part}.",
             where=f"step {step}",
             fix='find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.',

@@ -71,7 +71,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Write the recipe.
 
-    ``memory_bytes`` is ``StepCost.memory_bytes`` for the longest prompts. ``seconds_per_step`` is
+    ``memory_bytes`` is of a step with the longest prompts (``model_trial.measure_step``). ``seconds_per_step`` is
 
         sampling + training + R g / j
 
@@ -176,7 +176,6 @@ def _try_model(
     from composer_replication.cli.assembly import training_rows
     from composer_replication.cli.doctor_verb import available_memory_bytes
     from composer_replication.trainer.model_trial import (
-        StepSize,
         load_for_trial,
         measure_step,
         training_device,
@@ -197,11 +196,18 @@ def _try_model(
     texts = [row["prompt"][-1]["content"] if as_chat else row["prompt"] for row in rows]
     prompts = sorted(map(policy.prompt_ids, texts), key=len)
     typical, longest = prompts[len(prompts) // 2], len(prompts[-1])
+    num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
     with within_memory(config.model.name):
-        cost = measure_step(model, tokenizer, typical, group_size=GROUP_SIZE, completion_tokens=num_tokens)
-    num_prompts, is_shared = min(PROMPTS_PER_STEP, len(tasks.train)), cost.tried.is_shared
-    size = StepSize(num_prompts, GROUP_SIZE, len(typical), num_tokens, is_shared)
-    memory = cost.memory_bytes(StepSize(num_prompts, GROUP_SIZE, longest, num_tokens, is_shared))
+        cost = measure_step(
+            model,
+            tokenizer,
+            typical,
+            longest=longest,
+            num_prompts=num_prompts,
+            group_size=GROUP_SIZE,
+            completion_tokens=num_tokens,
+        )
+    memory = cost.memory_bytes
     table = whole_table(
         first,
         num_train=len(tasks.train),
@@ -209,7 +215,7 @@ def _try_model(
         num_prompts=num_prompts,
         num_tokens=num_tokens,
         num_parameters=num_parameters,
-        is_shared=is_shared,
+        is_shared=cost.is_shared,
         cpu_threads=device.cpu_threads,
     )
     return table, {
@@ -217,7 +223,7 @@ def _try_model(
         "free_memory_bytes": device.free_bytes,
         "fits": device.free_bytes is None or memory <= MEMORY_SHARE * device.free_bytes,
         "device": device.name,
-        "seconds_per_step": cost.sampling_seconds_of(size) + cost.training_seconds_of(size),
+        "seconds_per_step": cost.seconds,
     }
 
 

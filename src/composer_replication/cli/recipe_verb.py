@@ -198,16 +198,8 @@ def _try_model(
     typical, longest = prompts[len(prompts) // 2], len(prompts[-1])
     num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
     with within_memory(config.model.name):
-        cost = measure_step(
-            model,
-            tokenizer,
-            typical,
-            longest=longest,
-            num_prompts=num_prompts,
-            group_size=GROUP_SIZE,
-            completion_tokens=num_tokens,
-        )
-    memory = cost.memory_bytes
+        sizes = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
+        cost = measure_step(model, tokenizer, typical, longest=longest, **sizes)
     table = whole_table(
         first,
         num_train=len(tasks.train),
@@ -219,9 +211,9 @@ def _try_model(
         cpu_threads=device.cpu_threads,
     )
     return table, {
-        "memory_bytes": memory,
+        "memory_bytes": cost.memory_bytes,
         "free_memory_bytes": device.free_bytes,
-        "fits": device.free_bytes is None or memory <= MEMORY_SHARE * device.free_bytes,
+        "fits": device.free_bytes is None or cost.memory_bytes <= MEMORY_SHARE * device.free_bytes,
         "device": device.name,
         "seconds_per_step": cost.seconds,
     }

@@ -114,15 +114,21 @@ def preference_loss(
         losses_P = (gap_P - 1 / (2 * beta)).square()
     else:
         losses_P = -functional.logsigmoid(beta * gap_P - margin)
+    loss = (weights_P * losses_P).sum() / weights_P.sum()
+    return loss, _metrics(chosen_P.detach(), rejected_P.detach(), weights_P, beta)
 
+
+def _metrics(
+    chosen_P: torch.Tensor, rejected_P: torch.Tensor, weights_P: torch.Tensor, beta: float
+) -> PreferenceMetrics:
     def mean(values_P: torch.Tensor) -> torch.Tensor:
         return (weights_P * values_P).sum() / weights_P.sum()
 
-    return mean(losses_P), PreferenceMetrics(
-        accuracy=mean((gap_P.detach() > 0).to(dtype)),
-        chosen_reward=beta * mean(chosen_P.detach()),
-        rejected_reward=beta * mean(rejected_P.detach()),
-        reward_margin=beta * mean(gap_P.detach()),
+    return PreferenceMetrics(
+        accuracy=mean((chosen_P > rejected_P).to(weights_P.dtype)),
+        chosen_reward=beta * mean(chosen_P),
+        rejected_reward=beta * mean(rejected_P),
+        reward_margin=beta * mean(chosen_P - rejected_P),
         total_weight=weights_P.sum(),
         num_pairs=torch.tensor(weights_P.numel(), device=weights_P.device),
     )

@@ -80,22 +80,14 @@ class HintsSection(Section):
     ``teacher`` is a moving average of the policy (``ema``, by ``ema_rate`` a step), its first weights (``frozen``)
     or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
     Jensen-Shannon, over the student's ``top_k`` tokens and one tail class. A token weighs
-    min(exp(logp - sampled logp), 2) exp(-``entropy_decay`` H_teacher). ``srpo_routing`` keeps hints off rollouts with a
-    reward of 1 or more, and takes those with a hint out of GRPO. A turn whose mean divergence is below ``min_divergence``
-    nats is left out. The weight falls as a cosine to 0 within ``decay_steps`` (0: never). ``turns_per_step`` recorded turns
-    join every step, in Python: a recipe has none.
-    ``strict`` refuses hinted turns that are not, id for id, what was sampled, or whose context differs by more than the hint;
-    otherwise a source's are left out and counted.
+    min(exp(logp - sampled logp), 2). ``turns_per_step`` recorded turns join every step, in Python: a recipe has none.
+    ``strict`` ends the run where a hint does not fit its prompt exactly; otherwise such turns are left out and counted.
     """
 
     teacher: Literal["ema", "frozen", "lora-off"] = "ema"
     ema_rate: float = Field(0.05, gt=0.0, le=1.0)
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
     top_k: int = Field(100, ge=1)
-    entropy_decay: float = Field(0.0, ge=0.0)
-    srpo_routing: bool = False
-    min_divergence: float = Field(0.0, ge=0.0)
-    decay_steps: int = Field(0, ge=0)
     turns_per_step: int = Field(4, ge=1)
     strict: bool = True
     writing: HintWritingSection = HintWritingSection()

@@ -23,7 +23,7 @@ from composer_replication.rollouts.rewards import shuffled_rewards
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.preset_settings import PolicyOptions
 
 
 class KillAt(TrainerCallback):

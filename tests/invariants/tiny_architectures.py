@@ -58,7 +58,6 @@ HEADS: dict[str, Build] = {
     "hyperclovax-times": lambda sizes: tf.HyperCLOVAXForCausalLM(
         tf.HyperCLOVAXConfig(**sizes, logits_scaling=0.25)
     ),
-    "phi-bias": lambda sizes: tf.PhiForCausalLM(tf.PhiConfig(**sizes)),
     "qwen3-tied": lambda sizes: tf.Qwen3ForCausalLM(
         tf.Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=True)
     ),

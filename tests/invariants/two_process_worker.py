@@ -32,7 +32,7 @@ from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import head_of
-from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.processes import once
 
 

@@ -404,7 +404,7 @@ def open_pairs(
     """The same as token ids, None without any; each fits the model that is trained."""
     if not rows:
         return None
-    from composer_replication.trainer.prompt_fit import refuse_unfit_pairs
+    from composer_replication.trainer.collator import refuse_unfit_pairs
 
     pairs = tokenised_pairs(rows, tokenizer)
     refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)

@@ -62,7 +62,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Write the recipe.
 
-    ``memory_bytes`` is ``StepCost.memory_bytes`` for the longest prompts. ``seconds_per_step`` is
+    ``memory_bytes`` is of a step with the longest prompts (``model_trial.measure_step``). ``seconds_per_step`` is
 
         sampling + training + R g / j
 
@@ -134,7 +134,6 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     from composer_replication.cli.assembly import training_rows
     from composer_replication.cli.doctor_verb import available_memory_bytes
     from composer_replication.trainer.model_trial import (
-        StepSize,
         load_for_trial,
         measure_step,
         training_device,
@@ -154,27 +153,25 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     texts = [row["prompt"][-1]["content"] if as_chat else row["prompt"] for row in rows]
     prompts = sorted(map(policy.prompt_ids, texts), key=len)
     typical, longest = prompts[len(prompts) // 2], len(prompts[-1])
+    num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
     with within_memory(config.model.name):
-        cost = measure_step(model, tokenizer, typical, group_size=GROUP_SIZE, completion_tokens=num_tokens)
-    num_prompts, is_shared = min(PROMPTS_PER_STEP, len(tasks.train)), cost.tried.is_shared
-    size = StepSize(num_prompts, GROUP_SIZE, len(typical), num_tokens, is_shared)
-    memory = cost.memory_bytes(StepSize(num_prompts, GROUP_SIZE, longest, num_tokens, is_shared))
-    sizes = {
+        sizes = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
+        cost = measure_step(model, tokenizer, typical, longest=longest, **sizes)
+    return {
         "num_train": len(tasks.train),
         "num_heldout": len(tasks.heldout),
         "num_prompts": num_prompts,
         "num_tokens": num_tokens,
         "num_parameters": num_parameters,
-        "is_shared": is_shared,
+        "is_shared": cost.is_shared,
         "cpu_threads": device.cpu_threads,
         "dtype": str(model.dtype).removeprefix("torch."),
-    }
-    return sizes, {
-        "memory_bytes": memory,
+    }, {
+        "memory_bytes": cost.memory_bytes,
         "free_memory_bytes": device.free_bytes,
-        "fits": device.free_bytes is None or memory <= MEMORY_SHARE * device.free_bytes,
+        "fits": device.free_bytes is None or cost.memory_bytes <= MEMORY_SHARE * device.free_bytes,
         "device": device.name,
-        "seconds_per_step": cost.sampling_seconds_of(size) + cost.training_seconds_of(size),
+        "seconds_per_step": cost.seconds,
     }
 
 

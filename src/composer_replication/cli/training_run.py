@@ -166,19 +166,19 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_modes import parameter_sha256
     from composer_replication.trainer.model_trial import loading_note
-    from composer_replication.trainer.preset_settings import check_num_prompts, overlong_punishment
+    from composer_replication.trainer.preset_settings import overlong_punishment
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
         show_own_progress,
         training_dataset,
     )
-    from composer_replication.trainer.setting_errors import refusals
+    from composer_replication.trainer.setting_errors import refusals, refuse_few_prompts
 
     limit_cpu_threads(config)
     arguments, method, replica = run.arguments, run.method, run.replica
     arguments.seed += replica.number if replica else 0  # of sampling alone
-    check_num_prompts(config, arguments, len(rows))
+    refuse_few_prompts(arguments, arguments.num_generations, len(rows))
     run.tell(loading_note(config.model))
     model, tokenizer = _load_model(config, arguments, rows)
     model_sha = parameter_sha256(model) if replica is not None else ""

@@ -3,9 +3,8 @@
 Pure functions of tensors, masks and weights; no model, no trainer, no file. A channel
 is off unless the recipe gives it a weight.
 
-    chunked_head.py        log-probabilities, entropies and top-k of a linear head; no tensor of tokens times vocabulary
+    chunked_head.py        log-probabilities and top-k of a linear head; no tensor of tokens times vocabulary
     divergence.py          how far the student is from the teacher, per token
-    hint_distillation.py   which tokens of a hinted turn count, and how much
     preferences.py         DPO, IPO and SimPO on pairs
     policy_terms.py        k1 KL in the reward, effort, truncated importance weights
     argument_checks.py     one sentence for each wrong argument

@@ -31,15 +31,11 @@ from composer_replication.errors import InputError
 from composer_replication.losses.argument_checks import require
 from composer_replication.losses.gathered_weight import gathered, gathered_again_for_backward
 
-_FAR_BELOW = -1e4  # exp of it is 0 in float64 too, and 0 times it is 0, which 0 times -inf is not
-
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
     """Keywords that every function here takes."""
 
-    bias_V: torch.Tensor | None = None
-    """Added to the logits; -inf closes a word."""
     temperature: float = 1.0
     """Divides the logits after the soft cap; above 0."""
     softcap: float | None = None
@@ -56,26 +52,12 @@ class HeadSettings:
     FSDP, DeepSpeed and gradient hooks do, and ``torch.autograd.grad`` does not see it."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadScores:
-    """What one pass over the head gives."""
-
-    logp_N: torch.Tensor
-    """Log-probability of the target, nats; carries gradient."""
-    entropy_N: torch.Tensor
-    """Entropy over the vocabulary, nats; no gradient."""
-    top_logp_NK: torch.Tensor
-    """Log-probabilities of the k likeliest words, falling; carries gradient."""
-    top_index_NK: torch.Tensor
-
-
 def sampled_logp(
     hidden_NH: torch.Tensor, weight_VH: torch.Tensor, target_N: torch.Tensor, **settings: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target token, and the entropy at its position.
+) -> torch.Tensor:
+    """Log-probability of each target token, (N,), with gradient for hidden states and weight.
 
-    logp_n = z_n[y_n] - log sum_v exp z_nv, H_n = -sum_v p_nv log p_nv, in nats;
-    z = softcap(hidden weight' + bias) / temperature.
+    logp_n = z_n[y_n] - log sum_v exp z_nv, in nats; z = softcap(hidden weight') / temperature.
 
     Args:
         hidden_NH: hidden states; carries gradient.
@@ -84,15 +66,11 @@ def sampled_logp(
         target_N: token ids.
         settings: see ``HeadSettings``.
 
-    Returns:
-        logp (N,) with gradient for hidden states, weight and bias; entropy (N,) without.
-
     Raises:
         UsageError: CR0722, other numbers of rows, or ``adds_to_weight_grad`` for a weight that is no leaf or takes no gradient.
         InputError: CR0722, a token id outside the vocabulary.
     """
-    logp_NK, _, entropy_N = _sweep(hidden_NH, weight_VH, target_N[:, None], HeadSettings(**settings))
-    return logp_NK[:, 0], entropy_N
+    return logp_at(hidden_NH, weight_VH, target_N[:, None], **settings)[:, 0]
 
 
 def logp_at(
@@ -103,7 +81,7 @@ def logp_at(
     Raises:
         UsageError, InputError: as ``sampled_logp``.
     """
-    return _sweep(hidden_NH, weight_VH, index_NK, HeadSettings(**settings), with_entropy=False)[0]
+    return _sweep(hidden_NH, weight_VH, index_NK, HeadSettings(**settings))[0]
 
 
 def sampled_and_top_k_logp(
@@ -113,21 +91,16 @@ def sampled_and_top_k_logp(
     *,
     k: int,
     **settings: Any,
-) -> HeadScores:
-    """What ``sampled_logp`` gives, and the k likeliest words, in one pass and with gradient.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``sampled_logp`` gives, and log-probabilities, falling, and ids of the k likeliest words, both (N, K).
 
-    For the student of a distillation: one forward and one backward pass over the head serve its sampled
-    tokens (importance weights) and its support.
+    In one pass and with gradient, for the student of a distillation: its sampled tokens (importance weights) and its support.
 
     Raises:
         UsageError, InputError: as ``sampled_logp``.
     """
-    logp_NK, index_NK, entropy_N = _sweep(
-        hidden_NH, weight_VH, target_N[:, None], HeadSettings(**settings), top_k=k
-    )
-    return HeadScores(
-        logp_N=logp_NK[:, 0], entropy_N=entropy_N, top_logp_NK=logp_NK[:, 1:], top_index_NK=index_NK[:, 1:]
-    )
+    logp_NK, index_NK = _sweep(hidden_NH, weight_VH, target_N[:, None], HeadSettings(**settings), top_k=k)
+    return logp_NK[:, 0], logp_NK[:, 1:], index_NK[:, 1:]
 
 
 def _sweep(
@@ -137,9 +110,8 @@ def _sweep(
     settings: HeadSettings,
     *,
     top_k: int = 0,
-    with_entropy: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    whole_VH, bias_V = gathered(weight_VH), None if settings.bias_V is None else gathered(settings.bias_V)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    whole_VH = gathered(weight_VH)
     require(
         not settings.adds_to_weight_grad or (whole_VH.is_leaf and whole_VH.requires_grad),
         "adds_to_weight_grad is set for a weight that takes no gradient, or is no leaf (a sharded one is not).",
@@ -154,8 +126,8 @@ def _sweep(
     )
     _check_index(index_NK, weight_VH.size(0))
     with gathered_again_for_backward(weight_VH, whole_VH):
-        result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = HeadTiles.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            hidden_NH, whole_VH, bias_V, index_NK, settings, top_k, with_entropy
+        result: tuple[torch.Tensor, torch.Tensor] = HeadTiles.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            hidden_NH, whole_VH, index_NK, settings, top_k
         )
     return result
 
@@ -182,11 +154,11 @@ def _check_index(index_NK: torch.Tensor, num_words: int) -> None:
 
 
 class HeadTiles(torch.autograd.Function):
-    """Statistics of softmax(z / c), z = hidden weight' + bias, tile by tile.
+    """Log-probabilities of softmax(z / c), z = softcap(hidden weight'), tile by tile.
 
-    Returns log-probabilities at the picked indices (N, K), those indices and the entropy (N,). The picks are the
-    given indices followed by the top k. With g the gradient of the picked log-probabilities,
-    dz = (scatter(g) - sum_k g_k p) / c, times 1 - tanh^2 under a soft cap. Entropy and indices carry no gradient.
+    Returns them at the picked indices (N, K), and those indices: the given ones, followed by the top k.
+    With g the gradient of the picked log-probabilities, dz = (scatter(g) - sum_k g_k p) / c, times 1 - tanh^2 under a
+    soft cap. Indices carry no gradient.
     """
 
     @staticmethod
@@ -194,60 +166,75 @@ class HeadTiles(torch.autograd.Function):
         ctx: Any,
         hidden_NH: torch.Tensor,
         weight_VH: torch.Tensor,
-        bias_V: torch.Tensor | None,
         index_NK: torch.Tensor,
         settings: HeadSettings,
         top_k: int,
-        with_entropy: bool,  # noqa: FBT001
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
-        tiles = _Tiles(hidden_NH, weight_VH, bias_V, settings)
-        running = _Running(tiles, index_NK, top_k, with_entropy=with_entropy)
-        for words in tiles.words():
+        tiles = _Tiles(hidden_NH, weight_VH, settings, _compute_dtype(hidden_NH, weight_VH))
+        num_tokens = hidden_NH.size(0)
+        log_norm_N = tiles.zeros(num_tokens).fill_(-torch.inf)
+        picked_NK = tiles.zeros(*index_NK.shape)
+        top_NK = tiles.zeros(num_tokens, top_k).fill_(-torch.inf)
+        top_index_NK = torch.zeros_like(top_NK, dtype=torch.long)
+        for words, weight_cH in tiles.words():
             for tokens in tiles.tokens():
-                logits_nc = tiles.logits(tokens, words)
-                tiles.cap(logits_nc)
+                logits_nc = tiles.logits(tokens, weight_cH)
                 if settings.temperature != 1:
                     logits_nc.div_(settings.temperature)
-                running.pick(logits_nc, tokens, words)
-                running.fold(logits_nc, tokens)
-        log_norm_N = running.maximum_N + running.total_N.log()
-        entropy_N = running.total_N.log() - running.weighted_N / running.total_N
-        index_NK = torch.cat([index_NK, running.top_index_NK], dim=1)
-        logp_NK = torch.cat([running.picked_NK, running.top_NK], dim=1) - log_norm_N[:, None]
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, index_NK, log_norm_N)
+                local_nK, is_inside_nK = _local(index_NK[tokens], words)
+                picked_NK[tokens] = logits_nc.gather(1, local_nK).where(is_inside_nK, picked_NK[tokens])
+                if top_k:
+                    best = logits_nc.topk(min(top_k, logits_nc.size(1)), dim=1)
+                    values = torch.cat([top_NK[tokens], best.values], dim=1)
+                    indices = torch.cat([top_index_NK[tokens], best.indices + words.start], dim=1)
+                    top_NK[tokens], places = values.topk(top_k, dim=1)
+                    top_index_NK[tokens] = indices.gather(1, places)
+                log_norm_N[tokens] = torch.logaddexp(log_norm_N[tokens], logits_nc.logsumexp(1))
+        index_NK = torch.cat([index_NK, top_index_NK], dim=1)
+        ctx.save_for_backward(hidden_NH, weight_VH, index_NK, log_norm_N)
         ctx.settings, ctx.dtype = settings, tiles.dtype
-        ctx.mark_non_differentiable(index_NK, entropy_N)
-        return logp_NK, index_NK, entropy_N
+        ctx.mark_non_differentiable(index_NK)
+        return torch.cat([picked_NK, top_NK], dim=1) - log_norm_N[:, None], index_NK
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_NK: torch.Tensor | None, _index: None, _entropy: None
-    ) -> tuple[torch.Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, index_NK, log_norm_N = ctx.saved_tensors
-        tiles = _Tiles(hidden_NH, weight_VH, bias_V, ctx.settings, dtype=ctx.dtype)
-        gradients = _Gradients(tiles, ctx.needs_input_grad)
-        if grad_NK is None:
-            grad_NK = tiles.zeros(*index_NK.shape)
-        grad_NK = grad_NK.to(tiles.wide)
-        temperature = ctx.settings.temperature
-        grad_NK, share_N = grad_NK / temperature, -grad_NK.sum(1) / temperature
-        for words in tiles.words():
-            gradients.begin(words)
+    def backward(ctx: Any, grad_NK: torch.Tensor | None, _index: None) -> tuple[torch.Tensor | None, ...]:
+        hidden_NH, weight_VH, index_NK, log_norm_N = ctx.saved_tensors
+        settings: HeadSettings = ctx.settings
+        tiles = _Tiles(hidden_NH, weight_VH, settings, ctx.dtype)
+        grad_NK = tiles.zeros(*index_NK.shape) if grad_NK is None else grad_NK / settings.temperature
+        grad_NK, share_N = grad_NK.to(tiles.wide), -grad_NK.sum(1)
+        hidden_grad_NH = tiles.zeros(*hidden_NH.shape) if ctx.needs_input_grad[0] else None
+        weight_grad_VH = _weight_gradient(weight_VH, settings) if ctx.needs_input_grad[1] else None
+        for words, weight_cH in tiles.words():
+            part_cH = None
+            if weight_grad_VH is not None:  # summed in the result itself, or in float32 beside a narrower one
+                part_cH = weight_grad_VH[words]
+                part_cH = part_cH if part_cH.dtype == tiles.wide else tiles.zeros(*part_cH.shape)
             for tokens in tiles.tokens():
-                logits_nc = tiles.logits(tokens, words)
-                slope_nc = tiles.cap(logits_nc, with_slope=True)
-                if temperature != 1:
-                    logits_nc.div_(temperature)
-                grad_nc = logits_nc.sub_(log_norm_N[tokens, None]).exp_().mul_(share_N[tokens, None])
+                grad_nc = tiles.logits(tokens, weight_cH)
+                slope_nc = None
+                if settings.softcap is not None:
+                    slope_nc = torch.div(grad_nc, settings.softcap).square_().neg_().add_(1)
+                if settings.temperature != 1:
+                    grad_nc.div_(settings.temperature)
+                grad_nc.sub_(log_norm_N[tokens, None]).exp_().mul_(share_N[tokens, None])
                 local_nK, is_inside_nK = _local(index_NK[tokens], words)
                 grad_nc.scatter_add_(1, local_nK, grad_NK[tokens] * is_inside_nK)
                 if slope_nc is not None:
                     grad_nc.mul_(slope_nc)
-                gradients.add(grad_nc, tokens, words)
-            gradients.finish(words)
-        return gradients.result()
+                if hidden_grad_NH is not None:
+                    _add_product(hidden_grad_NH[tokens], grad_nc, weight_VH[words], tiles.dtype)
+                if part_cH is not None:
+                    _add_product(part_cH, grad_nc.t(), hidden_NH[tokens], tiles.dtype)
+            if part_cH is not None and weight_grad_VH is not None and part_cH.dtype != weight_grad_VH.dtype:
+                weight_grad_VH[words] += part_cH
+        return (
+            None if hidden_grad_NH is None else hidden_grad_NH.to(hidden_NH.dtype),
+            None if settings.adds_to_weight_grad else weight_grad_VH,
+            *[None] * 3,
+        )
 
 
 class _Tiles:
@@ -257,157 +244,42 @@ class _Tiles:
         self,
         hidden_NH: torch.Tensor,
         weight_VH: torch.Tensor,
-        bias_V: torch.Tensor | None,
         settings: HeadSettings,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype,
     ) -> None:
-        self.hidden_NH, self.weight_VH, self.bias_V = hidden_NH, weight_VH, bias_V
-        self.settings = settings
+        self.hidden_NH, self.weight_VH, self.settings, self.dtype = hidden_NH, weight_VH, settings, dtype
+        self.wide = torch.promote_types(dtype, torch.float32)
         self.chunk_vocab = settings.chunk_vocab or _words_of_a_tile(hidden_NH)
-        self.dtype = dtype or _compute_dtype(self.hidden_NH, self.weight_VH)
-        self.wide = torch.promote_types(self.dtype, torch.float32)
-        self.num_tokens, self.num_words = self.hidden_NH.size(0), self.weight_VH.size(0)
-        area = min(self.num_tokens, settings.chunk_tokens) * min(self.num_words, self.chunk_vocab)
-        self._narrow = torch.empty(area, dtype=self.dtype, device=self.hidden_NH.device)
-        self._wide = self._narrow if self.dtype == self.wide else self._narrow.to(self.wide)
-        self._second: torch.Tensor | None = None
-        self._words: slice | None = None
-        self._weight_cH = self._bias_c = torch.empty(0)
+        area = min(hidden_NH.size(0), settings.chunk_tokens) * min(weight_VH.size(0), self.chunk_vocab)
+        self._tile = torch.empty(area, dtype=dtype, device=hidden_NH.device)
 
-    def words(self) -> Iterator[slice]:
-        return _slices(self.num_words, self.chunk_vocab)
+    def words(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Each part of the vocabulary, and its weight in the head's own precision."""
+        for words in _slices(self.weight_VH.size(0), self.chunk_vocab):
+            yield words, self.weight_VH[words].to(self.dtype)
 
     def tokens(self) -> Iterator[slice]:
-        return _slices(self.num_tokens, self.settings.chunk_tokens)
+        return _slices(self.hidden_NH.size(0), self.settings.chunk_tokens)
 
     def zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=self.wide, device=self.hidden_NH.device)
 
-    def logits(self, tokens: slice, words: slice) -> torch.Tensor:
-        """Logits of a tile in at least float32, rounded to the head's own precision as the head would."""
-        if self._words != words:
-            self._words, self._weight_cH = words, self.weight_VH[words].to(self.dtype)
-            self._bias_c = self._bias_c if self.bias_V is None else self.bias_V[words].to(self.dtype)
-        hidden_nH = self.hidden_NH[tokens].to(self.dtype)
-        shape = (hidden_nH.size(0), self._weight_cH.size(0))
-        tile_nc = self._narrow[: shape[0] * shape[1]].view(shape)
-        if self.bias_V is None:
-            torch.mm(hidden_nH, self._weight_cH.t(), out=tile_nc)
-        else:
-            torch.addmm(self._bias_c, hidden_nH, self._weight_cH.t(), out=tile_nc)
-        if self._wide is self._narrow:
-            return tile_nc
-        return self._wide[: shape[0] * shape[1]].view(shape).copy_(tile_nc)
-
-    def second(self, like_nc: torch.Tensor) -> torch.Tensor:
-        """Another tile of the same shape, for what must stand beside the logits."""
-        if self._second is None:
-            self._second = torch.empty_like(self._wide)
-        return self._second[: like_nc.numel()].view_as(like_nc)
-
-    def cap(self, logits_nc: torch.Tensor, *, with_slope: bool = False) -> torch.Tensor | None:
-        """Replace z by cap tanh(z / cap); the slope of that, 1 - tanh^2, where it is asked for."""
-        cap = self.settings.softcap
-        if cap is None:
-            return None
-        logits_nc.div_(cap).tanh_()
-        slope_nc = torch.square(logits_nc, out=self.second(logits_nc)).neg_().add_(1) if with_slope else None
-        logits_nc.mul_(cap)
-        return slope_nc
+    def logits(self, tokens: slice, weight_cH: torch.Tensor) -> torch.Tensor:
+        """Capped logits of a tile in at least float32, rounded to the head's own precision as the head would."""
+        hidden_nH, cap = self.hidden_NH[tokens].to(self.dtype), self.settings.softcap
+        shape = (hidden_nH.size(0), weight_cH.size(0))
+        tile_nc = torch.mm(hidden_nH, weight_cH.t(), out=self._tile[: shape[0] * shape[1]].view(shape))
+        logits_nc = tile_nc.to(self.wide)
+        return logits_nc if cap is None else logits_nc.div_(cap).tanh_().mul_(cap)
 
 
-class _Running:
-    """Log-sum-exp, entropy sum, picks and top k of the words seen so far."""
-
-    def __init__(self, tiles: _Tiles, index_NK: torch.Tensor, top_k: int, *, with_entropy: bool) -> None:
-        num_tokens, self._tiles, self._index_NK = tiles.num_tokens, tiles, index_NK
-        self._top_k, self._with_entropy = top_k, with_entropy
-        self.maximum_N = tiles.zeros(num_tokens).fill_(torch.finfo(tiles.wide).min)
-        self.total_N, self.weighted_N = tiles.zeros(num_tokens), tiles.zeros(num_tokens)
-        self.picked_NK = tiles.zeros(*index_NK.shape)
-        self.top_NK = tiles.zeros(num_tokens, top_k).fill_(-torch.inf)
-        self.top_index_NK = torch.zeros_like(self.top_NK, dtype=torch.long)
-
-    def pick(self, logits_nc: torch.Tensor, tokens: slice, words: slice) -> None:
-        if self._index_NK.size(1):
-            local_nK, is_inside_nK = _local(self._index_NK[tokens], words)
-            picked_nK = self.picked_NK[tokens]
-            picked_nK.copy_(torch.where(is_inside_nK, logits_nc.gather(1, local_nK), picked_nK))
-        if self._top_k:
-            best = logits_nc.topk(min(self._top_k, logits_nc.size(1)), dim=1)
-            values = torch.cat([self.top_NK[tokens], best.values], dim=1)
-            indices = torch.cat([self.top_index_NK[tokens], best.indices + words.start], dim=1)
-            kept = values.topk(self._top_k, dim=1)
-            self.top_NK[tokens] = kept.values
-            self.top_index_NK[tokens] = indices.gather(1, kept.indices)
-
-    def fold(self, logits_nc: torch.Tensor, tokens: slice) -> None:
-        """Add a tile, which is overwritten. ``weighted`` is sum_v e_v (z_v - maximum)."""
-        maximum_n, total_n, weighted_n = self.maximum_N[tokens], self.total_N[tokens], self.weighted_N[tokens]
-        shift_n = maximum_n.clone()
-        torch.maximum(maximum_n, logits_nc.amax(1), out=maximum_n)
-        shift_n -= maximum_n
-        decay_n = shift_n.exp()
-        logits_nc.sub_(maximum_n[:, None])
-        if self._with_entropy:
-            exp_nc = torch.exp(logits_nc, out=self._tiles.second(logits_nc))
-            weighted_n.add_(shift_n * total_n).mul_(decay_n)
-            weighted_n += logits_nc.clamp_(min=_FAR_BELOW).mul_(exp_nc).sum(1)
-        else:
-            exp_nc = logits_nc.exp_()
-        total_n.mul_(decay_n).add_(exp_nc.sum(1))
-
-
-class _Gradients:
-    """Gradients of the inputs that need one; the weight's goes into ``weight.grad`` where the caller wants it there."""
-
-    def __init__(self, tiles: _Tiles, needs: tuple[bool, ...]) -> None:
-        self._tiles, self._owns_weight = tiles, not tiles.settings.adds_to_weight_grad
-        self._hidden = tiles.zeros(*tiles.hidden_NH.shape) if needs[0] else None
-        self._bias = tiles.zeros(tiles.num_words) if needs[2] else None
-        self._weight: torch.Tensor | None = None
-        if (
-            tiles.settings.adds_to_weight_grad
-        ):  # looked up now: what was there in forward may have been set to None since
-            if tiles.weight_VH.grad is None:
-                tiles.weight_VH.grad = torch.zeros_like(tiles.weight_VH)
-            self._weight = tiles.weight_VH.grad
-        elif needs[1]:
-            self._weight = torch.zeros_like(tiles.weight_VH)
-        self._weight_part: torch.Tensor | None = None
-
-    def begin(self, words: slice) -> None:
-        self._weight_part = self._part(self._weight, words)
-
-    def add(self, grad_nc: torch.Tensor, tokens: slice, words: slice) -> None:
-        tiles = self._tiles
-        if self._hidden is not None:
-            _add_product(self._hidden[tokens], grad_nc, tiles.weight_VH[words], tiles.dtype)
-        if self._weight_part is not None:
-            _add_product(self._weight_part, grad_nc.t(), tiles.hidden_NH[tokens], tiles.dtype)
-        if self._bias is not None:
-            self._bias[words] += grad_nc.sum(0)
-
-    def finish(self, words: slice) -> None:
-        whole, part = self._weight, self._weight_part
-        if whole is not None and part is not None and part.dtype != whole.dtype:
-            whole[words] += part
-
-    def result(self) -> tuple[torch.Tensor | None, ...]:
-        tiles = self._tiles
-        return (
-            None if self._hidden is None else self._hidden.to(tiles.hidden_NH.dtype),
-            self._weight if self._owns_weight else None,
-            None if self._bias is None or tiles.bias_V is None else self._bias.to(tiles.bias_V.dtype),
-            *[None] * 4,
-        )
-
-    def _part(self, whole: torch.Tensor | None, words: slice) -> torch.Tensor | None:
-        """Where a tile's gradient is summed: the result itself, or float32 beside a narrower one."""
-        if whole is None:
-            return None
-        part = whole[words]
-        return part if whole.dtype == self._tiles.wide else torch.zeros_like(part, dtype=self._tiles.wide)
+def _weight_gradient(weight_VH: torch.Tensor, settings: HeadSettings) -> torch.Tensor:
+    """Where the weight's gradient is summed; one in place is looked up now: it may have been set to None since forward."""
+    if not settings.adds_to_weight_grad:
+        return torch.zeros_like(weight_VH)
+    if weight_VH.grad is None:
+        weight_VH.grad = torch.zeros_like(weight_VH)
+    return weight_VH.grad
 
 
 def _add_product(sum_ab: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> None:

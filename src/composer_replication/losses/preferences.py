@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from composer_replication.errors import UsageError
 from composer_replication.losses.argument_checks import (
-    require,
     require_same_shape,
     require_something,
     require_weights,
@@ -84,18 +83,55 @@ def preference_loss(
         InputError: CR0722, shapes that differ.
         EmptyMaskError: CR0722, no pair with a weight above 0.
     """
-    weights_P = _checked_weights(policy_chosen_logp_P, policy_rejected_logp_P, weight_P)
-    kept_P = weights_P > 0
-    require_something(kept_P, "pair with a weight above 0", where="preference_loss")
-    weights_P = weights_P[kept_P]
-    chosen_P = policy_chosen_logp_P[kept_P].to(weights_P.dtype)
-    rejected_P = policy_rejected_logp_P[kept_P].to(weights_P.dtype)
+    where = "preference_loss"
+    shapes = {"policy_chosen": policy_chosen_logp_P, "policy_rejected": policy_rejected_logp_P}
     if kind != "simpo":
-        chosen_P = chosen_P - _reference(reference_chosen_logp_P, policy_chosen_logp_P, kind)[kept_P]
-        rejected_P = rejected_P - _reference(reference_rejected_logp_P, policy_chosen_logp_P, kind)[kept_P]
-    losses_P = _losses(chosen_P - rejected_P, kind, beta=beta, margin=margin)
+        if reference_chosen_logp_P is None or reference_rejected_logp_P is None:
+            raise UsageError(
+                "CR0722",
+                f"{kind} compares with a reference, and none was given.",
+                where=where,
+                fix="pass the reference's log-probabilities, or take simpo.",
+            )
+        shapes |= {
+            "reference_chosen": reference_chosen_logp_P,
+            "reference_rejected": reference_rejected_logp_P,
+        }
+    if weight_P is None:
+        weight_P = torch.ones_like(policy_chosen_logp_P, requires_grad=False)
+    require_same_shape({**shapes, "weight_P": weight_P}, where=where)
+    require_weights(weight_P, "weight_P", where=where)
+    kept_P = weight_P > 0
+    require_something(kept_P, "pair with a weight above 0", where=where)
+    dtype = torch.promote_types(policy_chosen_logp_P.dtype, torch.float32)
+    weights_P = weight_P[kept_P].detach().to(dtype)
+    chosen_P, rejected_P = (each[kept_P].to(dtype) for each in (policy_chosen_logp_P, policy_rejected_logp_P))
+    if reference_chosen_logp_P is not None and reference_rejected_logp_P is not None and kind != "simpo":
+        chosen_P = chosen_P - reference_chosen_logp_P.detach()[kept_P]
+        rejected_P = rejected_P - reference_rejected_logp_P.detach()[kept_P]
+    gap_P = chosen_P - rejected_P
+    if kind == "ipo":
+        losses_P = (gap_P - 1 / (2 * beta)).square()
+    else:
+        losses_P = -functional.logsigmoid(beta * gap_P - margin)
     loss = (weights_P * losses_P).sum() / weights_P.sum()
     return loss, _metrics(chosen_P.detach(), rejected_P.detach(), weights_P, beta)
+
+
+def _metrics(
+    chosen_P: torch.Tensor, rejected_P: torch.Tensor, weights_P: torch.Tensor, beta: float
+) -> PreferenceMetrics:
+    def mean(values_P: torch.Tensor) -> torch.Tensor:
+        return (weights_P * values_P).sum() / weights_P.sum()
+
+    return PreferenceMetrics(
+        accuracy=mean((chosen_P > rejected_P).to(weights_P.dtype)),
+        chosen_reward=beta * mean(chosen_P),
+        rejected_reward=beta * mean(rejected_P),
+        reward_margin=beta * mean(chosen_P - rejected_P),
+        total_weight=weights_P.sum(),
+        num_pairs=torch.tensor(weights_P.numel(), device=weights_P.device),
+    )
 
 
 def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normalised: bool) -> torch.Tensor:
@@ -117,51 +153,3 @@ def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normal
     wide_BT = wide(logp_BT)
     sums_B = wide_BT.where(kept_BT, 0.0).sum(-1)
     return sums_B / kept_BT.sum(-1) if length_normalised else sums_B
-
-
-def _losses(gap_P: torch.Tensor, kind: str, *, beta: float, margin: float) -> torch.Tensor:
-    if kind == "ipo":
-        return (gap_P - 1 / (2 * beta)).square()
-    return -functional.logsigmoid(beta * gap_P - margin)
-
-
-def _metrics(
-    chosen_P: torch.Tensor, rejected_P: torch.Tensor, weights_P: torch.Tensor, beta: float
-) -> PreferenceMetrics:
-    def mean(values_P: torch.Tensor) -> torch.Tensor:
-        return (weights_P * values_P).sum() / weights_P.sum()
-
-    return PreferenceMetrics(
-        accuracy=mean((chosen_P > rejected_P).to(weights_P.dtype)),
-        chosen_reward=beta * mean(chosen_P),
-        rejected_reward=beta * mean(rejected_P),
-        reward_margin=beta * mean(chosen_P - rejected_P),
-        total_weight=weights_P.sum(),
-        num_pairs=torch.tensor(weights_P.numel(), device=weights_P.device),
-    )
-
-
-def _checked_weights(
-    chosen_P: torch.Tensor, rejected_P: torch.Tensor, weight_P: torch.Tensor | None
-) -> torch.Tensor:
-    where = "preference_loss"
-    require_same_shape({"policy_chosen": chosen_P, "policy_rejected": rejected_P}, where=where)
-    require(chosen_P.dim() == 1, f"pairs come as a flat list, not as {tuple(chosen_P.shape)}.", where=where)
-    dtype = torch.promote_types(chosen_P.dtype, torch.float32)
-    if weight_P is None:
-        return torch.ones_like(chosen_P, dtype=dtype, requires_grad=False)
-    require_same_shape({"policy_chosen": chosen_P, "weight_P": weight_P}, where=where)
-    require_weights(weight_P, "weight_P", where=where)
-    return weight_P.detach().to(dtype)
-
-
-def _reference(reference_P: torch.Tensor | None, policy_P: torch.Tensor, kind: str) -> torch.Tensor:
-    if reference_P is None:
-        raise UsageError(
-            "CR0722",
-            f"{kind} compares with a reference, and none was given.",
-            where="preference_loss",
-            fix="pass the reference's log-probabilities, or take simpo.",
-        )
-    require_same_shape({"policy": policy_P, "reference": reference_P}, where="preference_loss")
-    return reference_P.detach()

@@ -11,7 +11,7 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     checkpoints        whole, half-written or damaged, and whose they are
     metrics_log        metrics.jsonl and verdicts.jsonl
     packed_rows        each prompt forwarded once in training; prefix_generation in sampling, prefix_wiring where
-    preset_settings    a recipe's method of the GRPO family; policy_terms_wiring and fresh_groups carry it out
+    preset_settings    a recipe's method of the GRPO family; policy_terms carries it out
     setting_errors     what settings alone are refused for, before a model is loaded
     checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup

@@ -27,8 +27,6 @@ from composer_replication.trainer.collator import (
 )
 
 Batch = dict[str, Any]
-SAMPLED = "is_sampled"
-"""Under this name a batch says which completion ids (B, T) the policy sampled, before TRL has emptied any mask."""
 
 
 def rollouts_of(
@@ -44,12 +42,12 @@ def rollouts_of(
 
     The prompt of a turn begins with its conversation, which in a chained row (``chained_rows``) need not be the first.
     ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` is the data's own text where a turn
-    answers it, else its ids decoded; ``token_logp`` are the sampler's, where TRL has them. A row whose masks TRL has
-    emptied, as its answer was cut off, has its turns all the same where ``SAMPLED`` is in the batch.
+    answers it, else its ids decoded; ``token_logp`` are the sampler's, where TRL has them. A row whose mask TRL has
+    emptied, as its answer was cut off, has no turn.
     """
     prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
     completions = batch["completion_ids"].tolist()
-    is_sampled_BT = batch.get(SAMPLED, batch["completion_mask"] * batch.get("tool_mask", 1))
+    is_sampled_BT = batch["completion_mask"] * batch.get("tool_mask", 1)
     logps = _sampled_logps(batch)
     chains = batch[SEGMENT_STARTS].tolist() if SEGMENT_STARTS in batch else [[]] * len(prompts)
     rollouts = []
@@ -71,38 +69,17 @@ def rollouts_of(
     return rollouts
 
 
-def sampled_tensor(
-    completion_ids: Sequence[Sequence[int]], tool_masks: Sequence[Sequence[int]] | None, like_BT: torch.Tensor
-) -> torch.Tensor:
-    """1 for each id that the policy sampled, 0 for those of tools and for padding, of the shape of ``like_BT``."""
-    flags = [[1] * len(ids) for ids in completion_ids] if tool_masks is None else tool_masks
-    sampled_BT = torch.zeros_like(like_BT)
-    for row, of_row in enumerate(flags):
-        sampled_BT[row, : len(of_row)] = sampled_BT.new_tensor(list(of_row))
-    return sampled_BT
+def matched_turns(turns_by_row: Any, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+    """The hinted turns, which have to be turns of their row id for id, with its log-probabilities.
 
-
-def matched_turns(
-    turns_by_row: Any,
-    rollouts: Sequence[Rollout],
-    *,
-    strict: bool,
-    are_samplers: bool = True,
-) -> tuple[list[list[HintedTurn]], int]:
-    """The hinted turns that are turns of their row id for id, with its log-probabilities, and how many are not.
-
-    The hinted prompt must be the turn's with one run of ids put in, and a source's own log-probabilities the row's.
+    The hinted prompt must be the turn's with one run of ids put in. Log-probabilities are the row's, where it has some.
 
     Args:
         turns_by_row: what the hint source answered: of each rollout its hinted turns.
         rollouts: what it was asked about.
-        strict: refuse a turn that does not match; otherwise it is left out.
-        are_samplers: the log-probabilities of the rows are the sampler's. Where they were computed again, in another
-            batch and maybe another precision, a source may know the sampler's own, and they are not compared.
 
     Raises:
-        InputError: with ``strict``, a turn that was not sampled in its row, in another context or with other
-            log-probabilities (CR0751).
+        InputError: a turn that was not sampled in its row, or in another context (CR0751).
         InputError: the answer is not one list of hinted turns for each rollout (CR0751).
     """
     if (
@@ -113,21 +90,18 @@ def matched_turns(
         raise misaligned(
             "the hint source gave something else than one list of HintedTurn a rollout", "hint_source"
         )
-    kept: list[list[HintedTurn]] = []
-    num_left_out = 0
+    matched: list[list[HintedTurn]] = []
     for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):
-        logps = {(t.prompt_ids, t.completion.token_ids): t.completion.token_logp for t in rollout.turns}
-        kept.append([])
+        known = {(t.prompt_ids, t.completion.token_ids): t.completion.token_logp for t in rollout.turns}
+        matched.append([])
         for turn in turns:
-            problem = _mismatch(turn, logps, are_samplers=are_samplers)
-            if not problem:
-                known = logps[_key(turn)]
-                kept[row].append(turn if turn.sampled_logp else replace(turn, sampled_logp=known))
-            elif strict:
-                raise misaligned(problem, f"row {row}")
-            else:
-                num_left_out += 1
-    return kept, num_left_out
+            key = tuple(turn.prompt_ids), tuple(turn.completion_ids)
+            if key not in known:
+                raise misaligned("a hinted turn is not, id for id, a turn of its row", f"row {row}")
+            if not differs_by_hint(turn):
+                raise misaligned(OTHER_CONTEXT, f"row {row}")
+            matched[row].append(replace(turn, sampled_logp=known[key] or turn.sampled_logp))
+    return matched
 
 
 def sibling_tensors(
@@ -185,46 +159,17 @@ def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
     )
 
 
-def _key(turn: HintedTurn) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(turn.prompt_ids), tuple(turn.completion_ids)
-
-
-def _mismatch(turn: HintedTurn, logps: Mapping[Any, Sequence[float]], *, are_samplers: bool) -> str:
-    """Why a hinted turn is none of its row, whose turns have these log-probabilities; empty if it is one."""
-    if _key(turn) not in logps:
-        return "a hinted turn is not, id for id, a turn of its row"
-    if not differs_by_hint(turn):
-        return OTHER_CONTEXT
-    known = logps[_key(turn)]
-    if are_samplers and known and turn.sampled_logp and not _are_close(turn.sampled_logp, known):
-        return "the log-probabilities of a hinted turn are not those with which its row was sampled"
-    return ""
-
-
-def _are_close(given: Sequence[float], known: Sequence[float]) -> bool:
-    """Equal but for the rounding to float32, which the row's have been through."""
-    return len(given) == len(known) and all(
-        math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6) for one, other in zip(given, known, strict=True)
-    )
-
-
 def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[list[Any]]:
     return [row[kept].tolist() for row, kept in zip(values, mask.bool(), strict=True)]
 
 
 def _sampled_logps(batch: Batch) -> list[list[float]] | None:
-    """Log-probabilities by completion column: the sampler's, else those of the weights that sampled.
-
-    The latter are forwarded under TRL's masks, so they are NaN, unknown, where these are 0.
-    """
-    if batch.get("sampling_per_token_logps") is not None:
-        logps_BT = batch["sampling_per_token_logps"]
-    elif batch.get("old_per_token_logps") is not None:
-        logps_BT = batch["old_per_token_logps"].masked_fill(batch["completion_mask"] == 0, math.nan)
-    else:
-        return None
-    rows: list[list[float]] = logps_BT.float().tolist()
-    return rows
+    """Log-probabilities by completion column: the sampler's, else those of the weights that sampled."""
+    for name in ("sampling_per_token_logps", "old_per_token_logps"):
+        if batch.get(name) is not None:
+            rows: list[list[float]] = batch[name].float().tolist()
+            return rows
+    return None
 
 
 def _runs(flags: Sequence[int]) -> list[tuple[int, int]]:

@@ -42,7 +42,6 @@ PLAIN_STATE = {
 logger = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")
-_CHUNK_BYTES = 1 << 22
 HASHED_BYTES = 64 * 1024**2
 """The manifest has the hash of files up to this size; of larger ones, shards of weights, the size alone."""
 
@@ -237,11 +236,8 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as handle:
-        while chunk := handle.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _damaged(path: Path, checkpoint: Path) -> InputError:

@@ -5,15 +5,18 @@ last prompt column in every row. The ids are those of the records: nothing is to
 Loss lies on completions alone: prompts (hints in them included) and padding never carry it. The rows of whole
 rollouts, in which the tools' words carry none either, are made where they are played (``rollouts.generations``).
 
+Whether they fit the model is asked before the first step: an id that the model has no row for ends in an index error from
+the depths of an embedding, and at positions that it was never trained at nothing would say anything.
+
 Letters: N rows, P prompt columns, T completion columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -85,13 +88,12 @@ class PairRows(_Rows):
         )
 
 
-def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bool = True) -> HintedRows:
+def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedRows:
     """Rows of turns that went wrong.
 
     Args:
         turns: at least one.
         pad_id: what fills the padding; its value does not matter to any result.
-        strict: refuse a turn whose ``sampled_logp`` are not one an id; otherwise they count as unknown.
 
     Raises:
         InputError: an empty prompt or completion (CR0751), ids and log-probabilities that differ in number
@@ -102,7 +104,7 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bo
         for ids in (turn.prompt_ids, turn.hinted_prompt_ids, turn.completion_ids):
             _refuse_empty(ids, where)
         _refuse_weight(turn.weight, where)
-        if strict and turn.sampled_logp and len(turn.sampled_logp) != len(turn.completion_ids):
+        if turn.sampled_logp and len(turn.sampled_logp) != len(turn.completion_ids):
             raise misaligned(
                 f"{len(turn.completion_ids)} sampled ids have {len(turn.sampled_logp)} log-probabilities",
                 where,
@@ -113,11 +115,10 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bo
     teacher = TokenRows(
         hinted_ids, hinted_mask, student.completion_ids_NT, student.completion_mask_NT, student.loss_mask_NT
     )
-    known = [t.sampled_logp if len(t.sampled_logp) == len(t.completion_ids) else () for t in turns]
     return HintedRows(
         student,
         teacher,
-        _padded_logp(known, student.completion_ids_NT.size(1)),
+        _padded_logp([t.sampled_logp for t in turns], student.completion_ids_NT.size(1)),
         _floats([t.weight for t in turns]),
     )
 
@@ -184,7 +185,7 @@ def refuse_other_contexts(turns: Sequence[HintedTurn]) -> None:
             raise misaligned(
                 OTHER_CONTEXT,
                 f"hinted turn {row}",
-                fix="put the hint's ids into prompt_ids at one place, or set hints.strict = false to use it as it is.",
+                fix="put the hint's ids into prompt_ids at one place.",
             )
 
 
@@ -206,8 +207,7 @@ def misaligned(sentence: str, where: str, *, fix: str = "") -> InputError:
         "CR0751",
         f"{sentence}.",
         where=where,
-        fix=fix
-        or "take ids as they were sampled, never tokenise text again; or set hints.strict = false to leave such turns out.",
+        fix=fix or "take ids as they were sampled, never tokenise text again.",
     )
 
 
@@ -246,3 +246,77 @@ def _refuse_weight(weight: float, where: str) -> None:
             where=where,
             fix="give a weight of 0 or above.",
         )
+
+
+def refuse_unfit_pairs(
+    pairs: Sequence[PreferencePair], model: Any, *, name: Callable[[int], str] = "pair {}".format
+) -> None:
+    """Compare pairs with the model's vocabulary and context.
+
+    Args:
+        pairs: to be trained on.
+        model: as transformers loads it, with adapters or without.
+        name: where the pair of that index comes from, for the message.
+
+    Raises:
+        InputError: an id outside the vocabulary (CR0751), a prompt and an answer longer than the context (CR0705).
+    """
+    for idx, pair in enumerate(pairs):
+        for answer in (pair.chosen_ids, pair.rejected_ids):
+            _refuse_unfit((*pair.prompt_ids, *answer), model, name, idx)
+
+
+def refuse_unfit_turns(turns: Sequence[HintedTurn], model: Any) -> None:
+    """The same for hinted turns; both prompts are looked at. Errors as ``refuse_unfit_pairs``."""
+    for idx, turn in enumerate(turns):
+        for prompt in (turn.prompt_ids, turn.hinted_prompt_ids):
+            _refuse_unfit((*prompt, *turn.completion_ids), model, "hinted turn {}".format, idx)
+
+
+def turns_that_fit(
+    turns_by_row: Sequence[Sequence[HintedTurn]], model: Any
+) -> tuple[list[list[HintedTurn]], int]:
+    """Turns of a generation without those that their hint makes longer than the context, and how many these are.
+
+    A run does not end because one hint met a conversation that was nearly full.
+
+    Raises:
+        InputError: an id outside the vocabulary (CR0751).
+    """
+    most = num_positions(model)
+    kept: list[list[HintedTurn]] = []
+    for turns in turns_by_row:
+        lengths = [max(len(t.prompt_ids), len(t.hinted_prompt_ids)) + len(t.completion_ids) for t in turns]
+        kept.append([t for t, length in zip(turns, lengths, strict=True) if most is None or length <= most])
+        refuse_unfit_turns(kept[-1], model)
+    return kept, sum(map(len, turns_by_row)) - sum(map(len, kept))
+
+
+def _refuse_unfit(ids: Sequence[int], model: Any, name: Callable[[int], str], idx: int) -> None:
+    num_ids, most = _num_ids(model), num_positions(model)
+    if max(ids) >= num_ids or min(ids) < 0:
+        odd = next(one for one in ids if not 0 <= one < num_ids)
+        raise InputError(
+            "CR0751",
+            f"the id {odd} is outside the model's vocabulary of {num_ids}.",
+            where=name(idx),
+            fix="make the ids with this model's tokenizer, give texts in their place, or leave the record out.",
+        )
+    if most is not None and len(ids) > most:
+        raise InputError(
+            "CR0705",
+            f"prompt and answer take {len(ids)} tokens; the model has {most} positions.",
+            where=name(idx),
+            fix="shorten the record or leave it out.",
+        )
+
+
+def _num_ids(model: Any) -> int:
+    """Rows of the embedding, which may be some more than the tokenizer has ids."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def num_positions(model: Any) -> int | None:
+    """How many tokens the model's context holds; None where its configuration does not say."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return None if most is None else int(most)

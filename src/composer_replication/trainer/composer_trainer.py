@@ -43,21 +43,25 @@ from composer_replication.trainer.checkpoints import (
 )
 from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
-from composer_replication.trainer.fresh_groups import chosen_inputs, learn_outcomes, without_lone_punishments
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, refuse_foreign_split
-from composer_replication.trainer.hint_channel import HintChannel, Sampled, nothing_to_distil
+from composer_replication.trainer.hint_channel import HintChannel, nothing_to_distil
 from composer_replication.trainer.loss_channels import (
     ROW_REWARD,
     LossChannels,
     refuse_bad_weight,
     refuse_other_channels,
 )
-from composer_replication.trainer.metrics_log import RunLog, StepWindow, finite
+from composer_replication.trainer.metrics_log import InLoopSignals, RunLog, StepLines, finite
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
-from composer_replication.trainer.policy_terms_wiring import PolicyTerms
+from composer_replication.trainer.policy_terms import (
+    PolicyTerms,
+    chosen_inputs,
+    learn_outcomes,
+    without_lone_punishments,
+)
 from composer_replication.trainer.prefix_generation import sampling_for_step
 from composer_replication.trainer.prefix_wiring import SharedPrompts, check_sharing
+from composer_replication.trainer.preset_settings import PolicyOptions, check_policy_options
 from composer_replication.trainer.processes import (
     gathered,
     num_processes,
@@ -69,7 +73,7 @@ from composer_replication.trainer.processes import (
 )
 from composer_replication.trainer.replay_channel import ReplayChannel, nothing_to_replay
 from composer_replication.trainer.router_replay import RouterLoad, RouterReplay
-from composer_replication.trainer.run_callback import InterruptOnce, RunCallback
+from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.served_rollouts import load_weights
 from composer_replication.trainer.setting_errors import TrainerSettingError, refusals, refuse_few_prompts
 
@@ -133,7 +137,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     beta_replay: float = 0.0
     replay: ReplaySection | None = None
     replay_pairs: Sequence[PreferencePair] | None = None
-    _newest_sampled: Sampled = ((), None)
+    _newest_sampled: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None] = ((), None)
     generation_rows: Sequence[Mapping[str, Any]] = ()
     """Rows of the generation under way, for a ``rollout_func`` that needs more of them than their prompts."""
     run_folder: RunFolder | None = None
@@ -141,7 +145,6 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     run_identity: str = ""
     _interrupt: InterruptOnce | None = None
     _num_permutations_to_skip: int = 0
-    _run_callback: RunCallback | None = None
     _halt_is_saved: bool = False
     _check_thresholds: CheckThresholds | None = None
 
@@ -213,6 +216,11 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         return ChainedRows()
 
     @cached_property
+    def step_lines(self) -> StepLines:
+        """What training measured last, and the lines of the run folder."""
+        return StepLines(self)
+
+    @cached_property
     def router_load(self) -> RouterLoad:
         """How evenly routers choose their experts."""
         return RouterLoad()
@@ -260,9 +268,6 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         checks = None if self._in_evaluation else self.checks
         if checks is not None:
             checks.before_loss()
-        hints = None if self.channels is None else self.channels.hints
-        if hints is not None:
-            inputs = hints.policy_inputs(inputs)
         with (
             self.chained_rows.scored_as(inputs.get(SEGMENT_STARTS)),
             self.router_replay.scored_as(inputs),
@@ -277,9 +282,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
             components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * components["loss/trace_replay"]
         if checks is not None:
-            has_ended = hints is not None and hints.has_ended
-            ended = {"loss/sdpo"} if has_ended else set()  # its zero is what was asked for
-            others = components.keys() - ended - {"loss/grpo"}
+            others = components.keys() - {"loss/grpo"}
             checks.after_loss(inputs, loss, {name.removeprefix("loss/"): components[name] for name in others})
         for part in (self.router_load, self.router_replay):
             if part.has_news:
@@ -377,7 +380,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
             learn_outcomes(self.prompt_source, is_training=self.model.training)
             rewards = self._newest_rewards
             if self.channels is not None and not self._in_evaluation and rewards is not None:
-                self.channels.keep_rewards(batch, rewards, self.reward_weights, self._newest_sampled)
+                self.channels.keep_rewards(batch, rewards, self.reward_weights)
             return batch
 
         if self.model.training:
@@ -461,14 +464,8 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         if logs and all(name.startswith(("killswitch/", "heldout/")) for name in logs):
             super(GRPOTrainer, self).log(logs, start_time)
             return
-        metrics = self._metrics["train"]
-        self._signals().read(metrics)
-        self._window().before_clearing(metrics)
-        super().log(logs, start_time)
-        self._signals().after_clearing(metrics)
-        self._window().after_clearing(metrics)
-        if "loss" in logs:
-            self._loss_seen = 0.0
+        with self.step_lines.clearing(logs):
+            super().log(logs, start_time)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """As transformers'; a norm that is not finite makes the step a bad one."""
@@ -541,7 +538,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
                 logger.exception("the last checkpoint of the halted run could not be saved.")
             raise
         finally:
-            self.flush_run_log()
+            self.step_lines.flush()
         if self.halted_at is not None and not self._halt_is_saved:
             self._finish_halted_run(trial)
         if self.is_interrupted:
@@ -560,7 +557,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Transformers' files, ours, then the manifest; older checkpoints go only after that."""
-        self.flush_run_log()
+        self.step_lines.flush()
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if process_rank() == 0:
@@ -623,12 +620,10 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     def _begin_run(self, checkpoint: Path | None) -> None:
         """Set our own state to the run's start, or to the checkpoint."""
         self._gate_step = self._last_round_idx = self.halted_at = None
-        self._loss_seen, self._halt_is_saved = 0.0, False
-        self._step_window = StepWindow()
-        self._num_permutations_to_skip = 0
-        if self._run_callback is None:
-            self._run_callback = RunCallback(self)
-            self.add_callback(self._run_callback)
+        self._halt_is_saved, self._num_permutations_to_skip = False, 0
+        self.step_lines.begin()
+        if self.step_lines not in self.callback_handler.callbacks:
+            self.add_callback(self.step_lines)
             if self.checks is not None:  # after it: a run that the checks stop has its line
                 self.add_callback(self.checks)
         self._has_trackers = bool(self.args.report_to)
@@ -636,7 +631,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
             self.checks.begin()
         if checkpoint is not None:
             together(lambda: self._read_own_state(checkpoint))
-            self._window().take(self._metrics["train"])
+            self.step_lines.skip_measured()
         self.choose_kl_path()
         self._weights_are_sharded = weights_are_sharded(self.model)
 
@@ -649,10 +644,8 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
 
     def _open_run_log(self, checkpoint: Path | None) -> None:
         if self.run_folder is not None and process_rank() == 0:
-            self._run_log = RunLog(self.run_folder)
-            self._run_log.cut_back(
-                0 if checkpoint is None else checkpoint_step(checkpoint), self._last_round_idx
-            )
+            log = self.step_lines.log = RunLog(self.run_folder)
+            log.cut_back(0 if checkpoint is None else checkpoint_step(checkpoint), self._last_round_idx)
 
     def _refuse_halted_run(self, guard: Guard, checkpoint: Path | None) -> TrainOutput:
         """A guard that has fired stays fired: weights and step are loaded, nothing is trained or written."""
@@ -686,7 +679,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
 
     def _finish_halted_run(self, trial: Any) -> None:
         """Line, checkpoint and the callbacks' end of a run that the guard stopped inside a step."""
-        self._finish_broken_line()
+        self.step_lines.finish_broken()
         self.model.zero_grad()  # what the broken-off step had accumulated
         self._save_checkpoint(self.model, trial)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
@@ -724,7 +717,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     def _parts_with_state(self) -> dict[str, Stateful | None]:
         return {
             "guard": self.heldout_guard,
-            "in_loop_signals": self._signals(),
+            "in_loop_signals": self.step_lines.signals,
             "checks": None if self.checks is None else self.checks.judgement,
             "prompt_source": self.prompt_source,
         }
@@ -746,7 +739,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
             read_buffer(checkpoint, self.args.device) if saved["has_buffered_inputs"] else None
         )
         self._num_permutations_to_skip = 0 if self.args.ignore_data_skip else saved["num_permutations_done"]
-        self._in_loop_signals = None
+        self.step_lines.signals = InLoopSignals()
         for name, values in saved["metrics"].items():
             self._metrics["train"][name] = [math.nan if value is None else value for value in values]
         for name, part in self._parts_with_state().items():

@@ -25,9 +25,6 @@ from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.served_rollouts import samples_by_vllm, served_policy, vllm_policy
 from composer_replication.trainer.setting_errors import spread_weights
 
-MakeSampler = Callable[[Any, Any], SampleBatch]
-"""Makes the blocking sampler of a generation from (model, trainer)."""
-
 
 def model_sampler(model: Any, trainer: Any) -> SampleBatch:
     """The model itself, as TRL's arguments say.
@@ -105,22 +102,14 @@ class EpisodeRollouts:
     Args:
         player: plays and grades.
         max_batch: answers that are sampled together.
-        make_sampler: of the policy, in the place of the trainer's model or vLLM.
 
     Raises (when called):
         UsageError: a row names no task (CR0412), or weights are spread over processes and vLLM does not sample (CR0757).
         SandboxFailure: every episode of the generation was lost (CR0390).
     """
 
-    def __init__(
-        self,
-        player: EpisodePlayer,
-        *,
-        max_batch: int = 32,
-        make_sampler: MakeSampler | None = None,
-    ) -> None:
+    def __init__(self, player: EpisodePlayer, *, max_batch: int = 32) -> None:
         self.player, self.max_batch = player, max_batch
-        self.make_sampler = make_sampler
         self._last_place: tuple[int, bool] = (-1, True)
         self._num_at_place = 0
 
@@ -138,16 +127,16 @@ class EpisodeRollouts:
 
     @contextmanager
     def _opened(self, trainer: Any) -> Iterator[TokenPolicy]:
-        if self.make_sampler is None and samples_by_vllm(trainer):
-            with vllm_policy(trainer, max_batch=self.max_batch) as policy:
+        num_running, max_batch = (lambda: self.player.num_running), self.max_batch
+        if samples_by_vllm(trainer):
+            with vllm_policy(trainer, max_batch=max_batch) as policy:
                 yield policy
             return
-        with trainer.model_for_generation() as model:
-            sampler = (self.make_sampler or model_sampler)(model, trainer)
-            with batching_policy(
-                sampler, lambda: self.player.num_running, max_batch=self.max_batch
-            ) as policy:
-                yield policy
+        with (
+            trainer.model_for_generation() as model,
+            batching_policy(model_sampler(model, trainer), num_running, max_batch=max_batch) as policy,
+        ):
+            yield policy
 
     def _place(self, step: int, *, is_training: bool) -> str:
         """Which generation of its step this is, in this process; checkpoints lie between steps, so a resume counts alike."""

@@ -21,27 +21,20 @@ from composer_replication.channel_tables import HintsSection
 from composer_replication.interfaces import HintGenerator
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import support_divergence
-from composer_replication.losses.hint_distillation import (
-    HintDistillationMetrics,
-    certainty_weights,
-    decayed_weight,
-    hint_distillation_loss,
-)
 from composer_replication.losses.policy_terms import truncated_importance_weights
 from composer_replication.records import HintedTurn
-from composer_replication.trainer.batch_records import (
-    SAMPLED,
-    matched_turns,
-    rollouts_of,
-    sampled_tensor,
-)
+from composer_replication.trainer.batch_records import matched_turns, rollouts_of
 from composer_replication.trainer.channel_step import LossChannel, RecordDraws, Scope
-from composer_replication.trainer.collator import HintedRows, collate_hinted_turns, refuse_other_contexts
+from composer_replication.trainer.collator import (
+    HintedRows,
+    collate_hinted_turns,
+    refuse_other_contexts,
+    refuse_unfit_turns,
+    turns_that_fit,
+)
 from composer_replication.trainer.model_modes import evaluation_mode
-from composer_replication.trainer.output_head import head_of
-from composer_replication.trainer.packed_rows import completion_states, scored_ids
+from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
 from composer_replication.trainer.processes import gathered, num_processes, together
-from composer_replication.trainer.prompt_fit import refuse_unfit_turns, turns_that_fit
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
@@ -54,11 +47,12 @@ class HintLoss:
     """The loss with gradient; the rest is for the log."""
 
     loss: torch.Tensor
-    metrics: HintDistillationMetrics
+    num_turns: int
+    num_tokens: int
+    divergence: float
+    """Mean over tokens, before weights, nats."""
     importance_weight: float
     """Mean over tokens."""
-    teacher_entropy: float | None
-    """Mean over tokens, nats; None where no setting asks for it."""
 
 
 def hint_loss(
@@ -71,18 +65,20 @@ def hint_loss(
     autocast: Scope,
     sampling_temperature: float,
 ) -> HintLoss:
-    """L = sum_n w_n g_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
+    """L = sum_n w_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
 
     D is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
-    c = min(exp(logp - sampled_logp), 2) exp(-entropy_decay H_teacher), without gradient, its first factor 1
-    for an id whose sampled_logp is unknown; g_n is 0 for a turn whose mean divergence is below min_divergence; w_n is its
+    c = min(exp(logp - sampled_logp), 2), without gradient, 1 for an id whose sampled_logp is unknown; w_n is the turn's
     weight. The student carries gradient, the teacher none.
+
+    Departs from the reference: SDPO averages tokens within a rollout first; here long and short turns weigh by their tokens,
+    as the policy-gradient channel does. Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
     Args:
         model: the student.
         rows: the turns.
         settings: the ``[hints]`` table.
-        num_tokens: hinted tokens of the whole optimizer step, gated ones too.
+        num_tokens: hinted tokens of the whole optimizer step.
         teacher: a context in which ``model`` is the teacher.
         autocast: a context for forwards.
         sampling_temperature: at which the ids were sampled, which their log-probabilities belong to.
@@ -90,7 +86,7 @@ def hint_loss(
     mask_NT = rows.student.loss_mask_NT.bool()
     with autocast():
         states_MH, head = completion_states(model, rows.student), head_of(model)
-        scores = sampled_and_top_k_logp(
+        logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(
             states_MH,
             head.weight_VH,
             scored_ids(rows.student),
@@ -98,52 +94,24 @@ def hint_loss(
             temperature=1.0,
             **head.arguments(),
         )
-        now_M = scores.logp_N.detach()
+        now_M = logp_M.detach()
         if sampling_temperature != 1.0:
             options = {**head.arguments(), "temperature": sampling_temperature}
             with torch.no_grad():
-                now_M, _ = sampled_logp(states_MH, head.weight_VH, scored_ids(rows.student), **options)
+                now_M = sampled_logp(states_MH, head.weight_VH, scored_ids(rows.student), **options)
     with teacher(), torch.no_grad(), autocast():
-        teacher_MK, entropy_M = _teacher_logps(model, rows, scores.top_index_NK, settings)
-    divergence_M = support_divergence(scores.top_logp_NK, teacher_MK, jsd_alpha=settings.jsd_alpha)
+        hidden_MH, head = completion_states(model, rows.teacher), head_of(model)
+        teacher_MK = logp_at(hidden_MH, head.weight_VH, top_index_MK, **head.arguments())
+    divergence_M = support_divergence(top_logp_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
     sampled_M = rows.sampled_logp_NT[mask_NT].to(now_M.dtype)
     ratio_M, _ = truncated_importance_weights(now_M, sampled_M, torch.ones_like(now_M))
-    weight_M = ratio_M
-    if entropy_M is not None:
-        weight_M = ratio_M * certainty_weights(entropy_M, strength=settings.entropy_decay)
-    loss, metrics = hint_distillation_loss(
-        _in_rows(divergence_M, mask_NT),
-        mask_NT,
-        weight_BT=_in_rows(weight_M, mask_NT),
-        turn_weight_B=rows.weight_N,
-        gate_threshold=settings.min_divergence,
-        num_tokens=num_tokens,
+    turn_weight_M = rows.weight_N[:, None].expand(mask_NT.shape)[mask_NT]
+    loss = (turn_weight_M * ratio_M * divergence_M).sum() / num_tokens
+    return HintLoss(
+        loss, len(rows), divergence_M.numel(), float(divergence_M.detach().mean()), float(ratio_M.mean())
     )
-    entropy = None if entropy_M is None else float(entropy_M.mean())
-    return HintLoss(loss, metrics, float(ratio_M.mean()), entropy)
 
 
-def _teacher_logps(
-    model: Any, rows: HintedRows, index_MK: torch.Tensor, settings: HintsSection
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The student's support under the teacher, and the teacher's entropy where a setting asks for it."""
-    states_MH, head = completion_states(model, rows.teacher), head_of(model)
-    options = {"temperature": 1.0, **head.arguments()}
-    logp_MK = logp_at(states_MH, head.weight_VH, index_MK, **options)
-    if not settings.entropy_decay:
-        return logp_MK, None
-    return logp_MK, sampled_logp(states_MH, head.weight_VH, scored_ids(rows.teacher), **options)[1]
-
-
-def _in_rows(values_M: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:
-    """The flat values at the places of the mask, zeros elsewhere."""
-    return values_M.new_zeros(mask_NT.shape).masked_scatter(mask_NT, values_M)
-
-
-Sampled = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]
-_PASSED = 1.0  # the least reward of a rollout that needs no hint
-DISTILLED = "is_distilled"
-"""Under this name a batch says which rows (B,) the teacher takes from the policy gradient."""
 TURN_ROW = "hint_row"
 """Under this name a batch says which row of its generation each row (B,) is: TRL shuffles and splits them."""
 
@@ -170,7 +138,6 @@ class HintChannel(LossChannel):
     Attributes:
         turns_of_row: hinted turns of the newest generation, by its rows in the order of sampling.
         teacher_weights: None where the teacher is the model without its adapter.
-        has_ended: the weight schedule has come to 0.
 
     Raises:
         TrainerSettingError: there is nothing to distil (CR0755).
@@ -190,10 +157,9 @@ class HintChannel(LossChannel):
         self.settings, self.source, self.turns = settings, source, turns
         self.turns_of_row: Sequence[Sequence[HintedTurn]] = ()
         self.teacher_weights: WeightCopy | None = None
-        self.has_ended = False
         self._draws: RecordDraws | None = None
         if turns:
-            collate_hinted_turns(turns, pad_id=0, strict=settings.strict)
+            collate_hinted_turns(turns, pad_id=0)
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that has no such teacher, or that these turns do not fit.
@@ -211,8 +177,7 @@ class HintChannel(LossChannel):
                 fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
             )
         refuse_unfit_turns(self.turns or (), model)
-        if self.settings.strict:
-            refuse_other_contexts(self.turns or ())
+        refuse_other_contexts(self.turns or ())
 
     def begin(self) -> None:
         """Teacher and draws as they are before the first step."""
@@ -230,24 +195,10 @@ class HintChannel(LossChannel):
 
     # ---- into the batch ---------------------------------------------------------------------------
 
-    def keep_sampled(self, batch: dict[str, Any], sampled: Sampled) -> None:
-        """Where TRL empties the masks of answers that were cut off, a hint still finds the turns of such rows.
-
-        Args:
-            batch: of a generation.
-            sampled: its completion ids, and which of them are the policy's where tools have written some.
-        """
-        if self.source is not None and self._trainer.mask_truncated_completions:
-            batch[SAMPLED] = sampled_tensor(*sampled, batch["completion_mask"])
-
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
-        """Ask the hint source about a fresh generation; its turns join the batch as tensors.
-
-        Not where the weight schedule has ended: it only falls, so no later step that uses this generation trains hints.
-        """
-        if self.source is None or self._share() == 0.0:
+        """Ask the hint source about a fresh generation; its turns join the batch as tensors."""
+        if self.source is None:
             return
-        settings = self.settings
         rollouts = rollouts_of(
             rows,
             batch,
@@ -256,30 +207,15 @@ class HintChannel(LossChannel):
             step=self._step,
             eos_token_ids=self._trainer.eos_token_ids,
         )
-        batch.pop(SAMPLED, None)
         source, before = self.source, _counts_of(self.source)
-        turns, num_left_out = together(
-            lambda: matched_turns(
-                source.hinted_turns(rollouts),
-                rollouts,
-                strict=settings.strict,
-                are_samplers=batch.get("sampling_per_token_logps") is not None,
-            )
-        )
-        turns, num_too_long = together(lambda: turns_that_fit(turns, self._model))
-        num_left_out += num_too_long
+        matched = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts))
+        turns, num_too_long = together(lambda: turns_that_fit(matched, self._model))
         self._note_source_counts(before, _counts_of(source))
-        if settings.srpo_routing:
-            turns = [
-                [] if reward is None or reward >= _PASSED else list(of_row)
-                for of_row, reward in zip(turns, rewards, strict=True)
-            ]
-            batch[DISTILLED] = torch.tensor([bool(of_row) for of_row in turns], device=self._device)
         self.turns_of_row = turns
         batch[TURN_ROW] = torch.arange(len(turns), device=self._device)
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
-        self._note("sdpo", turns_left_out=float(num_left_out))
+        self._note("sdpo", turns_left_out=float(num_too_long))
 
     def _note_source_counts(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """What a source that counts has added for this generation, over all processes: why turns got no hint, too."""
@@ -290,31 +226,12 @@ class HintChannel(LossChannel):
 
     # ---- out of the batch -------------------------------------------------------------------------
 
-    def _share(self) -> float:
-        """What the schedule leaves of the channel's weight in this step."""
-        return decayed_weight(1.0, step=self._step, decay_steps=self.settings.decay_steps)
-
-    def policy_inputs(self, inputs: Any) -> Any:
-        """Rows that learn from a hint have no advantage; the others keep the one of their whole group.
-
-        A generation may be used in steps before and after the weight schedule ends; from there on its rows have theirs again.
-        """
-        if DISTILLED not in inputs or self._share() == 0.0:
-            return inputs
-        advantages, rows_B = inputs["advantages"], inputs[DISTILLED]
-        rows = rows_B.view(-1, *[1] * (advantages.dim() - 1))
-        return {**inputs, "advantages": advantages.masked_fill(rows, 0.0)}
-
     def loss(self, model: Any, inputs: Any) -> torch.Tensor:
         """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part.
 
         The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
-        a step is split; gated turns count in it. The weight schedule is in it too.
+        a step is split.
         """
-        share = self._share()
-        self.has_ended = share == 0.0
-        if self.has_ended:
-            return self._no_loss()
         recorded, num_recorded_tokens = self._recorded_part()
         num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
         total, counted = self._no_loss(), []
@@ -325,16 +242,15 @@ class HintChannel(LossChannel):
             part = self._distil(model, rows, num_tokens)
             total = total + (part.loss if own is not None else part.loss * 0.0)
             counted += [part] if own is not None else []
-        self._note("sdpo", **({**_figures(counted), "weight_share": share} if counted else {"turns": 0.0}))
-        return total * (share * num_processes())
+        self._note("sdpo", **(_figures(counted) if counted else {"turns": 0.0}))
+        return total * num_processes()
 
     def _turn_for_nothing(self) -> HintedRows:
         pad_id = self._pad_id
         return self._collated([HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))])
 
     def _collated(self, turns: Sequence[HintedTurn]) -> HintedRows:
-        rows = collate_hinted_turns(turns, pad_id=self._pad_id, strict=self.settings.strict)
-        return rows.to(self._device)
+        return collate_hinted_turns(turns, pad_id=self._pad_id).to(self._device)
 
     def _sampled_part(self, inputs: Any) -> HintedRows | None:
         """The hinted turns of the rows of this micro-batch."""
@@ -387,17 +303,14 @@ def _counts_of(source: HintGenerator) -> dict[str, int]:
 
 
 def _figures(losses: Sequence[HintLoss]) -> dict[str, float]:
-    counts = [float(part.metrics.num_tokens) for part in losses]
+    num_tokens = sum(part.num_tokens for part in losses)
 
-    def mean(values: Sequence[float]) -> float:
-        return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+    def mean(name: str) -> float:
+        total: float = sum(getattr(part, name) * part.num_tokens for part in losses)
+        return total / num_tokens
 
-    num_turns = sum(int(part.metrics.num_turns) for part in losses)
-    figures = {
-        "turns": float(num_turns),
-        "turns_gated_share": 1.0 - sum(int(part.metrics.num_open_turns) for part in losses) / num_turns,
-        "divergence": mean([float(part.metrics.divergence) for part in losses]),
-        "importance_weight": mean([part.importance_weight for part in losses]),
+    return {
+        "turns": float(sum(part.num_turns for part in losses)),
+        "divergence": mean("divergence"),
+        "importance_weight": mean("importance_weight"),
     }
-    entropies = [part.teacher_entropy for part in losses if part.teacher_entropy is not None]
-    return figures | ({"teacher_entropy": mean(entropies)} if entropies else {})

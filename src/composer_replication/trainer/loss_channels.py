@@ -17,10 +17,10 @@ from transformers import TrainerCallback
 from composer_replication.channel_tables import Section
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn
-from composer_replication.trainer.hint_channel import HintChannel, Sampled
+from composer_replication.trainer.collator import refuse_unfit_pairs
+from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.prompt_fit import refuse_unfit_pairs
 from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
@@ -93,19 +93,14 @@ class LossChannels(TrainerCallback):
     # ---- one generation ---------------------------------------------------------------------------
 
     def keep_rewards(
-        self,
-        batch: dict[str, Any],
-        rewards_NF: torch.Tensor,
-        reward_weights_F: torch.Tensor,
-        sampled: Sampled,
+        self, batch: dict[str, Any], rewards_NF: torch.Tensor, reward_weights_F: torch.Tensor
     ) -> None:
-        """Put what the channels need of each row beside TRL's tensors, so that it stays with the row.
+        """Put each row's reward beside TRL's tensors, so that it stays with the row.
 
         Args:
             batch: of one process.
             rewards_NF: of all processes, by reward function.
             reward_weights_F: TRL's.
-            sampled: completion ids of this process, and which of them are the policy's.
         """
         num_rows = batch["prompt_ids"].size(0)
         rewards_NF = rewards_NF.float()
@@ -113,8 +108,6 @@ class LossChannels(TrainerCallback):
         total_N[rewards_NF.isnan().all(dim=1)] = torch.nan
         own_B = total_N[process_rank() * num_rows : (process_rank() + 1) * num_rows]
         batch[ROW_REWARD] = own_B.to(self._trainer.accelerator.device)
-        if self.hints is not None:
-            self.hints.keep_sampled(batch, sampled)
 
     def after_generation(self, rows: Any, batch: dict[str, Any]) -> None:
         """A fresh generation gets what the channels train on."""
@@ -133,17 +126,6 @@ class LossChannels(TrainerCallback):
     @property
     def _replay_weights(self) -> WeightCopy | None:
         return None if self.replay is None else self.replay.first_weights
-
-    @property
-    def keep_first_weights(self) -> bool:
-        """Whether a channel keeps the trained weights as they are before the first step."""
-        teaches = self.hints is not None and self.hints.settings.teacher == "frozen"
-        return teaches or (self.replay is not None and self.replay.keeps_first_weights)
-
-    @property
-    def first_weights(self) -> WeightCopy | None:
-        """Those weights, where they are kept."""
-        return self._replay_weights if self._replay_weights is not None else self._teacher_weights
 
     def write(self, checkpoint: Path, *, is_inside_generation: bool) -> None:
         """Weights and numbers in a file of their own; hinted turns that are still to be trained on in one a process."""

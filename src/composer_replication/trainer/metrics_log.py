@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.trainer.processes import gathered
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.chained_rows import ChainedRows
-    from composer_replication.trainer.checks.speaking import ChecksThatSpeak
     from composer_replication.trainer.loss_channels import LossChannels
-    from composer_replication.trainer.router_replay import RouterReplay
 
 _FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
@@ -231,79 +232,91 @@ def finite(value: Any) -> float | None:
 
 
 class TrlSurface:
-    """What the mixins of the trainer read of TRL and of its parts, for type checkers."""
+    """What the mixins of the trainer read of TRL and of its parts."""
 
-    accelerator: Any
-    chained_rows: ChainedRows
     channels: LossChannels | None = None
-    checks: ChecksThatSpeak | None
-    router_replay: RouterReplay
-    args: Any
-    beta: Any
-    control: Any
-    log: Any
-    loss_type: Any
-    model: Any
-    num_generations: Any
-    reward_weights: Any
-    rollout_func: Any
-    state: Any
-    train_dataset: Any
-    use_vllm: Any
-    _generation_with_terms: Any
-    _get_per_token_logps_and_entropies: Any
-    _metrics: Any
-    _newest_sampled: Any
-    _tokenizer: Any
-    _tr_loss: Any
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """TRL's, or another part's."""
 
 
-class RunLines(TrlSurface):
-    """Collects what TRL measured in the step and hands it to the run's log."""
+class StepLines(TrainerCallback):
+    """Collects what TRL measures in a step, hands it to the run's log, and ends the run where that was asked for.
 
-    _run_log: RunLog | None = None
-    _step_window: StepWindow | None = None
-    _in_loop_signals: InLoopSignals | None = None
-    _loss_seen: float = 0.0
+    Args:
+        trainer: the ``ComposerReplicationTrainer`` it belongs to.
 
-    def _signals(self) -> InLoopSignals:
-        if self._in_loop_signals is None:
-            self._in_loop_signals = InLoopSignals()
-        return self._in_loop_signals
+    Attributes:
+        log: the run's log, in the process that writes one.
+        signals: what training measured last.
+    """
 
-    def _window(self) -> StepWindow:
-        if self._step_window is None:
-            self._step_window = StepWindow()
-        return self._step_window
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.log: RunLog | None = None
+        self.signals = InLoopSignals()
+        self.begin()
 
-    def finish_step_line(self, seconds: float) -> None:
-        """The optimizer step is over: put its numbers into its line.
+    def begin(self) -> None:
+        """Forget the steps of a run before."""
+        self._window, self._loss_seen, self._step_began = StepWindow(), 0.0, time.monotonic()
 
-        A collective call: the loss is the mean over the processes.
-        """
-        totals = gathered(float(self._tr_loss))
-        if self._run_log is None:
-            return
-        metrics = self._metrics["train"]
-        fields: dict[str, Any] = dict(self._window().take(metrics))
-        self._signals().read(metrics)
-        fields["reward_is_new"] = "reward" in fields
-        fields.setdefault("reward", self._signals().reward)  # trained on, but sampled in an earlier step
-        total = sum(totals) / len(totals)
-        fields["loss"], self._loss_seen = total - self._loss_seen, total
-        self._run_log.finish_step(self.state.global_step, {**fields, "step_seconds": seconds})
+    @property
+    def _metrics(self) -> dict[str, list[float]]:
+        metrics: dict[str, list[float]] = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
+        return metrics
 
-    def add_trl_row(self, logs: Mapping[str, Any]) -> None:
-        """Take what only TRL's own row knows over into the step's line."""
-        if self._run_log is not None:
-            self._run_log.add_trl_row(self.state.global_step, logs)
+    def skip_measured(self) -> None:
+        """What the lists hold belongs to steps before."""
+        self._window.take(self._metrics)
 
-    def flush_run_log(self) -> None:
-        if self._run_log is not None:
-            self._run_log.flush()
+    @contextmanager
+    def clearing(self, logs: Mapping[str, Any]) -> Iterator[None]:
+        """Inside, TRL logs and may empty its lists."""
+        self.signals.read(self._metrics)
+        self._window.before_clearing(self._metrics)
+        yield
+        self.signals.after_clearing(self._metrics)
+        self._window.after_clearing(self._metrics)
+        if "loss" in logs:
+            self._loss_seen = 0.0
 
-    def _finish_broken_line(self) -> None:
+    def flush(self) -> None:
+        """Write the finished step's line."""
+        if self.log is not None:
+            self.log.flush()
+
+    def finish_broken(self) -> None:
         """Write the line of a step that ended before its optimizer step."""
-        if self._run_log is not None and self._run_log.has_open_step:
-            self._run_log.finish_step(self.state.global_step + 1, self._window().take(self._metrics["train"]))
-            self._run_log.flush()
+        if self.log is not None and self.log.has_open_step:
+            self.log.finish_step(self._trainer.state.global_step + 1, self._window.take(self._metrics))
+            self.log.flush()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The step before is complete, evaluations included: its line is written."""
+        self.flush()
+        self._step_began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the step's line; stop where the guard or a person asked for it. The loss is the mean over the processes."""
+        totals = gathered(float(self._trainer._tr_loss))  # noqa: SLF001 - transformers' only name
+        if self.log is not None:
+            fields: dict[str, Any] = dict(self._window.take(self._metrics))
+            self.signals.read(self._metrics)
+            fields["reward_is_new"] = "reward" in fields
+            fields.setdefault("reward", self.signals.reward)  # trained on, but sampled in an earlier step
+            total = sum(totals) / len(totals)
+            fields["loss"], self._loss_seen = total - self._loss_seen, total
+            fields["step_seconds"] = time.monotonic() - self._step_began
+            self.log.finish_step(state.global_step, fields)
+        if self._trainer.is_asked_to_end() or self._trainer.halted_at is not None:
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.log is not None:
+            self.log.add_trl_row(state.global_step, logs or {})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.flush()

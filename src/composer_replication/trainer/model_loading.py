@@ -23,7 +23,6 @@ from composer_replication.trainer.policy import take_end_of_template
 from composer_replication.trainer.tiny_models import (
     TINY,
     TINY_TOOLS,
-    give_place,
     make_tiny_model,
     make_tiny_tools_model,
 )
@@ -48,16 +47,14 @@ def load_model(
         seed: of the random weights of ``tiny-random`` and ``tiny-tools``, and of whatever is drawn after this
             call (fresh adapters): Python's, NumPy's and torch's generators are set to it.
         needs_chat_template: the recipe's prompts are chat messages.
-        needs_reference: TRL will load the same weights again, by the name that the model's configuration has; it does not
-            where there are adapters.
-
+        needs_reference: TRL will load the same weights again, by the model's name; it does not where there are adapters.
         has_weights: False gives a model of shapes alone, for what a server samples.
 
     Raises:
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
             language model (CR0701), no chat template where one is needed (CR0810), a package
             without a model (CR0701), weights without a language-model head or with other holes (CR0701), a
-            vision-language model (CR0701), a tokenizer with neither padding nor end token (CR0701), weights that are
+            vision-language model (CR0701), a made model that TRL would have to load again (CR0701), a tokenizer with neither padding nor end token (CR0701), weights that are
             not finite (CR0701).
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
@@ -66,9 +63,10 @@ def load_model(
 
     set_seed(seed)
     if section.name in _MADE:
-        model, tokenizer = _MADE[section.name](seed)
         if needs_reference and section.lora is None:
-            give_place(model, section.name)
+            words = "trl.beta above 0 needs the first weights again, and this model is saved nowhere."
+            raise _unusable(section.name, words, fix="add a [model.lora] table, or set trl.beta = 0.")
+        model, tokenizer = _MADE[section.name](seed)
     else:
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
         model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype), has_weights=has_weights)

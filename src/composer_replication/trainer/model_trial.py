@@ -1,7 +1,4 @@
-"""What one step of a model costs here: one group is tried, and a step costs in proportion to its rows and tokens.
-
-Letters: G completions of one prompt, K prompts a step, P prompt tokens, C completion tokens.
-"""
+"""What one step of a model costs here: one group is tried, and a step costs in proportion to its tokens."""
 
 from __future__ import annotations
 
@@ -114,93 +111,79 @@ def within_memory(name: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSize:
-    """The sizes of one optimiser's step: K, G, P and C."""
-
-    num_prompts: int
-    group_size: int
-    prompt_tokens: int
-    completion_tokens: int
-    is_shared: bool = True
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_prompts * self.group_size
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that training forwards: K (P + G C) where prompts are shared, else K G (P + C)."""
-        copies = 1 if self.is_shared else self.group_size
-        return self.num_prompts * (copies * self.prompt_tokens + self.group_size * self.completion_tokens)
-
-
-@dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one small step took.
+    """What a step takes.
 
     Attributes:
-        tried: its sizes.
-        sampling_seconds: its completions, prompts included, by our own sampler.
-        training_seconds: forward and backward of its group, and the forward of the KL to the initial policy.
-        held_bytes: what was held before it (weights; on the processor the libraries too), and Adam's moments.
-        step_bytes: how far it went above that at its peak.
+        seconds: sampling by our own sampler, forward and backward, and the forward of the KL to the initial policy.
+        memory_bytes: what is held anyway (weights; on the processor the libraries too), Adam's moments, and the step.
+        is_shared: prompts are forwarded once for their group.
     """
 
-    tried: StepSize
-    sampling_seconds: float
-    training_seconds: float
-    held_bytes: int
-    step_bytes: int
-
-    def memory_bytes(self, size: StepSize) -> int:
-        """held + step x (tokens of the step / tokens of the try): all groups are in one micro-batch."""
-        return round(self.held_bytes + self.step_bytes * size.num_tokens / self.tried.num_tokens)
-
-    def sampling_seconds_of(self, size: StepSize) -> float:
-        """In proportion to completion tokens of all rows, which a GPU undercuts."""
-        asked, tried = (each.num_rows * each.completion_tokens for each in (size, self.tried))
-        return self.sampling_seconds * asked / tried
-
-    def training_seconds_of(self, size: StepSize) -> float:
-        """In proportion to tokens."""
-        return self.training_seconds * size.num_tokens / self.tried.num_tokens
+    seconds: float
+    memory_bytes: int
+    is_shared: bool
 
 
 def measure_step(
-    model: Any, tokenizer: Any, prompt: Sequence[int], *, group_size: int, completion_tokens: int
+    model: Any,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    *,
+    longest: int,
+    num_prompts: int,
+    group_size: int,
+    completion_tokens: int,
 ) -> StepCost:
-    """Sample one group and train on one, without changing a weight.
+    """Sample one group and train on one, without changing a weight; the rest is in proportion.
 
-    It is done twice, first with two tokens, so that what happens once only is not measured.
+    Sampling goes by completion tokens, training and memory by all tokens that training forwards. It is done twice, first with
+    two tokens, so that what happens once only is not measured.
 
     Args:
         model: with its adapters, on the device that trains.
         tokenizer: the model's.
         prompt: token ids of a prompt of usual length.
-        group_size: G.
-        completion_tokens: C of the recipe; 64 of them are tried at most.
+        longest: tokens of the longest prompt, which decides the memory.
+        num_prompts: of a step.
+        group_size: completions of a prompt.
+        completion_tokens: of the recipe; 64 of them are tried at most.
     """
     is_shared = packing_reason(model) is None
-    if is_shared:
-        add_fused_lm_head(inner_model(model))
-    for num_tokens in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
-        size = StepSize(1, group_size, len(prompt), num_tokens, is_shared)
+    add_fused_lm_head(inner_model(model))
+
+    def forwarded(of_prompt: int, of_completion: int) -> int:
+        return (1 if is_shared else group_size) * of_prompt + group_size * of_completion
+
+    for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         held = _memory_bytes(model)
         _forget_peak(model)
-        sampling = _seconds(partial(_sample, model, tokenizer, prompt, size), model)
-        training = _seconds(partial(_train, model, prompt, size), model)
-        peak = _memory_bytes(model, at_peak=True)
+        sampling = _seconds(partial(_sample, model, tokenizer, prompt, group_size, num_tried), model)
+        vocabulary = int(inner_model(model).get_input_embeddings().weight.shape[0])
+        completions_GC = (
+            torch.arange(group_size * num_tried, device=model.device).view(group_size, -1) % vocabulary
+        )
+        training = _seconds(partial(_train, model, prompt, completions_GC, is_shared=is_shared), model)
+        above = max(0, _memory_bytes(model, at_peak=True) - held)
         model.zero_grad(set_to_none=True)
+    tried = forwarded(len(prompt), num_tried)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    return StepCost(size, sampling, training, held + _ADAM * trained, max(0, peak - held))
+    of_sampling = sampling * completion_tokens / num_tried
+    of_training = training * forwarded(len(prompt), completion_tokens) / tried
+    of_memory = above * forwarded(longest, completion_tokens) / tried
+    return StepCost(
+        seconds=num_prompts * (of_sampling + of_training),
+        memory_bytes=round(held + _ADAM * trained + num_prompts * of_memory),
+        is_shared=is_shared,
+    )
 
 
-def _sample(model: Any, tokenizer: Any, prompt: Sequence[int], size: StepSize) -> None:
+def _sample(model: Any, tokenizer: Any, prompt: Sequence[int], group_size: int, num_tokens: int) -> None:
     sample_shared(
         model,
         [prompt],
-        size.group_size,
-        max_new_tokens=size.completion_tokens,
+        group_size,
+        max_new_tokens=num_tokens,
         temperature=1.0,
         eos_token_ids=(),
         pad_token_id=tokenizer.pad_token_id,
@@ -208,21 +191,17 @@ def _sample(model: Any, tokenizer: Any, prompt: Sequence[int], size: StepSize) -
     )
 
 
-def _train(model: Any, prompt: Sequence[int], size: StepSize) -> None:
-    """Forward and backward of a group of random completions, as the trainer computes them, and a forward without gradient."""
-    vocabulary = int(inner_model(model).get_input_embeddings().weight.shape[0])
-    shape = (size.group_size, size.completion_tokens)
-    completions_GC = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
-    completions_GC = completions_GC.to(model.device)
-    prompts_GP = torch.tensor([list(prompt)] * size.group_size, device=model.device)
+def _train(model: Any, prompt: Sequence[int], completions_GC: torch.Tensor, *, is_shared: bool) -> None:
+    """Forward and backward of a group, as the trainer computes them, and a forward without gradient."""
+    prompts_GP = torch.tensor([list(prompt)] * len(completions_GC), device=model.device)
 
     def logps() -> torch.Tensor:
-        if size.is_shared:
+        if is_shared:
             masks = torch.ones_like(prompts_GP), torch.ones_like(completions_GC)
             return shared_prefix_logps(model, prompts_GP, masks[0], completions_GC, masks[1])[0]
         ids = torch.cat([prompts_GP, completions_GC], dim=1)
-        logits = model(input_ids=ids).logits[:, len(prompt) - 1 : -1].float()
-        return torch.log_softmax(logits, dim=-1).gather(-1, completions_GC.unsqueeze(-1))
+        logps: torch.Tensor = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
+        return logps
 
     with torch.no_grad():
         logps()

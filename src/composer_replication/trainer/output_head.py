@@ -1,6 +1,6 @@
 """The head of a causal language model, apart from the model, and what it reads.
 
-Letters: N rows, S columns, H hidden size, V vocabulary.
+Letters: N rows, S columns, H hidden size, V vocabulary; M tokens that carry loss, P prompt and T completion columns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from composer_replication.losses.gathered_weight import gathered, is_spread
+from composer_replication.trainer.collator import TokenRows
 from composer_replication.trainer.model_modes import (
     evaluation_mode,
     fsdp_plugin,
@@ -27,10 +28,9 @@ _NOT_FSDP2 = "its weights are spread over processes, and not by FSDP2."
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """logits = softcap(scale * (weight states + bias)); ``softcap`` None is the identity."""
+    """logits = softcap(scale * weight states); ``softcap`` None is the identity."""
 
     weight_VH: torch.Tensor
-    bias_V: torch.Tensor | None
     softcap: float | None
     scale: float
     adds_to_weight_grad: bool
@@ -38,11 +38,7 @@ class Head:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the functions of ``losses.chunked_head``; the scale is in the states."""
-        return {
-            "bias_V": self.bias_V,
-            "softcap": self.softcap,
-            "adds_to_weight_grad": self.adds_to_weight_grad,
-        }
+        return {"softcap": self.softcap, "adds_to_weight_grad": self.adds_to_weight_grad}
 
 
 def head_of(model: nn.Module) -> Head:
@@ -55,7 +51,7 @@ def head_of(model: nn.Module) -> Head:
     head = inner.get_output_embeddings()
     config = inner.config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
-    return Head(head.weight, head.bias, softcap, logit_scale(config), _may_add_in_place(head.weight))
+    return Head(head.weight, softcap, logit_scale(config), _may_add_in_place(head.weight))
 
 
 def states_problem(model: nn.Module) -> str | None:
@@ -65,11 +61,9 @@ def states_problem(model: nn.Module) -> str | None:
     inner = inner_model(model)
     name = type(inner).__name__
     if not hasattr(inner, "get_output_embeddings") or not _is_plain_linear(inner.get_output_embeddings()):
-        return f"the head of {name} is not a plain linear layer (an adapter on it counts)."
+        return f"the head of {name} is not a plain linear layer without bias (an adapter on it counts)."
     if not accepts(inner, "logits_to_keep") or inner.base_model is inner:
         return f"{name} does not give its last hidden states apart from its logits."
-    if inner.get_output_embeddings().bias is not None and logit_scale(inner.config.get_text_config()) != 1.0:
-        return f"the head of {name} has a bias and scales its logits."
     for module in model.modules():
         configs = getattr(module, "peft_config", None)
         for config in configs.values() if isinstance(configs, dict) else ():
@@ -83,36 +77,32 @@ def what_is_called(model: nn.Module) -> Any:
     return model if weights_are_sharded(model) else inner_model(model)
 
 
-def states_before_head(model: nn.Module, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def last_states(model: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What the head reads at every position (N, S, H), not scaled, and the logits that it makes of the last one (N, 1, V).
+
+    Positions count from the first token. Backward through the states of spread weights begins at the logits, with a gradient
+    of zero: there FSDP2 has its hooks.
 
     Args:
         model: one without ``states_problem``, in whatever wrapper it is to be called.
-        arguments: of its forward, but for ``logits_to_keep``.
-
-    Backward through the states of spread weights begins at the logits, with a gradient of zero: there FSDP2 has its
-    hooks.
+        ids_NS: token ids, padded on the left.
+        mask_NS: 1 on tokens.
     """
+    arguments: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": mask_NS, "use_cache": False}
+    if accepts(inner_model(model), "position_ids"):
+        arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
     seen: list[torch.Tensor] = []
     hook = inner_model(model).base_model.register_forward_hook(
         lambda _module, _inputs, output: seen.append(output.last_hidden_state)
     )
     try:
-        output = model(**arguments, logits_to_keep=1)
+        logits_N1V = model(**arguments, logits_to_keep=1).logits
     finally:
         hook.remove()
-    states_NSH, logits_N1V = seen[-1], output.logits
+    states_NSH = seen[-1]
     if weights_are_sharded(model) and states_NSH.requires_grad and logits_N1V.requires_grad:
         states_NSH = _BehindLogits.apply(states_NSH, logits_N1V)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return states_NSH, logits_N1V
-
-
-def last_states(model: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``states_before_head`` of rows without a cache; positions count from the first token."""
-    arguments: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": mask_NS, "use_cache": False}
-    if accepts(inner_model(model), "position_ids"):
-        arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
-    return states_before_head(model, arguments)
 
 
 class _BehindLogits(torch.autograd.Function):
@@ -133,11 +123,11 @@ class _BehindLogits(torch.autograd.Function):
 def _other_logits(model: nn.Module) -> str | None:
     """A sentence where the model makes other logits of its states than ``Head`` says, as the model itself shows on a few ids."""
     inner, head = inner_model(model), head_of(model)
-    weight_VH, bias_V = gathered(head.weight_VH), None if head.bias_V is None else gathered(head.bias_V)
+    weight_VH = gathered(head.weight_VH)
     ids_NS = torch.arange(min(4, weight_VH.size(0)), device=weight_VH.device)[None]
     with evaluation_mode(inner):
         states_NSH, logits_N1V = last_states(what_is_called(model), ids_NS, torch.ones_like(ids_NS))
-    made_N1V = linear((states_NSH[:, -1:] * head.scale).to(weight_VH.dtype), weight_VH, bias_V)
+    made_N1V = linear((states_NSH[:, -1:] * head.scale).to(weight_VH.dtype), weight_VH)
     if head.softcap is not None:
         made_N1V = head.softcap * torch.tanh(made_N1V / head.softcap)
     if made_N1V.shape == logits_N1V.shape:
@@ -161,7 +151,8 @@ def _may_add_in_place(weight: torch.Tensor) -> bool:
 def _is_plain_linear(head: Any) -> bool:
     """Whether nothing but a linear layer computes the logits; FSDP2 makes a class of its own of each that it wraps."""
     kind = type(head)
-    return kind is nn.Linear or (hasattr(head, "reshard") and kind.__bases__[-1] is nn.Linear)
+    is_linear = kind is nn.Linear or (hasattr(head, "reshard") and kind.__bases__[-1] is nn.Linear)
+    return is_linear and head.bias is None
 
 
 def _spread_problem(model: nn.Module) -> str | None:
@@ -192,3 +183,20 @@ def logit_scale(config: Any) -> float:
     if divisor is None:
         return 1.0
     return float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)
+
+
+def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
+    """Scaled last hidden state before each completion token that carries loss: (M, H), row by row.
+
+    Positions count from the first token of the prompt, as in generation. The wrapper of DDP is passed by: its gradient hooks
+    sit on the parameters.
+    """
+    ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
+    mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
+    states_NTH = last_states(what_is_called(model), ids, mask)[0][:, rows.prompt_ids_NP.size(1) - 1 : -1]
+    return states_NTH[rows.loss_mask_NT.bool()] * logit_scale(inner_model(model).config.get_text_config())
+
+
+def scored_ids(rows: TokenRows) -> torch.Tensor:
+    """The completion ids that carry loss, (M,), in the order of ``completion_states``."""
+    return rows.completion_ids_NT[rows.loss_mask_NT.bool()]

@@ -9,7 +9,7 @@ By a mask each token sees the prompt and what stands before it in its own part, 
 Attention is computed between all tokens of a pack, though, so long completions are packed few at a time (``rows_of_a_pack``).
 
 Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens of some packs,
-M tokens that are wanted, H hidden size.
+M tokens of some rows.
 """
 
 from __future__ import annotations
@@ -22,38 +22,24 @@ import torch
 from torch import nn
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.collator import TokenRows
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.output_head import (
-    last_states,
-    logit_scale,
-    states_before_head,
-    what_is_called,
-)
-from composer_replication.trainer.prefix_support import attention_windows, inner_model, packing_reason
+from composer_replication.trainer.prefix_support import inner_model
 from composer_replication.trainer.processes import num_processes
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """One distinct prompt without its left padding; ``mask`` is all ones but for holes."""
-
-    ids: tuple[int, ...]
-    mask: tuple[int, ...]
+Prompt = tuple[int, ...]
+"""The ids of one distinct prompt, without its padding."""
 
 
 def distinct_prompts(ids_BP: torch.Tensor, mask_BP: torch.Tensor) -> tuple[list[Prompt], list[int]]:
     """Distinct prompts in order of first appearance, and the index of each row's prompt."""
     index: dict[Prompt, int] = {}
     prompt_of_row: list[int] = []
-    for row, (ids, mask) in enumerate(zip(ids_BP.tolist(), mask_BP.long().tolist(), strict=True)):
-        if not any(mask):
+    for row, (ids_P, mask_P) in enumerate(zip(ids_BP, mask_BP.bool(), strict=True)):
+        prompt = tuple(ids_P[mask_P].tolist())
+        if not prompt:
             raise InputError(
                 "CR0722", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
             )
-        start = mask.index(1)
-        kept = tuple(token if keep else 0 for token, keep in zip(ids[start:], mask[start:], strict=True))
-        prompt = Prompt(ids=kept, mask=tuple(mask[start:]))
         prompt_of_row.append(index.setdefault(prompt, len(index)))
     return list(index), prompt_of_row
 
@@ -107,10 +93,7 @@ def shared_prefix_logps(
     logp_parts: list[torch.Tensor] = []
     entropy_parts: list[torch.Tensor] = []
     places: list[tuple[torch.Tensor, torch.Tensor]] = []
-    # Of several processes, whose weights may be sharded, each forwards once, whatever its groups are.
-    for layout in _layouts(
-        model, prompts, prompt_of_row, completion_ids_BT, mask_BT, in_one_forward=num_processes() > 1
-    ):
+    for layout in _layouts(model, prompts, prompt_of_row, completion_ids_BT, mask_BT):
         targets_KS = torch.full_like(layout.ids_KS, -100)
         targets_KS[layout.from_N] = completion_ids_BT[layout.to_N]
         output: Any = model(**_arguments(model, layout), shift_labels=targets_KS, fused_lm_head=True)
@@ -127,55 +110,24 @@ def shared_prefix_logps(
     return in_rows(logp_parts), in_rows(entropy_parts) if entropy_parts else None
 
 
-def packed_states(
-    model: nn.Module,
-    prompts: Sequence[Prompt],
-    prompt_of_row: Sequence[int],
-    completion_ids_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    wanted_BT: torch.Tensor,
-) -> torch.Tensor:
-    """What the head reads before each wanted completion token, not scaled: (M, H), row by row.
-
-    Args:
-        model: one without ``output_head.states_problem``.
-        prompts: distinct ones.
-        prompt_of_row: the index of each row's prompt.
-        completion_ids_BT: token ids, padded on the right.
-        mask_BT: 1 on tokens.
-        wanted_BT: 1 within the mask.
-    """
-    place_BT = torch.full_like(completion_ids_BT, -1)
-    parts: list[torch.Tensor] = []
-    num_taken = 0
-    # One forward where that is possible: each makes another gradient of the embedding's size.
-    for layout in _layouts(model, prompts, prompt_of_row, completion_ids_BT, mask_BT, in_one_forward=True):
-        states_KSH, _ = states_before_head(model, _arguments(model, layout))
-        parts.append(states_KSH[layout.from_N])
-        place_BT[layout.to_N] = torch.arange(num_taken, num_taken + len(parts[-1]), device=place_BT.device)
-        num_taken += len(parts[-1])
-    return torch.cat(parts).index_select(0, place_BT[wanted_BT.bool()])
-
-
 def _layouts(
     model: nn.Module,
     prompts: Sequence[Prompt],
     prompt_of_row: Sequence[int],
     completion_ids_BT: torch.Tensor,
     mask_BT: torch.Tensor,
-    *,
-    in_one_forward: bool,
 ) -> Iterator[_Layout]:
-    """One of all packs, padded; or one a pack, which is faster on a processor, and where their masks would be too large."""
-    columns_T = torch.arange(1, mask_BT.size(1) + 1, device=mask_BT.device)
-    lengths_B: list[int] = (mask_BT * columns_T).amax(dim=1).tolist()
+    """One a pack, which is faster on a processor; of several processes, whose weights may be sharded, each forwards once.
+
+    Where the mask of all packs together would be too large, and weights are whole, it is one a pack there, too.
+    """
+    lengths_B: list[int] = mask_BT.sum(dim=1).tolist()
     hidden_size = inner_model(model).config.get_text_config().hidden_size
     packs = _packs(prompts, prompt_of_row, lengths_B, hidden_size)
-    width = max(len(pack.prompt.ids) + sum(lengths_B[row] for row in pack.rows) for pack in packs)
-    if not weights_are_sharded(model) and len(packs) * width**2 > MAX_COLUMNS**2:
-        in_one_forward = False
-    for together in [packs] if in_one_forward else [[pack] for pack in packs]:
-        yield _Layout.of(together, completion_ids_BT, mask_BT, lengths_B)
+    width = max(len(pack.prompt) + sum(lengths_B[row] for row in pack.rows) for pack in packs)
+    fits = weights_are_sharded(model) or len(packs) * width**2 <= MAX_COLUMNS**2
+    for together in [packs] if num_processes() > 1 and fits else [[pack] for pack in packs]:
+        yield _Layout.of(together, completion_ids_BT, lengths_B)
 
 
 def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:
@@ -205,7 +157,7 @@ def _packs(
     packs = []
     for number, prompt in enumerate(prompts):
         rows = [row for row, of in enumerate(prompt_of_row) if of == number]
-        step = rows_of_a_pack(len(rows), len(prompt.ids), max(lengths[row] for row in rows), hidden_size)
+        step = rows_of_a_pack(len(rows), len(prompt), max(lengths[row] for row in rows), hidden_size)
         packs += [Pack(prompt, tuple(rows[at : at + step])) for at in range(0, len(rows), step)]
     return packs
 
@@ -218,7 +170,6 @@ class _Layout:
         ids_KS: token ids.
         positions_KS: as in generation.
         segments_KS: 0 for the prompt, 1 and up for the completions, -1 for padding.
-        is_key_KS: whether others may attend to it.
         from_N: pack and column of each position that scores a token.
         to_N: row and column (B, T) of the token that it scores.
     """
@@ -226,39 +177,33 @@ class _Layout:
     ids_KS: torch.Tensor
     positions_KS: torch.Tensor
     segments_KS: torch.Tensor
-    is_key_KS: torch.Tensor
     from_N: tuple[torch.Tensor, torch.Tensor]
     to_N: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
-    def of(
-        cls, packs: Sequence[Pack], ids_BT: torch.Tensor, mask_BT: torch.Tensor, lengths_B: Sequence[int]
-    ) -> _Layout:
-        """Lay out packs of the rows of a batch; ``lengths_B`` is one past the last kept column of each."""
+    def of(cls, packs: Sequence[Pack], ids_BT: torch.Tensor, lengths_B: Sequence[int]) -> _Layout:
+        """Lay out packs of the rows of a batch, each of so many tokens."""
         device = ids_BT.device
-        width = max(len(pack.prompt.ids) for pack in packs) - 1
+        width = max(len(pack.prompt) for pack in packs) - 1
         num_columns = width + max(1, *(sum(lengths_B[row] for row in pack.rows) for pack in packs))
         ids_KS = torch.zeros(len(packs), num_columns, dtype=torch.long, device=device)
-        positions_KS, is_key_KS = torch.zeros_like(ids_KS), torch.zeros_like(ids_KS, dtype=torch.bool)
+        positions_KS = torch.zeros_like(ids_KS)
         segments_KS = torch.full_like(ids_KS, _PADDING)
         scoring: list[tuple[int, int]] = []
         scored: list[tuple[int, int]] = []
         for number, pack in enumerate(packs):
-            *first_ids, last_id = pack.prompt.ids
+            *first_ids, last_id = pack.prompt
             length = len(first_ids)
             before = slice(width - length, width)
             ids_KS[number, before] = torch.tensor(first_ids, dtype=torch.long, device=device)
-            is_key_KS[number, before] = torch.tensor(pack.prompt.mask[:-1], dtype=torch.bool, device=device)
             positions_KS[number, before] = torch.arange(length, device=device)
             segments_KS[number, before] = 0
             start = width
             for segment, row in enumerate(pack.rows, start=1):
                 end = start + lengths_B[row]
                 part = slice(start, end)
-                ids_KS[number, start : start + 1] = last_id
-                is_key_KS[number, start : start + 1] = bool(pack.prompt.mask[-1])
+                ids_KS[number, start : min(start + 1, end)] = last_id
                 ids_KS[number, start + 1 : end] = ids_BT[row, : max(lengths_B[row] - 1, 0)]
-                is_key_KS[number, start + 1 : end] = mask_BT[row, : max(lengths_B[row] - 1, 0)]
                 positions_KS[number, part] = torch.arange(length, length + end - start, device=device)
                 segments_KS[number, part] = segment
                 scoring += [(number, column) for column in range(start, end)]
@@ -270,73 +215,29 @@ class _Layout:
             ids_KS,
             positions_KS,
             segments_KS,
-            is_key_KS,
             (from_N2[:, 0], from_N2[:, 1]),
             (to_N2[:, 0], to_N2[:, 1]),
         )
 
-    def allowed(self, window: int | None) -> torch.Tensor:
-        """(K, S, S): which token (first S) may attend to which (second S); padding sees itself, so that no line is empty."""
+    def allowed(self) -> torch.Tensor:
+        """(K, S, S): which token (first S) may attend to which (second S); padding sees padding, so that no line is empty."""
         num_columns = self.ids_KS.size(1)
         causal_SS = torch.ones(num_columns, num_columns, dtype=torch.bool, device=self.ids_KS.device).tril()
         of_query, of_key = self.segments_KS[:, :, None], self.segments_KS[:, None, :]
-        allowed_KSS = causal_SS & ((of_key == 0) | (of_key == of_query)) & self.is_key_KS[:, None, :]
-        if window is not None:
-            allowed_KSS &= self.positions_KS[:, :, None] - self.positions_KS[:, None, :] < window
-        itself_SS = torch.eye(num_columns, dtype=torch.bool, device=self.ids_KS.device)
-        return allowed_KSS | (itself_SS & (of_query == _PADDING))
+        return causal_SS & ((of_key == 0) | (of_key == of_query))
 
 
 def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
-    inner = inner_model(model)
-    is_additive = inner.config.get_text_config()._attn_implementation == "eager"  # noqa: SLF001 - transformers' only name
-
-    def mask(window: int | None) -> torch.Tensor:
-        allowed_K1SS = layout.allowed(window)[:, None]
-        if not is_additive:
-            return allowed_K1SS
-        return torch.zeros_like(allowed_K1SS, dtype=inner.dtype).masked_fill(
-            ~allowed_K1SS, torch.finfo(inner.dtype).min
-        )
-
     arguments: dict[str, Any] = {
         "input_ids": layout.ids_KS,
         "position_ids": layout.positions_KS,
         "use_cache": False,
     }
-    if bool(layout.is_key_KS.all()) and int(layout.segments_KS.max()) <= 1:
+    if int(layout.segments_KS.min()) >= 0 and int(layout.segments_KS.max()) <= 1:
         return arguments  # one row behind each prompt and no padding: causality is all
-    masks = {kind: mask(window) for kind, window in attention_windows(model).items()}
-    return {**arguments, "attention_mask": masks if len(masks) > 1 else next(iter(masks.values()))}
-
-
-def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
-    """Scaled last hidden state before each completion token that carries loss: (M, H), row by row.
-
-    Positions count from the first token of the prompt, as in generation. Prompts that rows have in common, as the two
-    answers of a pair have, are forwarded once where that is exact (``prefix_support.packing_reason``). One forward. The
-    wrapper of DDP is passed by: its gradient hooks sit on the parameters.
-    """
-    called = what_is_called(model)
-    prompts, prompt_of_row = distinct_prompts(rows.prompt_ids_NP, rows.prompt_mask_NP)
-    if len(prompts) < len(rows) and packing_reason(model) is None:
-        states_MH = packed_states(
-            called,
-            prompts,
-            prompt_of_row,
-            rows.completion_ids_NT,
-            rows.completion_mask_NT.bool(),
-            rows.loss_mask_NT,
-        )
-    else:
-        ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
-        mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
-        states_NTH = last_states(called, ids, mask)[0][:, rows.prompt_ids_NP.size(1) - 1 : -1]
-        states_MH = states_NTH[rows.loss_mask_NT.bool()]
-    scale = logit_scale(inner_model(model).config.get_text_config())
-    return states_MH if scale == 1.0 else states_MH * scale
-
-
-def scored_ids(rows: TokenRows) -> torch.Tensor:
-    """The completion ids that carry loss, (M,), in the order of ``completion_states``."""
-    return rows.completion_ids_NT[rows.loss_mask_NT.bool()]
+    inner = inner_model(model)
+    mask = layout.allowed()[:, None]
+    if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
+        zeros = torch.zeros_like(mask, dtype=inner.dtype)
+        mask = zeros.masked_fill(~mask, torch.finfo(inner.dtype).min)
+    return {**arguments, "attention_mask": mask}

@@ -193,8 +193,7 @@ def sample_shared(
         row_limits=row_limits or [max_new_tokens] * len(prompt_of_row),
     )
     with torch.no_grad(), evaluation_mode(model):
-        is_joint = goes_on is not bool
-        batch, logits_AV = start_batch(model, list(index), prompt_of_row, pad_token_id, needs_cache=is_joint)
+        batch, logits_AV = start_batch(model, list(index), prompt_of_row, pad_token_id)
         _draw_tokens(rows, batch, logits_AV, rule, num_steps=max_new_tokens, goes_on=goes_on)
     return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
 
@@ -311,35 +310,28 @@ def start_batch(
     prompts: Sequence[tuple[int, ...]],
     prompt_of_row: Sequence[int],
     pad_token_id: int,
-    *,
-    needs_cache: bool = False,
 ) -> tuple[SamplingBatch, torch.Tensor]:
     """A row for each entry of ``prompt_of_row``, and the first logits (B, V).
 
-    A model that cannot share prompts exactly gets whole forwards, and the log says so once. With ``needs_cache`` one that
-    leaves the cache alone is refused: how many whole forwards there are goes by the rows, and other processes would wait.
-
-    Raises:
-        InputError: CR0757, as ``_prefill``.
+    A model that cannot share prompts exactly gets whole forwards, and the log says so once.
     """
     device = next(inner_model(model).parameters()).device
-    context_BC = _context(prompts, device)[torch.tensor(prompt_of_row, device=device)]
+    index_B = torch.tensor(prompt_of_row, device=device)
+    context_BC = _context(prompts, device)[index_B]
     reason = sampling_reason(model)
+    row_numbers = list(range(len(prompt_of_row)))
     if reason is None:
-        try:
-            return _start_cached(model, prompts, prompt_of_row, pad_token_id, context_BC)
-        except InputError as error:  # a forward of the user's own that leaves the cache alone
-            if needs_cache:
-                raise
-            reason = error.message
+        logits_KV, cache, mask_KP, lengths_K = _prefill(model, prompts, pad_token_id, device)
+        cache.reorder_cache(cast("torch.LongTensor", index_B))
+        batch = CachedBatch(model, row_numbers, cache, mask_KP[index_B], lengths_K[index_B], context_BC)
+        return batch, logits_KV[index_B]
     if model not in _TOLD:
         _TOLD.add(model)
         logger.warning(
             "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s",
             reason,
         )
-    ids = [prompts[index] for index in prompt_of_row]
-    plain = PlainBatch(model, list(range(len(ids))), ids, context_BC)
+    plain = PlainBatch(model, row_numbers, [prompts[index] for index in prompt_of_row], context_BC)
     return plain, plain.logits()
 
 
@@ -429,22 +421,6 @@ def _context(prompts: Sequence[tuple[int, ...]], device: torch.device) -> torch.
     return torch.tensor(rows, device=device)
 
 
-def _start_cached(
-    model: nn.Module,
-    prompts: Sequence[tuple[int, ...]],
-    prompt_of_row: Sequence[int],
-    pad_token_id: int,
-    context_BC: torch.Tensor,
-) -> tuple[CachedBatch, torch.Tensor]:
-    """Forward each prompt once and copy its cache to its rows."""
-    logits_KV, cache, mask_KP, lengths_K = _prefill(model, prompts, pad_token_id, context_BC.device)
-    index_B = torch.tensor(prompt_of_row, device=context_BC.device)
-    cache.reorder_cache(cast("torch.LongTensor", index_B))
-    row_numbers = list(range(len(prompt_of_row)))
-    batch = CachedBatch(model, row_numbers, cache, mask_KP[index_B], lengths_K[index_B], context_BC)
-    return batch, logits_KV[index_B]
-
-
 def _prefill(
     model: nn.Module, prompts: Sequence[tuple[int, ...]], pad_id: int, device: torch.device
 ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
@@ -453,9 +429,6 @@ def _prefill(
     Returns:
         The logits after the last prompt position (K, V), the filled cache (K rows), the mask (K, P)
         and the position that each prompt's next token has (K,).
-
-    Raises:
-        InputError: CR0757, the model did not fill the cache it was given.
     """
     width = max(map(len, prompts))
     ids_KP = torch.full((len(prompts), width), pad_id, dtype=torch.long, device=device)
@@ -468,14 +441,6 @@ def _prefill(
     cache = DynamicCache(config=inner_model(model).config)
     mask = None if bool(mask_KP.all()) else mask_KP
     logits_K1V = _forward_with_cache(model, ids_KP, cache, positions_KP, mask, logits_to_keep=1)
-    if cache.get_seq_length() != width:
-        raise InputError(
-            "CR0757",
-            f"{type(inner_model(model)).__name__} left the key-value cache at {cache.get_seq_length()} of "
-            f"{width} positions, so prompts cannot be shared exactly.",
-            where="prefix sharing",
-            fix="switch prefix sharing off for this model.",
-        )
     return logits_K1V[:, -1], cache, mask_KP, lengths_K
 
 

@@ -8,9 +8,7 @@ person who reads the log, never an exception: the caller falls back to the plain
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -24,14 +22,13 @@ from transformers.cache_utils import (
 _RANDOM_NAMES = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter")
 _UNUSED_DROPOUTS = ("classifier", "summary")  # heads that a causal language model does not run
 _MASKED_ATTENTION = ("sdpa", "eager")
-_PACKED_LAYERS = {"full_attention", "sliding_attention"}
 _DUMMY_LAYER = getattr(cache_utils, "DummyLayer", DynamicLayer)  # transformers has it from 5.20 on
 _EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, _DUMMY_LAYER)
 
 
 def sampling_reason(model: nn.Module) -> str | None:
     """Why rows cannot be sampled behind a shared cache exactly, in one sentence; None if they can. Sampling has no dropout."""
-    return _first_reason(model, (_structure, _peft, _cache_layers, _experts, _rope))
+    return _first_reason(model, (_structure, _peft, _cache_layers, _rope))
 
 
 def packing_reason(model: nn.Module) -> str | None:
@@ -39,7 +36,7 @@ def packing_reason(model: nn.Module) -> str | None:
 
     Each module is judged in its current mode.
     """
-    return _first_reason(model, (_structure, _peft, _experts, _rope, _packing, _randomness))
+    return _first_reason(model, (_structure, _peft, _rope, _packing, _randomness))
 
 
 def _first_reason(model: nn.Module, checks: Iterable[Callable[[nn.Module], str | None]]) -> str | None:
@@ -111,16 +108,6 @@ def _cache_layers(model: nn.Module) -> str | None:
     return None
 
 
-def _experts(model: nn.Module) -> str | None:
-    config = inner_model(model).config.get_text_config()
-    for key in ("expert_capacity", "capacity_factor", "moe_capacity_factor"):
-        if getattr(config, key, None):
-            return f"its experts drop tokens over a capacity ({key}), which counts the whole batch."
-    if getattr(config, "output_router_logits", False):
-        return "the auxiliary router loss is on and would count each prompt once instead of once per row."
-    return None
-
-
 def _rope(model: nn.Module) -> str | None:
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
@@ -128,12 +115,6 @@ def _rope(model: nn.Module) -> str | None:
             if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
                 return f"its rotary embedding is of type {kind}, which depends on the length of the forward."
     return None
-
-
-def attention_windows(model: nn.Module) -> dict[str, int | None]:
-    """The window of each kind of attention layer that a model has; None sees everything before it."""
-    kinds, settings = get_layer_types_and_kwargs(inner_model(model).config.get_text_config(decoder=True))
-    return {kind: more.get("sliding_window") for kind, more in zip(kinds, settings, strict=True)}
 
 
 def _packing(model: nn.Module) -> str | None:
@@ -144,42 +125,24 @@ def _packing(model: nn.Module) -> str | None:
         return f"{name} takes no positions of its tokens."
     if config._attn_implementation not in _MASKED_ATTENTION:  # noqa: SLF001 - transformers' only name
         return f"{name} runs {config._attn_implementation}, which takes no mask of ours: set it to sdpa."  # noqa: SLF001
-    kinds, settings = get_layer_types_and_kwargs(config)
-    windows = {(kind, more.get("sliding_window")) for kind, more in zip(kinds, settings, strict=True)}
-    if not {kind for kind, _ in windows} <= _PACKED_LAYERS or len(windows) > len(dict(windows)):
-        return f"{name} has attention layers of other kinds than one window and none."
-    if len(windows) > 1 and not _takes_masks_by_kind(type(inner.base_model).forward):
-        return f"{name} takes one mask for layers of two kinds."
-    return None
-
-
-@lru_cache
-def _takes_masks_by_kind(forward: Callable[..., Any]) -> bool:
-    """Whether this forward of a model below its head takes a dict of masks, one for each kind of layer."""
-    return (
-        re.search(r"isinstance\([^()]*attention_mask, dict\)", inspect.getsource(inspect.unwrap(forward)))
-        is not None
-    )
+    others = set(get_layer_types_and_kwargs(config)[0]) - {"full_attention"}
+    return f"{name} has layers of {', '.join(sorted(others))}." if others else None
 
 
 def _randomness(model: nn.Module) -> str | None:
-    for name, module in model.named_modules():
-        if not module.training:
-            continue
-        for key, rate in _random_settings(module):
-            if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
-                return f"{key} {rate} acts in {name or type(module).__name__}; rows do not share a prompt."
+    """Dropout modules, an adapter's too, and rates that layers read off their configuration."""
+    rates = [
+        ("dropout", module.p)
+        for module in model.modules()
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training  # noqa: SLF001 - the base of all dropouts
+    ]
+    if model.training:
+        rates += [
+            (key, rate)
+            for key, rate in vars(inner_model(model).config.get_text_config()).items()
+            if any(part in key for part in _RANDOM_NAMES) and not key.startswith(_UNUSED_DROPOUTS)
+        ]
+    for key, rate in rates:
+        if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
+            return f"{key} {rate} acts in training; rows do not share a prompt."
     return None
-
-
-def _random_settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names and rates by which a module draws at random in training."""
-    if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001 - the one base of all dropouts
-        yield "dropout", module.p
-    settings = dict(vars(module))
-    config = settings.get("config")
-    if config is not None and hasattr(config, "get_text_config"):
-        settings |= vars(config.get_text_config())
-    for key, rate in settings.items():
-        if any(part in key for part in _RANDOM_NAMES) and not key.startswith(_UNUSED_DROPOUTS):
-            yield key, rate

@@ -1,34 +1,33 @@
-"""From ``trainer.preset`` and the keys beside it to TRL's arguments and our own options."""
+"""From ``trainer.preset`` and the keys beside it to TRL's arguments and our own options, and what cannot go together."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from composer_replication.config import PRESETS, EffortSection, RunConfig, TrainerSection
 from composer_replication.errors import UsageError
-from composer_replication.trainer.policy_options import (
-    PolicyOptions,
-    check_policy_options,
-)
 from composer_replication.trainer.setting_errors import (
-    refuse_few_prompts,
+    TrainerSettingError,
     refuse_masked_stops,
     refuse_split_groups,
 )
 
-_DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations")
+_DEFINING = (
+    "trl.loss_type",
+    "trl.scale_rewards",
+    "trl.importance_sampling_level",
+    "trl.num_iterations",
+    "trainer.kl_in_reward",
+)
 """Keys without which a method is another one; each preset has those of them that define it. So is ``trl.beta`` where it
 is 0: that method has no KL."""
 
 
 AGENT_IMPORTANCE_CLIP = 2.0
 """Of a recipe with ``[agent]`` that says nothing: over many turns sampler and trainer drift apart, as no single answer does."""
-
-_EPOCHS = "trl.num_train_epochs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,11 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
 
     Raises:
         UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
-            scaled rewards (CR0760), a KL in the reward of weight 0 (CR0760), or ``loss_type = "cispo"`` whose ratios would be
-            cut below 1 (CR0760).
+            scaled rewards (CR0760), or a KL in the reward of weight 0 (CR0760).
     """
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
-    _refuse_contradictions(name or "", preset, config.trl)
-    _refuse_other_reward(name or "", preset, config.trainer)
-    _refuse_second_epoch(name or "", preset, config.trl)
+    _refuse_contradictions(config, preset)
     trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
     trl |= config.trl
     own = {key: _own_value(config.trainer, preset, key) for key in _OWN_KEYS}
@@ -87,7 +83,6 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
         importance_clip=float(own["importance_clip"] or 0.0),
     )
     _check_reward_terms(options, trl)
-    _refuse_small_cispo(trl)
     return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
 
 
@@ -116,47 +111,27 @@ def _own_value(section: TrainerSection, preset: Mapping[str, Any], key: str) -> 
     return EffortSection(**value) if isinstance(value, dict) else value
 
 
-def _refuse_contradictions(name: str, preset: Mapping[str, Any], table: Mapping[str, Any]) -> None:
-    has_no_kl = preset.get("trl.beta") == 0.0
-    for key in (*_DEFINING, *(["trl.beta"] if has_no_kl else [])):
-        own = key.removeprefix("trl.")
-        if key not in preset or own not in table:
-            continue
-        value = _unscaled(table[own]) if own == "scale_rewards" else table[own]
-        if value != preset[key]:
-            raise _contradiction(name, key, preset[key], table[own])
-
-
-def _refuse_other_reward(name: str, preset: Mapping[str, Any], section: TrainerSection) -> None:
-    """A method that folds the KL into the reward is another one with it in the loss; what its effort costs is free."""
-    key, value = "trainer.kl_in_reward", section.kl_in_reward
-    if value is not None and preset.get(key, value) != value:
-        raise _contradiction(name, key, preset[key], value)
-
-
-def _contradiction(name: str, key: str, defined: Any, found: Any) -> UsageError:
-    return UsageError(
-        "CR0760",
-        f"the preset {name} has {key} = {_as_toml(defined)} by definition, and the recipe sets {_as_toml(found)}.",
-        where=key,
-        fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
-    )
+def _refuse_contradictions(config: RunConfig, preset: Mapping[str, Any]) -> None:
+    given = {f"trl.{key}": value for key, value in config.trl.items()}
+    if config.trainer.kl_in_reward is not None:
+        given["trainer.kl_in_reward"] = config.trainer.kl_in_reward
+    defined = {key: preset[key] for key in _DEFINING if key in preset}
+    if preset.get("trl.beta") == 0.0:
+        defined["trl.beta"] = 0.0
+    for key, value in defined.items():
+        found = given.get(key, value)
+        if (_unscaled(found) if key == "trl.scale_rewards" else found) != value:
+            raise UsageError(
+                "CR0760",
+                f"the preset {config.trainer.preset} has {key} = {_as_toml(value)} by definition, and the recipe sets "
+                f"{_as_toml(found)}.",
+                where=key,
+                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
+            )
 
 
 def _as_toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _refuse_second_epoch(name: str, preset: Mapping[str, Any], table: Mapping[str, Any]) -> None:
-    """A preset that sets the number of epochs is defined by training on each prompt once; less than one is no second."""
-    most, asked = preset.get(_EPOCHS), table.get("num_train_epochs")
-    if most is not None and isinstance(asked, int | float) and asked > most:
-        raise UsageError(
-            "CR0760",
-            f"the preset {name} trains on each prompt once by definition, and the recipe sets {_EPOCHS} = {asked}.",
-            where=_EPOCHS,
-            fix=f"take {_EPOCHS} out, or take trainer.preset out and write the method's keys yourself.",
-        )
 
 
 def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -> None:
@@ -177,34 +152,6 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
         refuse_split_groups(arguments, arguments.num_generations, num_processes=arguments.world_size)
 
 
-def check_num_prompts(config: RunConfig, arguments: Any, num_prompts: int) -> None:
-    """What needs the number of training tasks.
-
-    ``max_steps`` goes round the data as often as it takes, so a preset of one epoch is compared with it, too.
-
-    Raises:
-        TrainerSettingError: fewer of them than one generation takes (CR0760).
-        UsageError: the steps of a preset of one epoch take more prompts than there are (CR0760).
-    """
-    refuse_few_prompts(arguments, arguments.num_generations, num_prompts)
-    name = config.trainer.preset
-    if not name or _EPOCHS not in PRESETS[name] or config.curriculum is not None:
-        return  # a curriculum draws by what it knows of each task, and is asked for by a table of its own
-    per_generation = arguments.generation_batch_size // arguments.num_generations
-    micro_steps = num_prompts // per_generation * arguments.steps_per_generation
-    most = math.ceil(
-        micro_steps / arguments.gradient_accumulation_steps
-    )  # an epoch may end with a short step
-    if arguments.max_steps > most:
-        raise UsageError(
-            "CR0760",
-            f"the preset {name} trains on each prompt once by definition, and {arguments.max_steps} steps go round "
-            f"{num_prompts} tasks more than once.",
-            where="trl.max_steps",
-            fix=f"set trl.max_steps to at most {most} or take it out, add tasks, or take trainer.preset out.",
-        )
-
-
 def _unscaled(value: Any) -> Any:
     return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
@@ -214,16 +161,98 @@ def _check_reward_terms(options: PolicyOptions, trl: Mapping[str, Any]) -> None:
     check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
 
 
-def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
-    """TRL clamps CISPO's ratio at ``epsilon_high`` itself, and where that is unset at epsilon, 0.2."""
-    if trl.get("loss_type") != "cispo":
+EFFORT_UNITS: Final[Mapping[str, float]] = {
+    "thinking_token": 1.0,
+    "tool_call_token": 1.0,
+    "tool_output_token": 0.1,
+    "final_token": 1.0,
+    "tool_call": 20.0,
+    "turn": 20.0,
+}
+"""What one of each kind adds to x, the effort of a rollout: a choice of ours, since the originals are not published."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """The policy-gradient channel's own settings; as they stand by default, nothing differs from TRL.
+
+    Attributes:
+        kl_in_reward: ``args.beta`` times the summed log-ratio to the reference is taken off the reward,
+            centred in the group; TRL's own KL term in the loss is then off.
+        effort: what effort costs; None is nothing.
+        dynamic_sampling_rounds: how often, at most, the groups of one generation whose rewards are all equal
+            are replaced by fresh prompts; not those that earned something and differ in effort.
+        importance_clip: largest importance weight of a token where a rollout function gave the sampler's
+            log-probabilities; 0 corrects nothing. (With vLLM TRL corrects by its own settings.)
+    """
+
+    kl_in_reward: bool = False
+    effort: EffortSection | None = None
+    dynamic_sampling_rounds: int = 0
+    importance_clip: float = 0.0
+
+    @property
+    def has_reward_terms(self) -> bool:
+        """Something is folded into the reward."""
+        return self.kl_in_reward or (self.effort is not None and self.effort.weight != 0.0)
+
+
+def check_policy_options(options: PolicyOptions, args: Any) -> None:
+    """Refuse what would give another gradient than it says.
+
+    Args:
+        options: ours.
+        args: TRL's ``GRPOConfig``; None where the trainer was given none.
+
+    Raises:
+        TrainerSettingError: a term in the reward while advantages are divided by a standard deviation (CR0760), or the
+            KL in the reward with weight 0 (CR0760).
+    """
+    if not options.has_reward_terms:
         return
-    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))
-    if isinstance(largest, int | float) and largest < 1:
-        raise UsageError(
-            "CR0760",
-            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
-            f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
-            where="trl.epsilon_high",
-            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
-        )
+    scaling = getattr(args, "scale_rewards", "group")
+    if isinstance(scaling, bool):  # TRL takes both
+        scaling = "group" if scaling else "none"
+    is_normalised = getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum"
+    if scaling == "none" and not is_normalised:
+        if options.kl_in_reward and not getattr(
+            args, "beta", 0.0
+        ):  # TRL's own default: the policy would be held to nothing
+            raise TrainerSettingError(
+                "CR0760",
+                "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward.",
+                where="trainer.kl_in_reward, trl.beta",
+                fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
+            )
+        return
+    term = "kl_in_reward" if options.kl_in_reward else "effort"
+    key = "multi_objective_aggregation" if scaling == "none" else "scale_rewards"
+    raise TrainerSettingError(
+        "CR0760",
+        f"{term} is exact only where rewards are not divided by their standard deviation, "
+        f"and trl.{key} is {getattr(args, key, 'group')!r}.",
+        where=f"trainer.{term}, trl.{key}",
+        fix='set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
+        f"or leave trainer.{term} out.",
+    )
+
+
+EFFORT_COLUMN = "effort_counts"
+"""Under this name a rollout function returns one mapping of kind to number for each row."""
+
+
+def effort_units(counts: Mapping[str, Any]) -> float:
+    """``x``, the counts times ``EFFORT_UNITS``; kinds that are not given count 0.
+
+    Raises:
+        UsageError: an unknown kind, or a number below 0 or not finite (CR0777).
+    """
+    for kind, number in counts.items():
+        if kind not in EFFORT_UNITS or not 0 <= float(number) < float("inf"):
+            raise UsageError(
+                "CR0777",
+                f"effort_counts has {kind} = {number!r}; it needs numbers from 0 of {', '.join(EFFORT_UNITS)}.",
+                where="the rollout function's effort_counts",
+                fix="return one mapping of these kinds to numbers for each rollout.",
+            )
+    return sum(EFFORT_UNITS[kind] * float(number) for kind, number in counts.items())

@@ -21,8 +21,7 @@ from composer_replication.trainer.batch_records import sibling_rows_in, sibling_
 from composer_replication.trainer.channel_step import LossChannel, RecordDraws, Scope
 from composer_replication.trainer.collator import PairRows, check_pairs, collate_pairs
 from composer_replication.trainer.model_modes import evaluation_mode
-from composer_replication.trainer.output_head import head_of
-from composer_replication.trainer.packed_rows import completion_states, scored_ids
+from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
@@ -41,7 +40,7 @@ def pair_logps(model: Any, rows: PairRows, *, length_normalised: bool) -> tuple[
     stacked = rows.stacked()
     head = head_of(model)
     states_MH = completion_states(model, stacked)
-    logp_M, _ = sampled_logp(states_MH, head.weight_VH, scored_ids(stacked), **head.arguments())
+    logp_M = sampled_logp(states_MH, head.weight_VH, scored_ids(stacked), **head.arguments())
     mask = stacked.loss_mask_NT.bool()
     logp_NT = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
     logp_N = sequence_logp(logp_NT, mask, length_normalised=length_normalised)

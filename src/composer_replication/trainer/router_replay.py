@@ -43,47 +43,42 @@ class RouterLoad:
     """
 
     def __init__(self) -> None:
-        self._chosen_LE: torch.Tensor | None = None
+        self._chosen: dict[int, torch.Tensor] = {}
 
     @contextmanager
     def counting(self, model: nn.Module) -> Iterator[None]:
         """Inside, each choice of a router of ``model`` is counted."""
-        chosen: dict[int, torch.Tensor] = {}
 
         def count(router: int, output: Any) -> None:
-            chosen[router] = chosen_of(output) + chosen.get(router, 0)
+            self._chosen[router] = chosen_of(output) + self._chosen.get(router, 0)
 
-        routers = routers_of(model)
         handles = [
             router.register_forward_hook(lambda _router, _inputs, output, at=number: count(at, output))
-            for number, router in enumerate(routers)
+            for number, router in enumerate(routers_of(model))
         ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-        if (
-            routers
-            and len(chosen) == len(routers)
-            and len({counts.numel() for counts in chosen.values()}) == 1
-        ):
-            chosen_LE = torch.stack([chosen[number] for number in range(len(routers))])
-            self._chosen_LE = chosen_LE if self._chosen_LE is None else self._chosen_LE + chosen_LE
 
     @property
     def has_news(self) -> bool:
         """Something was counted."""
-        return self._chosen_LE is not None
+        return bool(self._chosen)
 
     def log(self, accelerator: Any, metrics: Metrics) -> None:
         """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
 
-        Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
+        Nothing where layers have different numbers of experts: the same on each process.
         """
-        if self._chosen_LE is not None and accelerator.sync_gradients:
-            chosen_LE, self._chosen_LE = accelerator.reduce(self._chosen_LE, reduction="sum"), None
-            metrics["router/max_load"].append(max_load(chosen_LE))
+        if not accelerator.sync_gradients:
+            return
+        chosen, self._chosen = list(self._chosen.values()), {}
+        if len({counts.numel() for counts in chosen}) == 1:
+            metrics["router/max_load"].append(
+                max_load(accelerator.reduce(torch.stack(chosen), reduction="sum"))
+            )
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -244,11 +239,10 @@ def _checked(choices: Any, row: int, num_tokens: int, routers: Routers) -> torch
     array = array[: num_tokens - 1]
     if array.shape[1] != num_routers:
         array = array[:, list(routers.layers)]
-    is_known_SL = (array != UNKNOWN).any(-1)
-    outside_SL = ((array < 0) | (array >= np.asarray(routers.num_experts)[:, None])).any(-1)
     ordered_SLK = np.sort(array, axis=-1)
-    twice_SL = (ordered_SLK[..., 1:] == ordered_SLK[..., :-1]).any(-1)
-    is_odd_SL = is_known_SL & (outside_SL | twice_SL)
+    is_twice_SL = (ordered_SLK[..., 1:] == ordered_SLK[..., :-1]).any(-1)
+    is_outside_SL = (ordered_SLK[..., 0] < 0) | (ordered_SLK[..., -1] >= np.asarray(routers.num_experts))
+    is_odd_SL = (array != UNKNOWN).any(-1) & (is_twice_SL | is_outside_SL)
     if is_odd_SL.any():
         token, router = (int(place) for place in np.argwhere(is_odd_SL)[0])
         raise refusal(

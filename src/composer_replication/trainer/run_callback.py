@@ -1,11 +1,10 @@
-"""What happens at the borders of a step: log lines, an orderly stop, a progress bar."""
+"""An orderly stop: by a person, a scheduler or the other replicas."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -61,36 +60,6 @@ class InterruptOnce:
         self.is_requested = True
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class RunCallback(TrainerCallback):
-    """Writes the run folder's lines and turns an interruption into a saved stop.
-
-    Args:
-        trainer: the ``ComposerReplicationTrainer`` it belongs to.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._step_began = time.monotonic()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The step before is complete, evaluations included: its line is written."""
-        self._trainer.flush_run_log()
-        self._step_began = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the step's line; stop where the guard or a person asked for it."""
-        self._trainer.finish_step_line(time.monotonic() - self._step_began)
-        if self._trainer.is_asked_to_end() or self._trainer.halted_at is not None:
-            control.should_save = True
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self._trainer.add_trl_row(logs or {})
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.flush_run_log()
 
 
 class ReplicaCallback(TrainerCallback):

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-
-from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
-from composer_replication.trainer.model_modes import parameter_sha256
 
 TINY = "tiny-random"
 TINY_TOOLS = "tiny-tools"
@@ -82,22 +76,6 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
     )
     tokenizer.chat_template = _CHATML
     return _llama(tokenizer, seed=seed, num_positions=32_768), tokenizer
-
-
-def give_place(model: Any, name: str) -> None:
-    """Save a made model in the cache and tell its configuration where: TRL loads its reference by ``name_or_path``."""
-    target = cache_folder() / "models" / f"{name}-{parameter_sha256(model)[:16]}"
-    while not (hold(target) and (target / "config.json").is_file()):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            cache_lock("models"),
-            tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as scratch,
-        ):
-            if not (target / "config.json").is_file():  # nobody else saved it meanwhile
-                model.save_pretrained(Path(scratch) / "model")
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.move(Path(scratch) / "model", target)
-    model.name_or_path = model.config.name_or_path = str(target)
 
 
 def _tool_texts() -> Iterable[str]:

@@ -30,12 +30,11 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch
 def plain_logp(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
     temperature: float = 1.0,
     softcap: float | None = None,
 ) -> torch.Tensor:
     """The whole vocabulary at once."""
-    logits = hidden @ weight.t() + (0 if bias is None else bias)
+    logits = hidden @ weight.t()
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     return (logits / temperature).log_softmax(-1)
@@ -43,10 +42,8 @@ def plain_logp(
 
 def test_two_words_by_hand() -> None:
     hidden, weight = torch.tensor([[1.0], [-2.0]]), torch.tensor([[math.log(3.0)], [0.0]])
-    logp, entropy = sampled_logp(hidden, weight, torch.tensor([0, 1]), chunk_vocab=1)
+    logp = sampled_logp(hidden, weight, torch.tensor([0, 1]), chunk_vocab=1)
     assert logp.tolist() == pytest.approx([math.log(3 / 4), math.log(9 / 10)])
-    by_hand = [-0.75 * math.log(0.75) - 0.25 * math.log(0.25), -0.1 * math.log(0.1) - 0.9 * math.log(0.9)]
-    assert entropy.tolist() == pytest.approx(by_hand, rel=1e-6)
 
 
 @settings(deadline=None, max_examples=50)
@@ -55,7 +52,6 @@ def test_two_words_by_hand() -> None:
     n=st.integers(0, 7),
     v=st.integers(1, 17),
     chunks=st.tuples(st.integers(1, 9), st.integers(1, 20)),
-    with_bias=st.booleans(),
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     softcap=st.sampled_from([None, 1.5]),
 )
@@ -66,22 +62,15 @@ def test_values_and_gradients_equal_the_plain_head(
     chunks: tuple[int, int],
     temperature: float,
     softcap: float | None,
-    *,
-    with_bias: bool,
 ) -> None:
-    inputs = [numbers(seed, n, 4), numbers(seed + 1, v, 4)] + ([numbers(seed + 2, v)] if with_bias else [])
+    inputs = [numbers(seed, n, 4), numbers(seed + 1, v, 4)]
     ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
     target = torch.randint(0, v, (n,), generator=torch.Generator().manual_seed(seed))
     options: dict[str, Any] = {"temperature": temperature, "softcap": softcap}
-    logp, entropy = sampled_logp(
-        ours[0], ours[1], target, bias_V=ours[2] if with_bias else None,
-        chunk_tokens=chunks[0], chunk_vocab=chunks[1], **options,
-    )  # fmt: skip
+    logp = sampled_logp(ours[0], ours[1], target, chunk_tokens=chunks[0], chunk_vocab=chunks[1], **options)
     plain = plain_logp(*theirs, **options)
     want = plain.gather(1, target[:, None])[:, 0]
     torch.testing.assert_close(logp, want)
-    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1).detach(), rtol=1e-9, atol=1e-9)
-    assert not entropy.requires_grad
     upstream = numbers(seed + 3, n)
     for mine, other in zip(
         torch.autograd.grad(logp, ours, upstream), torch.autograd.grad(want, theirs, upstream), strict=True
@@ -96,8 +85,7 @@ def test_top_k_and_picks_equal_the_plain_head(seed: int, v: int, data: st.DataOb
     hidden, weight = numbers(seed, 6, 4), numbers(seed + 1, v, 4)
     plain = plain_logp(hidden, weight, temperature=0.7)
     target = torch.zeros(6, dtype=torch.long)
-    scores = sampled_and_top_k_logp(hidden, weight, target, k=k, temperature=0.7, **SMALL)
-    logp, index = scores.top_logp_NK, scores.top_index_NK
+    _, logp, index = sampled_and_top_k_logp(hidden, weight, target, k=k, temperature=0.7, **SMALL)
     want = plain.topk(k, dim=-1)
     torch.testing.assert_close(logp, want.values)
     assert index.equal(want.indices)
@@ -108,15 +96,17 @@ def test_one_pass_gives_sampled_tokens_and_support_with_gradients() -> None:
     inputs = [numbers(1, 7, 4), numbers(2, 13, 4)]
     ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
     target = torch.randint(0, 13, (7,))
-    scores = sampled_and_top_k_logp(ours[0], ours[1], target, k=4, softcap=2.0, chunk_tokens=3, chunk_vocab=5)
+    logp, top_logp, top_index = sampled_and_top_k_logp(
+        ours[0], ours[1], target, k=4, softcap=2.0, chunk_tokens=3, chunk_vocab=5
+    )
     plain = plain_logp(theirs[0], theirs[1], softcap=2.0)
     top = plain.topk(4, dim=-1)
     picked = plain.gather(1, target[:, None])[:, 0]
-    torch.testing.assert_close(scores.logp_N, picked)
-    torch.testing.assert_close(scores.top_logp_NK, top.values)
-    assert scores.top_index_NK.equal(top.indices)
+    torch.testing.assert_close(logp, picked)
+    torch.testing.assert_close(top_logp, top.values)
+    assert top_index.equal(top.indices)
     weights = numbers(3, 7), numbers(4, 7, 4)
-    mine = (weights[0] * scores.logp_N).sum() + (weights[1] * scores.top_logp_NK).sum()
+    mine = (weights[0] * logp).sum() + (weights[1] * top_logp).sum()
     other = (weights[0] * picked).sum() + (weights[1] * top.values).sum()
     for one, two in zip(torch.autograd.grad(mine, ours), torch.autograd.grad(other, theirs), strict=True):
         torch.testing.assert_close(one, two)
@@ -126,11 +116,11 @@ def test_one_pass_gives_sampled_tokens_and_support_with_gradients() -> None:
 def test_gradcheck(softcap: float | None) -> None:
     index = torch.tensor([[0, 6, 6], [3, 2, 1]])  # a word picked twice gets both gradients
 
-    def picked(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        options: dict[str, Any] = {"bias_V": bias, "temperature": 1.3, "softcap": softcap, **SMALL}
+    def picked(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        options: dict[str, Any] = {"temperature": 1.3, "softcap": softcap, **SMALL}
         return logp_at(hidden, weight, index, **options)
 
-    inputs = [numbers(seed, *shape).requires_grad_() for seed, shape in enumerate([(2, 3), (7, 3), (7,)])]
+    inputs = [numbers(seed, *shape).requires_grad_() for seed, shape in enumerate([(2, 3), (7, 3)])]
     assert torch.autograd.gradcheck(picked, tuple(inputs))
 
 
@@ -150,14 +140,14 @@ def test_half_precision_is_nearer_the_exact_gradient_than_autograd_is(dtype: tor
             .log_softmax(-1)[torch.arange(64), target]
         )
 
-    ours = gradients(lambda h, w: sampled_logp(h, w, target, chunk_tokens=8, chunk_vocab=50)[0], dtype)
+    ours = gradients(lambda h, w: sampled_logp(h, w, target, chunk_tokens=8, chunk_vocab=50), dtype)
     exact, rounded = gradients(plain, torch.float64), gradients(plain, dtype)
     for mine, truth, other in zip(ours, exact, rounded, strict=True):
         assert mine.dtype == dtype
         error, peer = (float((value.double() - truth).norm()) for value in (mine, other))
         assert error <= 1.05 * peer
-    logp, entropy = sampled_logp(*inputs, target)
-    assert logp.dtype == entropy.dtype == torch.float32
+    logp = sampled_logp(*inputs, target)
+    assert logp.dtype == torch.float32
     torch.testing.assert_close(logp, plain(*inputs), rtol=1e-5, atol=1e-5)
 
 
@@ -166,7 +156,7 @@ def test_autocast_decides_the_precision_of_the_logits() -> None:
     hidden.requires_grad_()
     target = torch.arange(6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logp, _ = sampled_logp(hidden, weight, target, **SMALL)
+        logp = sampled_logp(hidden, weight, target, **SMALL)
         logits = torch.nn.functional.linear(hidden, weight)
     assert logits.dtype == torch.bfloat16
     torch.testing.assert_close(
@@ -183,11 +173,11 @@ def test_the_weight_gradient_is_added_in_place(dtype: torch.dtype) -> None:
         numbers(2, 11, 4, dtype=dtype).requires_grad_(),
     )
     target = torch.arange(6)
-    (want,) = torch.autograd.grad(sampled_logp(hidden, weight, target)[0].sum(), weight)
+    (want,) = torch.autograd.grad(sampled_logp(hidden, weight, target).sum(), weight)
     weight.grad = torch.ones_like(weight)
     buffer, place = weight.grad, weight.grad.data_ptr()
     for _ in range(2):
-        sampled_logp(hidden, weight, target, adds_to_weight_grad=True, **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
+        sampled_logp(hidden, weight, target, adds_to_weight_grad=True, **SMALL).sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is buffer
     assert buffer.data_ptr() == place
     tolerance = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
@@ -197,10 +187,10 @@ def test_the_weight_gradient_is_added_in_place(dtype: torch.dtype) -> None:
 def test_a_gradient_that_was_dropped_after_the_forward_is_made_anew() -> None:
     hidden, weight = numbers(1, 3, 2), numbers(2, 4, 2).requires_grad_()
     weight.grad = torch.ones_like(weight)
-    loss = sampled_logp(hidden, weight, torch.arange(3), adds_to_weight_grad=True)[0].sum()
+    loss = sampled_logp(hidden, weight, torch.arange(3), adds_to_weight_grad=True).sum()
     weight.grad = None  # as zero_grad does
     loss.backward()  # type: ignore[no-untyped-call]
-    (want,) = torch.autograd.grad(sampled_logp(hidden, weight, torch.arange(3))[0].sum(), weight)
+    (want,) = torch.autograd.grad(sampled_logp(hidden, weight, torch.arange(3)).sum(), weight)
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad, want)
 
@@ -210,7 +200,7 @@ def test_a_tied_weight_gets_the_sum_of_both_gradients_whichever_comes_first() ->
     embedding, token = torch.tensor([[0.5], [-1.0]], dtype=torch.float64, requires_grad=True), 1
     for _ in range(2):  # the second time onto what is there
         state = embedding[token].unsqueeze(0)
-        sampled_logp(state, embedding, torch.tensor([0]), adds_to_weight_grad=True)[0].sum().backward()  # type: ignore[no-untyped-call]
+        sampled_logp(state, embedding, torch.tensor([0]), adds_to_weight_grad=True).sum().backward()  # type: ignore[no-untyped-call]
     # z = e1 (e0, e1); logp = z0 - log(exp z0 + exp z1); p1 = 1 / (1 + exp(z0 - z1))
     e0, e1 = 0.5, -1.0
     p1 = 1 / (1 + math.exp(e1 * e0 - e1 * e1))
@@ -226,7 +216,7 @@ def test_it_works_under_gradient_checkpointing(*, use_reentrant: bool) -> None:
     target = torch.arange(6)
 
     def run(states: torch.Tensor) -> torch.Tensor:
-        return sampled_logp(states.tanh(), weight, target, **SMALL)[0]
+        return sampled_logp(states.tanh(), weight, target, **SMALL)
 
     saved = checkpoint(run, hidden, use_reentrant=use_reentrant)
     got = torch.autograd.grad if not use_reentrant else _through_backward
@@ -248,7 +238,7 @@ def _through_backward(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[to
 def test_a_frozen_side_gets_no_gradient(frozen: int) -> None:
     inputs = [numbers(1, 6, 4), numbers(2, 11, 4)]
     inputs[1 - frozen].requires_grad_()
-    sampled_logp(*inputs, torch.arange(6), **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
+    sampled_logp(*inputs, torch.arange(6), **SMALL).sum().backward()  # type: ignore[no-untyped-call]
     assert inputs[frozen].grad is None
     assert inputs[1 - frozen].grad is not None
 
@@ -281,9 +271,9 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(softcap: float | None
     target, index = torch.arange(64), torch.arange(64 * 3).view(64, 3)
     options: dict[str, Any] = {"chunk_tokens": 16, "chunk_vocab": 100, "softcap": softcap}
     runs: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
-        lambda h, w: sampled_logp(h, w, target, **options)[0],
+        lambda h, w: sampled_logp(h, w, target, **options),
         lambda h, w: logp_at(h, w, index, **options),
-        lambda h, w: sampled_and_top_k_logp(h, w, target, k=5, **options).top_logp_NK,
+        lambda h, w: sampled_and_top_k_logp(h, w, target, k=5, **options)[1],
     ]
     for run in runs:
         assert largest_in(run) == 16 * 100, "a tile is the largest; the weight's gradient has 500 * 2"
@@ -298,40 +288,22 @@ def test_a_wide_half_precision_head_is_widened_in_slices_of_two_million() -> Non
         torch.zeros(1500, 2048).bfloat16(),
     )
     with LargestTensor(torch.float32) as seen:
-        sampled_logp(hidden, weight, torch.arange(2))[0].sum().backward()  # type: ignore[no-untyped-call]
+        sampled_logp(hidden, weight, torch.arange(2)).sum().backward()  # type: ignore[no-untyped-call]
     assert seen.largest == 1024 * 2048
-
-
-def test_a_closed_word_has_no_probability_and_breaks_nothing() -> None:
-    hidden, weight = numbers(1, 4, 3).requires_grad_(), numbers(2, 9, 3)
-    bias = torch.zeros(9, dtype=torch.float64)
-    bias[:6] = -math.inf  # the whole first tile is closed
-    logp, entropy = sampled_logp(hidden, weight, torch.tensor([6, 7, 8, 6]), bias_V=bias, **SMALL)
-    plain = plain_logp(hidden, weight[6:])
-    torch.testing.assert_close(logp, plain[torch.arange(4), torch.tensor([0, 1, 2, 0])])
-    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1).detach())
-    (gradient,) = torch.autograd.grad(logp.sum(), hidden)
-    assert torch.isfinite(gradient).all()
-    assert (
-        sampled_logp(hidden, weight, torch.zeros(4, dtype=torch.long), bias_V=bias)[0].tolist()
-        == [-math.inf] * 4
-    )
 
 
 def test_what_is_not_a_number_stays_in_its_row() -> None:
     hidden = numbers(1, 4, 3)
     hidden[1, 0] = math.nan
     hidden[2, 0] = math.inf
-    logp, entropy = sampled_logp(hidden, numbers(2, 9, 3), torch.arange(4), **SMALL)
-    for values in (logp, entropy):
-        assert torch.isfinite(values).tolist() == [True, False, False, True]
+    logp = sampled_logp(hidden, numbers(2, 9, 3), torch.arange(4), **SMALL)
+    assert torch.isfinite(logp).tolist() == [True, False, False, True]
 
 
 def test_large_logits_do_not_overflow() -> None:
     hidden, weight = torch.tensor([[1e4], [-1e4]]), torch.tensor([[1.0], [0.0], [-1.0]])
-    logp, entropy = sampled_logp(hidden, weight, torch.tensor([0, 0]), chunk_vocab=1)
+    logp = sampled_logp(hidden, weight, torch.tensor([0, 0]), chunk_vocab=1)
     assert logp.tolist() == [0.0, -2e4]
-    assert entropy.tolist() == [0.0, 0.0]
 
 
 def test_wrong_arguments_are_said() -> None:
@@ -357,7 +329,7 @@ def test_a_sharded_head_is_gathered_and_its_gradient_is_sharded_again(tmp_path: 
         sharded = torch.nn.Parameter(distribute_tensor(weight, init_device_mesh("cpu", (1,)), [Shard(0)]))
         plain = weight.clone().requires_grad_()
         for one in (sharded, plain):
-            sampled_logp(hidden, one, target, **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
+            sampled_logp(hidden, one, target, **SMALL).sum().backward()  # type: ignore[no-untyped-call]
         assert isinstance(sharded.grad, DTensor)
         assert plain.grad is not None
         torch.testing.assert_close(sharded.grad.full_tensor(), plain.grad)

@@ -176,8 +176,6 @@ def test_wrong_arguments_are_said() -> None:
         preference_loss(columns[0], columns[1], None, columns[3], kind="dpo", beta=0.1)
     with pytest.raises(InputError, match="CR0722"):
         preference_loss(columns[0], columns[1][:2], columns[2], columns[3], kind="dpo", beta=0.1)
-    with pytest.raises(UsageError, match="flat list"):
-        preference_loss(*(value[None] for value in columns), kind="dpo", beta=0.1)
     with pytest.raises(EmptyMaskError, match="no pair with a weight above 0"):
         preference_loss(*columns, kind="dpo", beta=0.1, weight_P=torch.zeros(3))
     with pytest.raises(EmptyMaskError, match="CR0722"):

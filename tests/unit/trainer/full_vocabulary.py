@@ -52,15 +52,13 @@ def expected_hint_loss(
         with torch.no_grad():
             t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids)
         p, q = support(s, t, settings.top_k)
-        entropy = -(t.exp() * t).sum(-1)
         d = jensen_shannon(p, q, settings.jsd_alpha)
         ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
         if turn.sampled_logp:
             now = s.detach()[range(len(turn.completion_ids)), list(turn.completion_ids)]
             ratio = (now - torch.tensor(turn.sampled_logp, dtype=torch.float64)).exp()
             ratio = ratio.clamp(max=2.0)
-        is_open = float(d.detach().mean() >= settings.min_divergence)
-        total = total + turn.weight * is_open * (ratio * (-settings.entropy_decay * entropy).exp() * d).sum()
+        total = total + turn.weight * (ratio * d).sum()
         num_tokens += len(turn.completion_ids)
     return total / num_tokens
 

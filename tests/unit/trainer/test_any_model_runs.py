@@ -11,11 +11,11 @@ import torch
 import transformers as tf
 
 from composer_replication.cli.training_run import run_recipe
-from composer_replication.config import ModelSection
+from composer_replication.config import LoraSection, ModelSection
+from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer.model_loading import load_model
-from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.tiny_models import make_tiny_model, make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -101,28 +101,7 @@ def test_single_answers_and_held_out_answers(name: str, tmp_path: Path, store: T
     assert line["heldout/score"] is not None and line["loss"] is not None
 
 
-@pytest.mark.parametrize(
-    ("recipe", "settings"),
-    [
-        ("tiny-cpu", {"trl.beta": 0.04, "trl.max_completion_length": 4}),
-        ("tiny-tools", {"trainer.preset": "composer", "trl.beta": 0.04}),
-    ],
-)
-@pytest.mark.long
-def test_a_made_model_has_a_reference(
-    recipe: str, settings: dict[str, Any], tmp_path: Path, store: TaskStore
-) -> None:
-    folder = run(recipe, tmp_path / "run", store, **settings)
-    (line,) = read_jsonl(folder.metrics)
-    assert line["kl"] == pytest.approx(0.0, abs=1e-3)
-
-
-def test_what_a_made_model_names_holds_its_weights() -> None:
-    section = ModelSection(name="tiny-random")
-    plain, _ = load_model(section, seed=3)
-    assert not plain.config.name_or_path
-    model, _ = load_model(section, seed=3, needs_reference=True)
-    again = tf.AutoModelForCausalLM.from_pretrained(model.config.name_or_path)
-    assert parameter_sha256(again) == parameter_sha256(model) == parameter_sha256(plain)
-    other, _ = load_model(section, seed=4, needs_reference=True)
-    assert other.config.name_or_path != model.config.name_or_path
+def test_a_made_model_that_trl_would_load_again_is_refused() -> None:
+    with pytest.raises(InputError, match=r"CR0701.*saved nowhere"):
+        load_model(ModelSection(name="tiny-random"), seed=3, needs_reference=True)
+    load_model(ModelSection(name="tiny-random", lora=LoraSection(rank=2)), seed=3, needs_reference=True)

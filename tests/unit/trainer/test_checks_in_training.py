@@ -19,8 +19,8 @@ from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import NonFiniteRunError
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.policy_options import PolicyOptions
 from composer_replication.trainer.prefix_generation import NonFiniteSamplingError
+from composer_replication.trainer.preset_settings import PolicyOptions
 
 MakeTrainer = Callable[..., Any]
 ENDS_EARLY = {"prefix_sharing": True, "is_finished": lambda text: len(text) >= 3, "max_completion_length": 12}

@@ -14,8 +14,8 @@ from composer_replication.channel_tables import CurriculumSection
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer import fresh_groups
-from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer import policy_terms
+from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]
@@ -193,7 +193,7 @@ def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: 
 def test_processes_that_choose_differently_stop(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh_groups, "gathered", lambda value: [value, ["another task"]])
+    monkeypatch.setattr(policy_terms, "gathered", lambda value: [value, ["another task"]])
     chooser = Chooser(["def one():"])
     with pytest.raises(TrainerSettingError) as caught:
         make_trainer(reward=noting(chooser, []), prompt_source=chooser).train()
@@ -205,8 +205,8 @@ def test_a_group_that_lies_across_processes_has_one_prompt(
     monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     """Three processes of four rows are two groups of six: rows 0-5 and 6-11."""
-    monkeypatch.setattr(fresh_groups, "num_processes", lambda: 3)
-    monkeypatch.setattr(fresh_groups, "process_rank", lambda: rank)
+    monkeypatch.setattr(policy_terms, "num_processes", lambda: 3)
+    monkeypatch.setattr(policy_terms, "process_rank", lambda: rank)
     metrics: dict[str, list[float]] = {"curriculum/num_asked": []}
-    rows = fresh_groups.chosen_inputs(Chooser(["a", "b"]), [{"prompt": "of the data"}] * 4, 6, metrics)
+    rows = policy_terms.chosen_inputs(Chooser(["a", "b"]), [{"prompt": "of the data"}] * 4, 6, metrics)
     assert [row["prompt"] for row in rows] == [*"aaaa", *"aabb", *"bbbb"][4 * rank : 4 * rank + 4]

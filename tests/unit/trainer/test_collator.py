@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_log_probabilities_that_are_not_one_an_id_are_refused_or_unknown() -> No
     short = HintedTurn((1,), (1, 2), (3, 4), sampled_logp=(-1.0,))
     assert refused(lambda: collate_hinted_turns([short], pad_id=PAD)) == ("CR0751", "hinted turn 0")
     rows = collate_hinted_turns(
-        [short, HintedTurn((1,), (2,), (3,), sampled_logp=(-0.5,))], pad_id=PAD, strict=False
+        [replace(short, sampled_logp=()), HintedTurn((1,), (2,), (3,), sampled_logp=(-0.5,))], pad_id=PAD
     )
     assert rows.sampled_logp_NT.isnan().tolist() == [[True, True], [False, True]]
     assert rows.sampled_logp_NT[1, 0] == -0.5

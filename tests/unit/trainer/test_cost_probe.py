@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from peft import get_peft_model
@@ -12,8 +14,6 @@ from composer_replication.errors import MissingError
 from composer_replication.trainer import model_trial
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.model_trial import (
-    StepCost,
-    StepSize,
     measure_step,
     resident_bytes,
     training_device,
@@ -22,26 +22,7 @@ from composer_replication.trainer.model_trial import (
 from composer_replication.trainer.run_setup import lora_config
 from composer_replication.trainer.tiny_models import make_tiny_model
 
-COST = StepCost(
-    tried=StepSize(1, 4, 10, 5),  # 10 + 4 x 5 = 30 tokens, 4 rows
-    sampling_seconds=1.5,
-    training_seconds=2.4,
-    held_bytes=7000,
-    step_bytes=3000,
-)
-
-
-def test_sizes() -> None:
-    assert StepSize(2, 4, 10, 5).num_rows == 8
-    assert StepSize(2, 4, 10, 5).num_tokens == 60
-    assert StepSize(2, 4, 10, 5, is_shared=False).num_tokens == 120
-
-
-def test_proportions_by_hand() -> None:
-    size = StepSize(2, 4, 25, 10)  # 2 x (25 + 4 x 10) = 130 tokens, 80 of them of completions
-    assert COST.memory_bytes(size) == 7000 + 3000 * 130 / 30
-    assert COST.sampling_seconds_of(size) == pytest.approx(1.5 * 80 / 20)
-    assert COST.training_seconds_of(size) == pytest.approx(2.4 * 130 / 30)
+STEP: dict[str, Any] = {"longest": 400, "num_prompts": 1, "group_size": 8, "completion_tokens": 64}
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -53,20 +34,39 @@ def test_the_try_changes_no_weight_and_sees_the_memory_of_a_step(
     plain, tokenizer = make_tiny_model(0)
     model = get_peft_model(plain, lora_config(LoraSection(rank=2))).eval()
     before = parameter_sha256(model)
-    cost = measure_step(model, tokenizer, [8] * 400, group_size=8, completion_tokens=200)
+    cost = measure_step(model, tokenizer, [8] * 400, **STEP)
     assert parameter_sha256(model) == before
     assert all(weight.grad is None for weight in model.parameters())
-    assert cost.tried == StepSize(1, 8, 400, 64, is_shared)
-    assert min(cost.sampling_seconds, cost.training_seconds) > 0
-    assert 10**7 < cost.held_bytes < 2 * resident_bytes()
-    assert cost.step_bytes < cost.held_bytes
+    assert cost.is_shared is is_shared
+    assert cost.seconds > 0
+    assert 10**7 < cost.memory_bytes < 4 * resident_bytes()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_step_is_in_proportion_to_what_was_tried(is_shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of 2 with 4 prompt tokens and the 2 completion tokens of the try: 8 tokens, 12 where nothing is shared."""
+    monkeypatch.setattr(model_trial, "packing_reason", lambda model: None if is_shared else "for this test")
+    monkeypatch.setattr(model_trial, "_MOST_TRIED_TOKENS", 2)
+    monkeypatch.setattr(model_trial, "_seconds", lambda work, model: 1.5)
+    readings = iter([0, 0, 1000, 1048])
+    monkeypatch.setattr(model_trial, "_memory_bytes", lambda model, at_peak=False: next(readings))
+    plain, tokenizer = make_tiny_model(0)
+    plain.requires_grad_(False)
+    cost = measure_step(
+        plain, tokenizer, [1] * 4, longest=14, num_prompts=3, group_size=2, completion_tokens=10
+    )
+    per_prompt = {True: (14 + 20, 4 + 20, 8), False: (28 + 20, 8 + 20, 12)}[is_shared]
+    assert cost.memory_bytes == round(1000 + 3 * 48 * per_prompt[0] / per_prompt[2])
+    assert cost.seconds == pytest.approx(3 * (1.5 * 10 / 2 + 1.5 * per_prompt[1] / per_prompt[2]))
 
 
 def test_a_model_that_cannot_share_prompts_is_tried_as_it_trains() -> None:
     _, tokenizer = make_tiny_model(0)
     model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1))
-    cost = measure_step(model, tokenizer, [5, 6, 7], group_size=2, completion_tokens=2)
-    assert not cost.tried.is_shared
+    cost = measure_step(
+        model, tokenizer, [5, 6, 7], longest=3, num_prompts=1, group_size=2, completion_tokens=2
+    )
+    assert not cost.is_shared
 
 
 def test_graphics_memory_that_runs_out_is_a_sentence() -> None:

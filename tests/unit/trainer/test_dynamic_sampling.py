@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from composer_replication.interfaces import PromptSource
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.trainer.checkpoints import STATE_NAME
-from composer_replication.trainer.fresh_groups import ShuffledPrompts, merge_rows
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.policy_terms import ShuffledPrompts, merge_rows
+from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]

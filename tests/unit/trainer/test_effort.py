@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import UsageError
-from composer_replication.trainer.policy_options import effort_units
+from composer_replication.trainer.preset_settings import effort_units
 
 
 def test_units_of_a_rollout_by_hand() -> None:

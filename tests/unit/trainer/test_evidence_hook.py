@@ -101,7 +101,8 @@ def test_a_plain_guard_gets_exactly_the_keywords_that_it_always_got() -> None:
 
 def test_figures_of_the_evidence_are_in_the_run_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    trainer = bare_trainer(scripted(reading(1), reading(2)), _run_log=RunLog(folder))
+    trainer = bare_trainer(scripted(reading(1), reading(2)))
+    trainer.step_lines.log = RunLog(folder)
     fold(trainer, 2)
     status = trainer.heldout_guard.last_status
     row = read_jsonl(folder.verdicts)[-1]
@@ -123,8 +124,8 @@ def test_an_evaluation_that_gives_up_halts_with_its_verdict_on_disk(strict: bool
         PatientEvaluation(broken),
         heldout_guard=HeldOutGuard(),
         strict_killswitch=strict,
-        _run_log=log,
     )
+    trainer.step_lines.log = log
     for step in (0, 10):
         trainer.state.global_step = step
         trainer._maybe_update_killswitch()

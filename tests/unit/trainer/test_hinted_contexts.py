@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.channel_tables import HintsSection
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
 from composer_replication.rollouts.hints.hint_prompts import insertion
@@ -38,16 +37,13 @@ def refusal(action: Callable[[], object]) -> InputError:
 
 @pytest.mark.parametrize("prompt", [(90, 5, 6, 7), (5, 6, 5, 6, 7), (5, 6, 7, 90, 91), PROMPT])
 def test_a_context_with_one_run_of_ids_put_in_is_taken(prompt: tuple[int, ...]) -> None:
-    kept, num_left_out = matched_turns([[hinted(prompt)]], [rollout()], strict=True)
-    assert kept == [[hinted(prompt, LOGPS)]]
-    assert num_left_out == 0
+    assert matched_turns([[hinted(prompt)]], [rollout()]) == [[hinted(prompt, LOGPS)]]
 
 
 @pytest.mark.parametrize("prompt", [(99, 98), (5, 6), (90, 5, 6, 8), (90, 5, 91, 6, 7), (5, 9, 7), (7, 6, 5)])
-def test_another_context_is_refused_or_left_out(prompt: tuple[int, ...]) -> None:
-    error = refusal(lambda: matched_turns([[hinted(prompt)]], [rollout()], strict=True))
+def test_another_context_is_refused(prompt: tuple[int, ...]) -> None:
+    error = refusal(lambda: matched_turns([[hinted(prompt)]], [rollout()]))
     assert "one run of ids" in str(error)
-    assert matched_turns([[hinted(prompt)]], [rollout()], strict=False) == ([[]], 1)
 
 
 @given(few_ids, few_ids)
@@ -65,24 +61,13 @@ def test_wherever_ids_are_put_in_the_context_is_taken(
     assert differs_by_hint(HintedTurn(prompt, (*prompt[:place], *hint, *prompt[place:]), ANSWER))
 
 
-@pytest.mark.parametrize("logps", [(-50.0, -60.0), (-1.0,), (-1.0, float("nan"))])
-def test_other_log_probabilities_than_the_samplers_are_refused_or_left_out(logps: tuple[float, ...]) -> None:
-    turns = [[hinted(logps=logps)]]
-    assert "log-probabilities" in str(refusal(lambda: matched_turns(turns, [rollout()], strict=True)))
-    assert matched_turns(turns, [rollout()], strict=False) == ([[]], 1)
-
-
-def test_log_probabilities_may_differ_by_rounding_and_where_the_samplers_are_not_known() -> None:
-    rounded = [[hinted(logps=(-1.0, -20.100000381469727))]]  # to float32
+def test_the_rows_log_probabilities_win_where_they_are_known() -> None:
     other = [[hinted(logps=(-50.0, -60.0))]]
-    assert matched_turns(rounded, [rollout()], strict=True) == (rounded, 0)
-    assert matched_turns(other, [rollout(())], strict=True) == (other, 0)
-    assert matched_turns(other, [rollout()], strict=True, are_samplers=False) == (other, 0)
+    assert matched_turns(other, [rollout()]) == [[hinted(logps=LOGPS)]]
+    assert matched_turns(other, [rollout(())]) == other
 
 
-def test_recorded_turns_are_held_to_the_same_where_it_is_strict(make_trainer: Callable[..., Any]) -> None:
+def test_recorded_turns_are_held_to_the_same(make_trainer: Callable[..., Any]) -> None:
     turns = (hinted(), hinted((99, 98)))
     error = refusal(lambda: make_trainer(alpha_sdpo=0.5, hinted_turns=turns).train())
     assert "hinted turn 1" in str(error)
-    loose = make_trainer(alpha_sdpo=0.5, hinted_turns=turns, hints=HintsSection(strict=False), max_steps=1)
-    assert loose.train().global_step == 1

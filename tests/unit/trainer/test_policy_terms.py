@@ -16,9 +16,9 @@ from composer_replication.config import EffortSection
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.fresh_groups import PUNISHMENT, without_lone_punishments
 from composer_replication.trainer.guard import KlPath
-from composer_replication.trainer.policy_options import EFFORT_COLUMN, PolicyOptions
+from composer_replication.trainer.policy_terms import PUNISHMENT, without_lone_punishments
+from composer_replication.trainer.preset_settings import EFFORT_COLUMN, PolicyOptions
 
 MakeTrainer = Callable[..., Any]
 UNSCALED = {"loss_type": "dr_grpo", "scale_rewards": "none"}

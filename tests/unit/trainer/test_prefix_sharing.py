@@ -69,17 +69,6 @@ def test_completions_follow_their_prompt_in_one_row(model: LlamaForCausalLM) -> 
     assert spy.inputs == [[[*PROMPT[:-1], last, 1, 2, last, last, 7, 8]], [[9, 10, 4]]]
 
 
-def test_prompts_that_differ_only_under_the_mask_are_one(model: LlamaForCausalLM) -> None:
-    ids, mask, completions, kept = tensors([[0, 9, 1, *PROMPT], [3, 9, 2, *PROMPT]], [[1, 2], [1, 2]])
-    mask[:, 0] = mask[:, 2] = 0
-    with Spy(model) as spy:
-        logps, entropies = shared_prefix_logps(model, ids, mask, completions, kept)
-    assert len(spy.inputs) == 1
-    torch.testing.assert_close(logps[0], logps[1])
-    assert entropies is not None
-    torch.testing.assert_close(entropies[0], entropies[1])
-
-
 def test_masked_positions_are_zero_and_carry_no_gradient(model: LlamaForCausalLM) -> None:
     batch = tensors([PROMPT, PROMPT, PROMPT], [[1, 2, 3], [4], []])
     logps, entropies = shared_prefix_logps(model, *batch)

@@ -45,12 +45,6 @@ def with_attention(name: str) -> torch.nn.Module:
     return model
 
 
-def one_mask_for_two_kinds() -> torch.nn.Module:
-    model = llama()
-    model.config.layer_types, model.config.sliding_window = ["sliding_attention", "full_attention"], 4
-    return model
-
-
 def with_config(**settings: Any) -> torch.nn.Module:
     model = llama()
     for key, setting in settings.items():
@@ -81,13 +75,6 @@ STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "bidirectional": (lambda: with_config(use_bidirectional_attention=True), "both directions"),
     "dynamic rope": (lambda: llama(rope_parameters=DYNAMIC), "type dynamic"),
     "long rope": (lambda: llama(rope_parameters=LONG), "type longrope"),
-    "capacity": (lambda: with_config(expert_capacity=4), "expert_capacity"),
-    "router loss": (
-        lambda: tf.MixtralForCausalLM(
-            tf.MixtralConfig(**SIZES, num_local_experts=2, output_router_logits=True)
-        ),
-        "auxiliary router loss",
-    ),
     "prompt tuning": (
         lambda: get_peft_model(llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
         "virtual tokens",
@@ -101,7 +88,10 @@ MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         ),
         "takes no positions",
     ),
-    "layers of two windows": (one_mask_for_two_kinds, "one mask for layers of two kinds"),
+    "windows": (
+        lambda: with_config(layer_types=["sliding_attention", "full_attention"], sliding_window=4),
+        "layers of sliding_attention",
+    ),
     "attention dropout": (lambda: llama(attention_dropout=0.1), "attention_dropout 0.1"),
     "dropout module": (
         lambda: tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=23, n_embd=16, n_layer=1, n_head=2)).train(),

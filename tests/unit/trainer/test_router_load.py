@@ -57,9 +57,7 @@ def test_a_collapsed_router_is_seen(make_trainer: MakeTrainer) -> None:
 def test_a_router_that_did_not_run_ends_nothing(make_trainer: MakeTrainer) -> None:
     model = tiny_model("mixtral", 258)
     model.idle = type(routers_of(model)[0])(model.config)
-    trainer = make_trainer(model=model, max_steps=1)
-    trainer.train()
-    assert not [name for row in trainer.state.log_history for name in row if name.startswith("router/")]
+    assert make_trainer(model=model, max_steps=1).train().global_step == 1
 
 
 def test_a_model_without_experts_logs_nothing_of_them(make_trainer: MakeTrainer) -> None:

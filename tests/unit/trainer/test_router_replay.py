@@ -22,8 +22,8 @@ from tiny_architectures import tiny_model
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.chained_rows import SEGMENT_STARTS, CheckedRollouts
-from composer_replication.trainer.fresh_groups import merge_rows
-from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.policy_terms import merge_rows
+from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.router_replay import (
     COMPLETION_PART,
     PROMPT_PART,

@@ -342,10 +342,3 @@ def test_a_lone_process_talks_to_itself() -> None:
 
     with pytest.raises(KeyError, match="own"):
         once(fail)
-
-
-def test_kept_first_weights_stand_in_where_nothing_else_does() -> None:
-    kept = {"sync_ref_model": False, "has_first_weights": True}
-    assert kl_path_of(tiny_model(), beta=0.0, **kept) == (KlPath.FIRST_WEIGHTS, "")
-    assert kl_path_of(tiny_model(), beta=0.1, **kept)[0] is KlPath.LOGGED
-    assert kl_path_of(get_peft_model(tiny_model(), lora()), beta=0.0, **kept)[0] is KlPath.ADAPTER_OFF

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_trainer import tiny_model
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError, InputError
-from composer_replication.records import HintedTurn
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.checkpoints import STATE_NAME, check_is_resumable, newest_whole_checkpoint
@@ -326,53 +323,6 @@ def test_the_kl_probe_agrees_with_a_plain_forward(make_trainer: MakeTrainer, tmp
     assert kls == pytest.approx(by_hand, rel=1e-3, abs=1e-6)
     assert len(kls) == 3
     assert max(map(abs, kls)) > 1e-4
-
-
-@pytest.mark.parametrize(
-    "channel",
-    [
-        {"beta_replay": 1e-9, "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4)},
-        {
-            "alpha_sdpo": 1e-9,
-            "hints": HintsSection(teacher="frozen"),
-            "hinted_turns": (HintedTurn((5, 6, 7), (5, 90, 6, 7), (40, 41, 42)),),
-        },
-    ],
-)
-def test_the_kl_of_full_fine_tuning_takes_first_weights_that_are_there(
-    make_trainer: MakeTrainer, tmp_path: Path, channel: dict[str, Any]
-) -> None:
-    by_hand: list[float] = []
-
-    def logps(model: Any, inputs: Any) -> torch.Tensor:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        scores = model(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
-        return scores.gather(-1, ids[:, 1:, None])[:, -inputs["completion_ids"].size(1) :, 0]
-
-    def held_out() -> float:
-        moved = logps(trainer.model, seen[-1]) - logps(first, seen[-1])
-        by_hand.append(float(moved[seen[-1]["completion_mask"].bool()].mean()))
-        return 0.5
-
-    trainer = make_trainer(
-        max_steps=3,
-        learning_rate=3e-2,
-        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0, kl_hard_stop=1e9),
-        heldout_eval_fn=held_out,
-        run_folder=RunFolder(tmp_path / "run"),
-        **channel,
-    )
-    first = tiny_model(0)  # as the trainer began
-    seen: list[Any] = []
-    compute_loss = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: (seen.append(inputs), compute_loss(model, inputs))[1]
-    trainer.train()
-    rows = read_jsonl(trainer.run_folder.verdicts)
-    assert [row["kl_ema"] for row in rows] == pytest.approx(by_hand, rel=1e-3, abs=1e-6)
-    assert max(map(abs, by_hand)) > 1e-4
-    assert {row["kl_path"] for row in rows} == {"estimated with the first weights"}
-    assert trainer.kl_path_off_reason is None
 
 
 def test_a_kl_path_that_is_off_says_why(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
 
 from composer_replication.records import Finding
 
@@ -86,25 +87,6 @@ CATALOGUE: Final[Mapping[str, tuple[str, str]]] = {
 """Code and remedy of each check; the sentence is made of the numbers."""
 
 
-@dataclass(slots=True)
-class _Trend:
-    """Means of the first and of the newest values of one quantity."""
-
-    first: list[float] = field(default_factory=list)
-    newest: list[float] = field(default_factory=list)
-
-    def share(self, value: float, num_steps: int) -> float | None:
-        """Newest mean over first mean; None while the two ends would overlap."""
-        if len(self.first) < num_steps:
-            self.first.append(value)
-            return None
-        self.newest = [*self.newest, value][-num_steps:]
-        start = math.fsum(self.first) / num_steps
-        if len(self.newest) < num_steps or start <= 0:
-            return None
-        return math.fsum(self.newest) / num_steps / start
-
-
 class Judgement:
     """Remembers what a check needs, and says something when it begins to hold, not at every step.
 
@@ -116,20 +98,28 @@ class Judgement:
 
     def __init__(self, thresholds: CheckThresholds | None = None) -> None:
         self.thresholds = thresholds or CheckThresholds()
-        self.num_bad_in_a_row = 0
-        self._said: set[str] = set()
-        self._entropy, self._length = _Trend(), _Trend()
-        self._dull: list[tuple[float, float]] = []
-        self._truncated: list[tuple[float, float]] = []
-        self._zero_steps: dict[str, int] = {}
+        self._memory: dict[str, Any] = {
+            "num_bad_in_a_row": 0,
+            "said": [],
+            "entropy": [[], []],  # the first values, and the newest
+            "length": [[], []],
+            "dull": [],
+            "truncated": [],
+            "zero_steps": {},
+        }
+
+    @property
+    def num_bad_in_a_row(self) -> int:
+        """Steps in a row, up to the newest one, that were not finite."""
+        return int(self._memory["num_bad_in_a_row"])
 
     # ---- what is told ---------------------------------------------------------------------------
 
     def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
         """One generation: its groups, those with equal rewards, those with every completion cut off."""
         window = self.thresholds.window
-        self._dull = [*self._dull, (num_dull, num_groups)][-window:]
-        self._truncated = [*self._truncated, (num_truncated, num_groups)][-window:]
+        for name, number in (("dull", num_dull), ("truncated", num_truncated)):
+            self._memory[name] = [*self._memory[name], [number, num_groups]][-window:]
 
     def judge(
         self, step: int, micro_steps: Sequence[Mapping[str, float]], facts: Mapping[str, Any]
@@ -149,16 +139,13 @@ class Judgement:
             *self._groups(),
             *([] if facts.get("bad") else self._trends(rows)),
         ]
-        findings = [_finding(step, said) for said in spoken if said.sentence_key not in self._said]
-        self._said = {said.sentence_key for said in spoken}
-        self.num_bad_in_a_row = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
+        new = [said for said in spoken if said.key not in self._memory["said"]]
+        self._memory["said"] = sorted(said.key for said in spoken)
+        self._memory["num_bad_in_a_row"] = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
         if facts.get("bad"):
-            sentence = (
-                f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
-            )
-            said = _Said("non_finite", sentence, {"in_a_row": float(self.num_bad_in_a_row)})
-            findings.append(_finding(step, said))
-        return findings
+            words = f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
+            new.append(_Said("non_finite", words, {"in_a_row": float(self.num_bad_in_a_row)}))
+        return [_finding(step, said) for said in new]
 
     @property
     def must_stop(self) -> bool:
@@ -205,11 +192,10 @@ class Judgement:
         totals = {"grpo": _sum(rows, "num_paid_rows")} if rows else {}
         for name in {key for row in rows for key in row if key.startswith("channel/")}:
             totals[name.removeprefix("channel/")] = _sum(rows, name)
-        self._zero_steps = {
-            name: 0 if total else self._zero_steps.get(name, 0) + 1 for name, total in totals.items()
-        }
-        most = self.thresholds.num_zero_steps
-        for name, num_steps in sorted(self._zero_steps.items()):
+        before, most = self._memory["zero_steps"], self.thresholds.num_zero_steps
+        now = {name: 0 if total else before.get(name, 0) + 1 for name, total in totals.items()}
+        self._memory["zero_steps"] = now
+        for name, num_steps in sorted(now.items()):
             if num_steps >= most:
                 words = f"the channel {name} was exactly 0 in the last {most} steps."
                 yield _Said("zero_channel", words, {"steps": float(num_steps)}, which=name)
@@ -217,14 +203,11 @@ class Judgement:
     def _groups(self) -> Iterator[_Said]:
         """Shares of the groups of the last generations, once there are as many as the window."""
         limits = self.thresholds
+        dull, truncated = self._memory["dull"], self._memory["truncated"]
+        cut = "in {} every completion met the length limit."
         for name, pairs, most, words in (
-            ("groups_without_signal", self._dull, limits.max_dull_share, "{} had equal rewards."),
-            (
-                "truncated_groups",
-                self._truncated,
-                limits.max_truncated_groups,
-                "in {} every completion met the length limit.",
-            ),
+            ("groups_without_signal", dull, limits.max_dull_share, "{} had equal rewards."),
+            ("truncated_groups", truncated, limits.max_truncated_groups, cut),
         ):
             total = math.fsum(num_groups for _, num_groups in pairs)
             share = math.fsum(number for number, _ in pairs) / total if total else 0.0
@@ -238,42 +221,35 @@ class Judgement:
         num_tokens, num_rows = _sum(rows, "num_tokens"), _sum(rows, "num_rows")
         if not num_tokens:
             return
-        measured = [
-            ("length_collapse", "tokens a row", self._length, num_tokens / num_rows, limits.min_length_share)
-        ]
+        measured = [("length", "tokens a row", num_tokens / num_rows, limits.min_length_share)]
         if all("entropy_sum" in row for row in rows):
             entropy = _sum(rows, "entropy_sum") / num_tokens
-            measured.append(
-                ("entropy_collapse", "entropy a token", self._entropy, entropy, limits.min_entropy_share)
-            )
-        for name, what, trend, value, floor in measured:
-            share = trend.share(value, limits.trend_steps)
+            measured.append(("entropy", "entropy a token", entropy, limits.min_entropy_share))
+        for name, what, value, floor in measured:
+            share = self._share_of_first(name, value)
             if share is not None and share < floor:
                 words = f"{what} of the last {limits.trend_steps} steps is {share:.1%} of that of the first."
-                yield _Said(name, words, {"share": share, "newest": value})
+                yield _Said(f"{name}_collapse", words, {"share": share, "newest": value})
+
+    def _share_of_first(self, name: str, value: float) -> float | None:
+        """Mean of the newest values over the mean of the first; None while the two ends would overlap."""
+        num_steps = self.thresholds.trend_steps
+        first, newest = self._memory[name]
+        if len(first) < num_steps:
+            first.append(value)
+            return None
+        newest[:] = [*newest, value][-num_steps:]
+        start = math.fsum(first)
+        return math.fsum(newest) / start if len(newest) == num_steps and start > 0 else None
 
     # ---- memory ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-safe."""
-        return {
-            "num_bad_in_a_row": self.num_bad_in_a_row,
-            "said": sorted(self._said),
-            "entropy": [self._entropy.first, self._entropy.newest],
-            "length": [self._length.first, self._length.newest],
-            "dull": [list(pair) for pair in self._dull],
-            "truncated": [list(pair) for pair in self._truncated],
-            "zero_steps": self._zero_steps,
-        }
+        return deepcopy(self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.num_bad_in_a_row = int(state["num_bad_in_a_row"])
-        self._said = set(state["said"])
-        self._entropy = _Trend(*(list(part) for part in state["entropy"]))
-        self._length = _Trend(*(list(part) for part in state["length"]))
-        self._dull = [(pair[0], pair[1]) for pair in state["dull"]]
-        self._truncated = [(pair[0], pair[1]) for pair in state["truncated"]]
-        self._zero_steps = {name: int(num) for name, num in state["zero_steps"].items()}
+        self._memory = deepcopy(dict(state))
 
 
 class _Said(NamedTuple):
@@ -285,22 +261,15 @@ class _Said(NamedTuple):
     which: str = ""
 
     @property
-    def sentence_key(self) -> str:
+    def key(self) -> str:
         """Under which it is remembered that this was said."""
         return f"{self.name} {self.which}".strip()
 
 
 def _finding(step: int, said: _Said) -> Finding:
     code, fix = CATALOGUE[said.name]
-    return Finding(
-        step,
-        code,
-        said.name,
-        "error" if said.name == "non_finite" else "warning",
-        said.sentence,
-        fix,
-        said.figures,
-    )
+    severity: Literal["warning", "error"] = "error" if said.name == "non_finite" else "warning"
+    return Finding(step, code, said.name, severity, said.sentence, fix, said.figures)
 
 
 def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:

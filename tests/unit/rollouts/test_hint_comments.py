@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.hints.comment_prompts import WIDTH, body_indent, comment, hint_code_prompt
+from composer_replication.rollouts.hints.comment_prompts import WIDTH, comment, hint_code_prompt
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt
 
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
@@ -20,11 +20,11 @@ HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
 
 
 def place(
-    text: str, completion: str, hint: str = HINT, *, tokenizer: int = 0, path: str = "a.py"
+    text: str, completion: str, hint: str = HINT, *, tokenizer: int = 0, indent: str = "        "
 ) -> HintedPrompt:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = hint_code_prompt(chosen, ids, text, hint, path=path, completion_text=completion)
+    prompt = hint_code_prompt(chosen, ids, text, hint, path="a.py", completion_text=completion, indent=indent)
     assert prompt.prompt_ids == ids
     hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
@@ -59,7 +59,7 @@ def test_a_header_inside_a_docstring_is_none() -> None:
 
 
 def test_a_prompt_that_ends_with_a_line_end_gets_whole_lines() -> None:
-    prompt = place("def f(x):\n", "    return x")
+    prompt = place("def f(x):\n", "    return x", indent="    ")
     assert text_of(prompt) == f"def f(x):\n    # {HINT}\n"
 
 
@@ -68,31 +68,14 @@ def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
     for completion in ("\n        return 1", " return 1"):
-        prompt = hint_code_prompt(tokenizer, ids, PROMPT, HINT, path="a.py", completion_text=completion)
+        prompt = hint_code_prompt(
+            tokenizer, ids, PROMPT, HINT, path="a.py", completion_text=completion, indent="        "
+        )
         assert prompt.hinted_ids[0] == bos
         assert (
             prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
             == ids
         )
-
-
-@pytest.mark.parametrize(
-    ("text", "indent"),
-    [
-        ('def f(x):\n    """Doc."""', "    "),
-        ("def f(x):", "    "),
-        ('class A:\n  def f(self):\n    """Doc."""', "    "),
-        ('class A:\n\tdef f(self):\n\t\t"""Doc."""', "\t\t"),
-        ("\tasync def f(self):", "\t\t"),
-        ('def f(\n    a,\n    b,\n):\n  """Doc.\n\n      def g(x):\n  """', "  "),
-        ('def f(x):\n    r"""Doc."""', "    "),
-        ("def f(x):\n    'Doc.'", "    "),
-        ('def f(x): """Doc."""', "    "),
-        ("", ""),
-    ],
-)
-def test_indentation(text: str, indent: str) -> None:
-    assert body_indent(text) == indent
 
 
 @given(st.text(max_size=200), st.sampled_from(["", "    ", "\t"]))
@@ -126,7 +109,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def code(ids: tuple[int, ...], text: str, hint: str, completion: str) -> str:
         with pytest.raises(InputError) as caught:
-            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", completion_text=completion)
+            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", completion_text=completion, indent="  ")
         return caught.value.code
 
     assert code(ids[:-1], PROMPT, HINT, "\n  x") == "CR0430"

@@ -51,7 +51,6 @@ class ObservedEpisodes:
         known = self._known(found.rollout.task_id)
         return replace(
             found,
-            tree=known.tree,
             failed_tests=known.failed_tests(found.rollout.score),
             is_leak=known.is_leak,
         )

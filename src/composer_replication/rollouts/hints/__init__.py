@@ -7,7 +7,6 @@ tokens which were sampled without it, so the two prompts differ by the hint and 
     known_tasks.py       what is read of a task of the store, once
     hint_context.py      what a hint may be made of; no golden code, no hidden test
     layers.py            templates, the environment's words, yours: the first that speaks
-    templates.py         one text by kind of fault
     hint_prompts.py      a hint into the ids of a conversation's prompt
     comment_prompts.py   a hint into the ids of a source file's beginning
     task_observer.py     what is known of a single-turn rollout on a stored task

@@ -25,7 +25,6 @@ WIDTH = 88
 MAX_IDS_BEFORE = 2
 """Control ids that a tokenizer may put before a text."""
 _HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
-_STRING_LINE = re.compile(r"[ \t]+[rRuUbB]{0,2}(?:\"|')")
 
 
 def comment(hint: str, indent: str = "") -> str:
@@ -51,7 +50,7 @@ def hint_code_prompt(
     *,
     path: str,
     completion_text: str,
-    indent: str | None = None,
+    indent: str,
 ) -> HintedPrompt:
     """Put a hint as a comment into a prompt that is the beginning of a source file.
 
@@ -62,7 +61,7 @@ def hint_code_prompt(
         hint: plain text.
         path: of the file, for errors.
         completion_text: the sampled answer; only how it begins matters.
-        indent: of the body; None reads it from the prompt.
+        indent: of the body.
 
     Raises:
         InputError: the ids are not those of the text (CR0430); the comment fits nowhere (CR0430); no prompt
@@ -80,7 +79,7 @@ def hint_code_prompt(
         raise unfit("the ids of the prompt are not those of its text", path, fix)
     is_new_line = prompt_text.endswith("\n")
     if is_new_line or completion_text.startswith(("\n", "\r\n")):
-        lines = comment(hint, body_indent(prompt_text) if indent is None else indent)
+        lines = comment(hint, indent)
         added = f"{lines}\n" if is_new_line else f"\n{lines}"
         hint_ids = encode(tokenizer, added)
         if decode(tokenizer, hint_ids).strip() == added.strip():
@@ -96,29 +95,13 @@ def hint_code_prompt(
     return HintedPrompt(ids, hint_ids, place + num_before, "above-function")
 
 
-def body_indent(prompt_text: str) -> str:
-    """The indentation of the body that follows: the docstring's, else one step deeper than the header's."""
-    text = prompt_text.rstrip()
-    start = _docstring_start(text)
-    if start is not None:
-        line = text[text.rfind("\n", 0, start) + 1 : start]
-        if line and not line.strip(" \trRuUbB"):
-            return line.rstrip("rRuUbB")
-    headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
-    if not headers:
-        return ""
-    return headers[-1][1] + ("\t" if "\t" in headers[-1][1] else "    ")
-
-
 def _docstring_start(text: str) -> int | None:
     """Where the string begins that the text ends with; what stands in it is no code."""
     for quote in ('"""', "'''"):
         if text.endswith(quote):
             start = text.rfind(quote, 0, len(text) - len(quote))
             return start if start >= 0 else None
-    line = text.rfind("\n") + 1
-    found = _STRING_LINE.match(text, line)
-    return found.end() - 1 if found and text[-1:] in "'\"" else None
+    return None
 
 
 def _above(

@@ -20,7 +20,6 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import HintedTurn, Turn
 from composer_replication.rollouts.tokens.chat import Chat, decode, encode
 
 SEPARATORS = ("\n\n", "\n", " ", "")
@@ -46,26 +45,6 @@ class HintedPrompt:
     @property
     def hinted_ids(self) -> tuple[int, ...]:
         return (*self.prompt_ids[: self.start], *self.hint_ids, *self.prompt_ids[self.start :])
-
-    def turn(self, turn: Turn, *, weight: float = 1.0) -> HintedTurn:
-        """The record for the loss; the completion is the sampled one.
-
-        Raises:
-            InputError: another prompt, no completion, or a number of log-probabilities that does not fit (CR0430).
-        """
-        completion = turn.completion
-        if tuple(turn.prompt_ids) != self.prompt_ids:
-            raise unfit("the turn has another prompt than the hint was put into")
-        if not completion.token_ids:
-            raise unfit("the turn has no sampled ids")
-        if len(completion.token_logp) not in (0, len(completion.token_ids)):
-            raise unfit(
-                f"the turn has {len(completion.token_ids)} sampled ids and "
-                f"{len(completion.token_logp)} log-probabilities"
-            )
-        return HintedTurn(
-            self.prompt_ids, self.hinted_ids, completion.token_ids, completion.token_logp, weight
-        )
 
 
 def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat, hint: str) -> HintedPrompt:
@@ -102,7 +81,7 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
     place, (first, last, hint_ids) = _find_place(
         tokenizer, chat, hint, plain_text=plain_text, plain_ids=plain_ids
     )
-    num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids, plain_text))
+    num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
         problem = f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt"
         raise unfit(problem, "prompt_ids", _AS_RENDERED)
@@ -194,27 +173,9 @@ def _render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, An
     )
 
 
-def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...], text: str) -> int:
-    """How many ids at the end hold the content of the last message and all that follows."""
-    content = chat.messages[-1].get("content")
-    wanted = content.strip() if isinstance(content, str) else ""
-    begin = text.rfind(wanted) if wanted else -1
-    if begin < 0:
-        return _num_changing(tokenizer, chat, ids)
-    tail = text[begin:]
-    low, high = 1, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        if decode(tokenizer, ids[-middle:]).endswith(tail):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _num_changing(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
-    """The same where the template shows the content in a form of its own: what another content would change, and
-    all that follows; all ids where the template does not take another one.
+def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
+    """How many ids at the end another content of the last message would change, all that follows it included; all of
+    them where the template does not take another one.
     """
     num_same = len(ids)
     for stand_in in ("0", "x"):  # one of them begins otherwise than the content

@@ -12,11 +12,7 @@ from composer_replication.records import Hint, HintedTurn, Rollout
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.comment_prompts import hint_code_prompt
 from composer_replication.rollouts.hints.detector import find_faults
-from composer_replication.rollouts.hints.hint_context import (
-    HintContext,
-    ObservedRollout,
-    observe_single_turn,
-)
+from composer_replication.rollouts.hints.hint_context import HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt
 from composer_replication.rollouts.hints.layers import open_layers, write_hint
 
@@ -33,7 +29,7 @@ class HintedTurnMaker:
     Args:
         tokenizer: the policy's.
         observe: from a rollout to all that is known of it: ``TaskObserver`` for tasks of a store, a function
-            of the agent loop for tools. The default knows the rollout alone.
+            of the agent loop for tools.
         options: the ``[hints.writing]`` table.
         strict: a turn whose prompt cannot take its hint exactly is an error; False leaves it out and counts it.
 
@@ -42,15 +38,14 @@ class HintedTurnMaker:
 
     Raises:
         UsageError: a layer cannot be used (CR0221).
-        InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430 to
-            CR0430).
+        InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430).
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         *,
-        observe: Observe = observe_single_turn,
+        observe: Observe,
         options: HintWritingSection = HintWritingSection(),  # noqa: B008 - frozen
         strict: bool = True,
     ) -> None:
@@ -84,7 +79,7 @@ class HintedTurnMaker:
                 self.counts["without_hint"] += 1
                 continue
             try:
-                record = self._prompt(observed, turn, hint).turn(turn.turn)
+                prompt = self._prompt(observed, turn, hint)
             except InputError as error:
                 if self.strict:
                     raise
@@ -93,7 +88,11 @@ class HintedTurnMaker:
             num_made += 1
             self.counts["hints"] += 1
             self.counts[f"hints/{hint.kind}"] += 1
-            yield hint, record
+            said = turn.turn.completion
+            yield (
+                hint,
+                HintedTurn(prompt.prompt_ids, prompt.hinted_ids, said.token_ids, said.token_logp, 1.0),
+            )
 
     def _prompt(self, observed: ObservedRollout, turn: ObservedTurn, hint: Hint) -> HintedPrompt:
         if turn.chat is not None:

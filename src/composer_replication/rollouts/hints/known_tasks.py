@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -18,87 +17,69 @@ from composer_replication.tasks.syntax_trees import parse_syntax
 from composer_replication.tasks.test_functions import Place
 
 MAX_ASSERTIONS = 2
-SHORT_ASSERTION = 120
 _FAILED = {Outcome.FAILED, Outcome.ERROR, Outcome.MISSING}
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-Sources = tuple[tuple[str, str], ...]
-"""Path and source of test functions."""
 
 
-def failed_tests(
-    task: Task, score: Score | None, sources: Sources = (), places: Mapping[str, Place] | None = None
-) -> tuple[FailedTest, ...]:
-    """The visible tests that failed.
+@dataclass(frozen=True, slots=True)
+class KnownTask:
+    """A task, its first prompt and its visible tests (path and source of each function); ``secrets`` are only asked about.
 
-    First those whose assertions name what the task is about, short ones before long ones; of tests that
-    check the same in words, as the cases of a parametrised function do, one before the others.
-
-    Args:
-        task: names its visible tests; outcomes of any other are never looked at.
-        score: of the rollout.
-        sources: visible test functions.
-        places: where the function of a node id stands, if that is not what the node id says.
+    ``places`` say where the function of a node id stands, if that is not what the node id says.
     """
-    outcomes = {} if score is None else score.outcomes
-    failed = [node_id for node_id in task.tests.shown if outcomes.get(node_id) in _FAILED]
-    symbol = task.symbol.rpartition(".")[2]
-    found = [FailedTest(node_id, assertion_of(node_id, sources, places, about=symbol)) for node_id in failed]
-    found.sort(key=lambda test: (not _names(test.assertion, symbol), not test.assertion, len(test.assertion)))
-    return tuple(_one_of_each_first(found))
+
+    task: Task
+    prompt: str
+    sources: tuple[tuple[str, str], ...]
+    places: Mapping[str, Place]
+    secrets: Any
+
+    def failed_tests(self, score: Score | None) -> tuple[FailedTest, ...]:
+        """The visible tests that failed, those with a known assertion first; of tests that check the same in words, as
+        the cases of a parametrised function do, the first. Outcomes of other tests are never looked at.
+        """
+        outcomes = {} if score is None else score.outcomes
+        found: dict[str, FailedTest] = {}
+        for node_id in self.task.tests.shown:
+            if outcomes.get(node_id) in _FAILED:
+                assertion = self.assertion_of(node_id)
+                found.setdefault(assertion or node_id.partition("[")[0], FailedTest(node_id, assertion))
+        return tuple(sorted(found.values(), key=lambda test: not test.assertion))
+
+    def assertion_of(self, node_id: str) -> str:
+        """The first assertions of a test function; empty where its source is not known for sure."""
+        path, _, name = node_id.partition("[")[0].partition("::")
+        name = name.rpartition("::")[2]
+        if node_id in self.places:
+            path, _, name = self.places[node_id]
+        sources = [source for source_path, source in self.sources if source_path == path]
+        functions = [each for each in map(_function, sources) if each is not None and each.name == name]
+        if len(functions) != 1:
+            return ""
+        nodes = sorted(
+            (node for node in ast.walk(functions[0]) if _is_assertion(node)), key=lambda node: node.lineno
+        )
+        return "; ".join(map(_text, nodes[:MAX_ASSERTIONS]))
+
+    def is_leak(self, text: str) -> bool:
+        """Whether a text shows deleted code, a hidden test or a hidden value."""
+        return bool(secret_shown(text, self.secrets))
 
 
-def assertion_of(
-    node_id: str, sources: Sources, places: Mapping[str, Place] | None = None, *, about: str = ""
-) -> str:
-    """The first assertions of a test function, those about a name before others.
-
-    Empty where the source is not known for sure.
-    """
-    path, _, name = node_id.partition("[")[0].partition("::")
-    name = name.rpartition("::")[2]
-    if places is not None and node_id in places:
-        path, _, name = places[node_id]
-    found = [
-        function
-        for source_path, source in sources
-        if source_path == path and (function := _function(source)) is not None and function.name == name
-    ]
-    if len(found) != 1:
-        return ""
-    nodes = sorted((node for node in ast.walk(found[0]) if _is_assertion(node)), key=lambda node: node.lineno)
-    texts = [_text(node) for node in nodes]
-    wanted = [text for text in texts if _names(text, about)] or texts
-    return "; ".join(([text for text in wanted if len(text) <= SHORT_ASSERTION] or wanted)[:MAX_ASSERTIONS])
-
-
-def _one_of_each_first(tests: Iterable[FailedTest]) -> list[FailedTest]:
-    """What repeats another test's words comes last."""
-    first: dict[str, FailedTest] = {}
-    rest = []
-    for test in tests:
-        told = test.assertion or test.node_id.partition("[")[0]
-        if first.setdefault(told, test) is not test:
-            rest.append(test)
-    return [*first.values(), *rest]
-
-
-def _function(source: str) -> _Function | None:
+def _function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     try:
         body = parse_syntax(textwrap.dedent(source)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     first = body[0] if body else None
-    return first if isinstance(first, _Function) else None
+    return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
 def _is_assertion(node: ast.AST) -> TypeGuard[ast.stmt]:
     """``assert``, ``self.assertEqual(...)``, or ``with pytest.raises(...)`` with what stands in it."""
-    if isinstance(node, ast.Assert):
-        return True
-    if isinstance(node, ast.Expr):
-        return _called(node.value).startswith(("assert", "fail"))
-    return isinstance(node, ast.With | ast.AsyncWith) and any(
-        _called(item.context_expr).startswith(("raises", "assert", "warns")) for item in node.items
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return any(_called(item.context_expr).startswith(("raises", "assert")) for item in node.items)
+    return isinstance(node, ast.Assert) or (
+        isinstance(node, ast.Expr) and _called(node.value).startswith("assert")
     )
 
 
@@ -110,30 +91,6 @@ def _called(node: ast.expr) -> str:
     """The last name of what is called; empty for anything else."""
     function = node.func if isinstance(node, ast.Call) else None
     return function.attr if isinstance(function, ast.Attribute) else str(getattr(function, "id", ""))
-
-
-def _names(text: str, name: str) -> bool:
-    return bool(name) and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTask:
-    """A task, its first prompt, the paths of its tree and its visible tests; ``secrets`` are only asked about."""
-
-    task: Task
-    prompt: str
-    tree: tuple[str, ...]
-    sources: tuple[tuple[str, str], ...]
-    places: Mapping[str, Place]
-    secrets: Any
-
-    def failed_tests(self, score: Score | None) -> tuple[FailedTest, ...]:
-        """The visible tests that failed, the most telling first."""
-        return failed_tests(self.task, score, self.sources, self.places)
-
-    def is_leak(self, text: str) -> bool:
-        """Whether a text shows deleted code, a hidden test or a hidden value."""
-        return bool(secret_shown(text, self.secrets))
 
 
 class KnownTasks:
@@ -160,7 +117,6 @@ class KnownTasks:
             self._known[task_id] = KnownTask(
                 task,
                 prompt,
-                tuple(sorted(store.files(task, "rollout"))),
                 read_material(store, task).sources,
                 {test: places[test] for test in task.tests.shown if test in places},
                 read_secrets(store, task, prompt),

@@ -65,11 +65,10 @@ class TaskObserver:
         return ObservedRollout(
             rollout,
             (ObservedTurn(turn, chat=chat),),
-            tree=known.tree,
             path=hole.path,
             answer=answer,
             answered_text=fill(broken, hole, answer),
-            indent=marker[: len(marker) - len(marker.lstrip(" \t"))] or None,
+            indent=marker[: len(marker) - len(marker.lstrip(" \t"))],
             failed_tests=known.failed_tests(rollout.score),
             is_leak=known.is_leak,
         )

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
-from composer_replication.records import ExecResult, ToolResult
+from composer_replication.records import ExecResult, ToolFault, ToolResult
 from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, clip, refused
 from composer_replication.tasks.suite_options import OVERRIDES
 from composer_replication.tasks.test_run import runner_text
@@ -108,6 +108,8 @@ def _named(paths: list[str]) -> str:
 
 # Not every machine has bash; the plain shell does for most commands.
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
+_NOT_FOUND = 127
+"""The exit code of a shell that does not know the command."""
 HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
 
 
@@ -149,5 +151,11 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
         exit_code=done.exit_code,
         timed_out=done.timed_out,
         is_truncated=was_cut or done.truncated,
-        fault="out-of-memory" if done.out_of_memory and not done.timed_out else "",
+        fault=_fault_of(done),
     )
+
+
+def _fault_of(done: ExecResult) -> ToolFault:
+    if done.out_of_memory and not done.timed_out:
+        return "out-of-memory"
+    return "command-not-found" if done.exit_code == _NOT_FOUND else ""

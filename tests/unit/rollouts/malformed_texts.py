@@ -54,7 +54,6 @@ WRITERS: dict[str, tuple[Callable[[Sequence[ToolCall]], str], ...]] = {
     "llama": (
         _each('{"name": "NAME", "parameters": JSON}', "; "),
         _each('<|python_tag|>{"type": "function", "name": "NAME", "parameters": JSON}<|eom_id|>'),
-        _tagged_pairs("<|python_tag|>NAME.call(", 'KEY="VALUE", ', ")<|eom_id|>"),
     ),
     "mistral": (_mistral_list, _each("[TOOL_CALLS]NAME[ARGS]JSON"), _each("[TOOL_CALLS]NAME[CALL_ID]cNUMBER[ARGS]JSON</s>")),
     "deepseek": (

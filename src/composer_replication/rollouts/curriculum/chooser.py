@@ -29,7 +29,7 @@ class Curriculum:
     chance_i = (1 - floor_share) w_i / sum_j w_j + floor_share / num_active, w_i = E[p_i (1 - p_i)]
 
     under Beta(1/2 + passes, 1/2 + failures), the counts faded by age. Retired tasks share ``revival_share`` of the draws
-    evenly. Only full passes count as passes; partial credit is kept apart. Inside a
+    evenly. Only full passes count as passes. Inside a
     generation no task comes twice, replacements included. What a generation brings is counted when the next one
     begins, so the order in which its outcomes come changes nothing, bit for bit.
 
@@ -127,7 +127,7 @@ class Curriculum:
     def figures(self) -> dict[str, float]:
         """For the log, as of the newest draw; ``effective_tasks`` is ``1 / sum_i p_i^2`` of the chances p_i.
 
-        ``mean_pass_rate`` and ``mean_credit`` are means over the tasks of which anything is known, and missing where nothing is.
+        ``mean_pass_rate`` is the mean over the tasks of which anything is known, and missing where nothing is.
         """
         standings = self._standings.values()
         statuses = [standing.status for standing in standings]
@@ -138,9 +138,7 @@ class Curriculum:
             "curriculum/effective_tasks": 1.0 / squares if squares else 0.0,
         }
         rates = [rate for s in standings if (rate := s.evidence.pass_rate) is not None]
-        credits_ = [credit for s in standings if (credit := s.evidence.mean_credit) is not None]
-        means = {"curriculum/mean_pass_rate": rates, "curriculum/mean_credit": credits_}
-        return figures | {name: statistics.fmean(values) for name, values in means.items() if values}
+        return figures | ({"curriculum/mean_pass_rate": statistics.fmean(rates)} if rates else {})
 
     # ---- state --------------------------------------------------------------------------------------
 
@@ -153,13 +151,8 @@ class Curriculum:
             in_batch=sorted(self._in_batch),
             pending=sorted([*astuple(outcome)] for outcome in self._pending),
             tasks={
-                name: SavedTask(
-                    evidence=list(astuple(standing.evidence)),
-                    status=standing.status,
-                    since=standing.since,
-                    reason=standing.reason,
-                )
-                for name, standing in sorted(self._standings.items())
+                name: SavedTask(passed=each.evidence.passed, failed=each.evidence.failed, status=each.status)
+                for name, each in sorted(self._standings.items())
             },
         )
         return saved.model_dump()
@@ -173,7 +166,10 @@ class Curriculum:
         saved = read_state(state, fingerprint=self._fingerprint, task_ids=self._rows.keys())
         self._generation, self._num_draws = saved.generation, saved.num_draws
         self._in_batch, self._pending = set(saved.in_batch), saved.outcomes
-        self._standings = {task_id: saved.tasks[task_id].standing for task_id in self._rows}
+        of = saved.tasks
+        self._standings = {
+            i: Standing(Evidence(of[i].passed, of[i].failed), of[i].status) for i in self._rows
+        }
         self._noted = []
 
     # ---- within -------------------------------------------------------------------------------------
@@ -192,7 +188,7 @@ class Curriculum:
             by_task[outcome.task_id].append(outcome)
         self._pending = []
         for task_id, some in by_task.items():
-            self._standings[task_id] = self._standings[task_id].judged(some, self._options, self._generation)
+            self._standings[task_id] = self._standings[task_id].judged(some, self._options)
 
     def _drawn(self, num: int, *, without: Collection[str]) -> list[str]:
         self._num_draws += 1

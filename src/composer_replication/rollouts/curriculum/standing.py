@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Literal
@@ -27,15 +27,12 @@ Reference: Jeffreys, An invariant form for the prior probability in estimation p
 class Evidence:
     """Counts of attempts at one task, each at least 0 and faded by age.
 
-    ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. ``graded`` are
-    those of this run alone, ``credit`` is the sum of their shares of passed tests. Attempts that infrastructure took say
-    nothing of the pass rate, and are not counted.
+    ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. Attempts that
+    infrastructure took say nothing of the pass rate, and are not counted.
     """
 
     passed: float = 0.0
     failed: float = 0.0
-    graded: float = 0.0
-    credit: float = 0.0
 
     @property
     def weight(self) -> float:
@@ -53,11 +50,6 @@ class Evidence:
         total = self.passed + self.failed
         return self.passed / total if total > 0.0 else None
 
-    @property
-    def mean_credit(self) -> float | None:
-        """Mean share of passed tests in this run; None where nothing was graded."""
-        return self.credit / self.graded if self.graded > 0.0 else None
-
     def certainty_above(self, rate: float) -> float:
         """P(p > rate) for p ~ Beta(a, b), by the normal distribution of the same mean and variance."""
         a, b = PRIOR + self.passed, PRIOR + self.failed
@@ -66,18 +58,13 @@ class Evidence:
 
     def faded(self, keep: float) -> Evidence:
         """Every count times ``keep``, in [0, 1]."""
-        return Evidence(self.passed * keep, self.failed * keep, self.graded * keep, self.credit * keep)
+        return Evidence(self.passed * keep, self.failed * keep)
 
     def joined(self, outcomes: Sequence[TaskOutcome]) -> Evidence:
-        """With further attempts, whose order does not matter, bit for bit."""
+        """With further attempts."""
         graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
         num_passed = sum(outcome.is_full_pass for outcome in graded)
-        return Evidence(
-            self.passed + num_passed,
-            self.failed + (len(graded) - num_passed),
-            self.graded + len(graded),
-            self.credit + math.fsum(outcome.credit for outcome in graded),
-        )
+        return Evidence(self.passed + num_passed, self.failed + (len(graded) - num_passed))
 
 
 def has_recorded_evidence(store_root: Path, options: CurriculumSection) -> bool:
@@ -118,28 +105,20 @@ REVIVAL_CERTAINTY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One task: what is known of it, its status, since which generation, and a sentence why."""
+    """One task: what is known of it, and whether it is drawn from."""
 
     evidence: Evidence
     status: Status = "active"
-    since: int = 0
-    reason: str = ""
 
-    def judged(
-        self, outcomes: Sequence[TaskOutcome], options: CurriculumSection, generation: int
-    ) -> Standing:
+    def judged(self, outcomes: Sequence[TaskOutcome], options: CurriculumSection) -> Standing:
         """After new attempts, which may change the status."""
-        evidence = self.evidence.joined(outcomes)
+        evidence, status = self.evidence.joined(outcomes), self.status
         certainty = evidence.certainty_above(options.retire_above)
-        if self.status == "active" and certainty >= options.retire_certainty:
-            reason = (
-                f"it passes more than {options.retire_above:g} of the time, with certainty {certainty:.3f}"
-            )
-            return Standing(evidence, "retired", generation, reason)
-        has_failed = evidence.failed > self.evidence.failed
-        if self.status == "retired" and has_failed and certainty < REVIVAL_CERTAINTY:
-            return Standing(evidence, "active", generation, "it was retired and fails again")
-        return replace(self, evidence=evidence)
+        if certainty >= options.retire_certainty:
+            status = "retired"
+        elif evidence.failed > self.evidence.failed and certainty < REVIVAL_CERTAINTY:
+            status = "active"
+        return Standing(evidence, status)
 
 
 # ---- the state in a checkpoint --------------------------------------------------------------------------
@@ -148,14 +127,9 @@ class Standing:
 class SavedTask(Section):
     """One task of a saved state."""
 
-    evidence: list[NonNegativeFloat] = Field(min_length=4, max_length=4)
+    passed: NonNegativeFloat
+    failed: NonNegativeFloat
     status: Status
-    since: NonNegativeInt
-    reason: str
-
-    @property
-    def standing(self) -> Standing:
-        return Standing(Evidence(*self.evidence), self.status, self.since, self.reason)
 
 
 class SavedCurriculum(Section):
@@ -165,7 +139,7 @@ class SavedCurriculum(Section):
     trouble), sorted: the order in which they came is not in it.
     """
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     tasks_fingerprint: str
     generation: NonNegativeInt
     num_draws: NonNegativeInt

@@ -434,7 +434,7 @@ def open_attempts(
         )
         observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
         if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
-            require_server(config, find_trl_server(config), model, tokenizer)
+            require_server(config, find_trl_server(config), tokenizer)
         open_one = partial(
             open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import UsageError
@@ -29,7 +26,6 @@ from composer_replication.rollouts.episodes.served_policy import (
 PROBE = "def probe(x):\n\treturn {'Ünicode': x}  # 1234567890 <|im_end|>\n"
 """Text on which tokenizers of different models part: spaces, digits, letters beyond ASCII, a special token."""
 _QUESTION_SECONDS = 30.0
-_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 _PROCESSED = "processed_logprobs"
 
 
@@ -37,12 +33,11 @@ _PROCESSED = "processed_logprobs"
 class ServedModel:
     """A model as its server describes it.
 
-    ``root`` is the folder or name of its weights. ``max_context_tokens`` is None where the server does not say;
+    ``max_context_tokens`` is None where the server does not say;
     ``settings`` is its whole configuration, empty unless it was started with ``VLLM_SERVER_DEV_MODE=1``.
     """
 
     endpoint: Endpoint
-    root: str
     max_context_tokens: int | None
     version: str
     settings: Mapping[str, Any]
@@ -108,7 +103,6 @@ def find_server(
     config = settings.get("vllm_config")
     return ServedModel(
         replace(endpoint, model=str(card.id)),
-        str(getattr(card, "root", None) or card.id),
         limit if isinstance(limit, int) else None,
         str(version),
         config if isinstance(config, dict) else {},
@@ -120,8 +114,6 @@ def require_fit(
     tokenizer: Tokenizer,
     *,
     max_context_tokens: int,
-    model_name: str,
-    model_config: Mapping[str, Any],
 ) -> None:
     """Stop where the server cannot sample the episodes of a recipe.
 
@@ -129,11 +121,9 @@ def require_fit(
         served: as it describes itself.
         tokenizer: of the recipe's model.
         max_context_tokens: of the episodes.
-        model_name: of the recipe.
-        model_config: of the recipe's model, as its ``config.json``.
 
     Raises:
-        UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
+        UsageError: another tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
             or log-probabilities in its answers (CR0826).
         MissingError, SandboxFailure: it does not answer (CR0824).
     """
@@ -143,7 +133,6 @@ def require_fit(
             f"its context has {limit} tokens, and agent.max_context_tokens is {max_context_tokens}",
             f"serve with --max-model-len {max_context_tokens}, or set agent.max_context_tokens to at most {limit}",
         )
-    _require_model(served, model_name, model_config)
     if not has_sampled_logps(served):
         raise _unfit(
             f"it was started with --logprobs-mode {served.setting('logprobs_mode')}: those are not the probabilities that it samples by",
@@ -165,30 +154,6 @@ def has_sampled_logps(served: ServedModel) -> bool:
     """Whether its log-probabilities are those that it samples by; True where it does not tell."""
     mode = served.setting("logprobs_mode")
     return mode is None or _PROCESSED in str(mode)
-
-
-def _require_model(served: ServedModel, model_name: str, model_config: Mapping[str, Any]) -> None:
-    """Compare shapes where the served weights lie on this machine, names where both are names and no folders.
-
-    Other weights of the same shape are no fault in training: they are replaced before the first generation.
-    """
-    described = Path(served.root) / "config.json"
-    if described.is_file():
-        theirs = json.loads(described.read_text())
-        for name in _SHAPE:
-            if theirs.get(name) != model_config.get(name):
-                raise _unfit(
-                    f"another model is behind it: its {name} is {theirs.get(name)}, and that of the recipe's model "
-                    f"{model_config.get(name)}",
-                    "serve the model of the recipe",
-                )
-        return
-    are_names = all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in (served.root, model_name))
-    if are_names and served.root != model_name:
-        raise _unfit(
-            f"another model is behind it: {served.root}, and the recipe names {model_name}",
-            "serve the model of the recipe",
-        )
 
 
 def _their_ids(endpoint: Endpoint, text: str) -> list[int] | None:

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,20 +196,10 @@ def test_a_server_without_the_ids_is_refused(server: PolicyServer, changes: dict
 @pytest.mark.parametrize(
     "changes",
     [
-        {"token_ids": [1, 2]},
-        {"token_ids": [1, 2, 3, -4]},
-        {"token_ids": [1, 2, 3, True]},
-        {"token_ids": [1, 2, 3, "4"]},
-        {"token_ids": "1234"},
-        {"token_ids": [], "logprobs": {"token_logprobs": []}},
-        {"token_ids": list(range(9)), "logprobs": {"token_logprobs": [-1.0] * 9}},
-        {"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan"), -1.0]}},
+        {"token_ids": [1, 2, 3, "x"]},
+        {"token_ids": 1234},
         {"logprobs": {"token_logprobs": [-1.0, -1.0, None, -1.0]}},
-        {"logprobs": {"token_logprobs": [-1.0, -1.0, float("-inf"), -1.0]}},
-        {"logprobs": {"token_logprobs": [-1.0, -1.0, 0.5, -1.0]}},
         {"logprobs": {"token_logprobs": [-1.0, -1.0, -(10**400), -1.0]}},
-        {"token_ids": [1, 2, 3, 10**400]},
-        {"token_ids": [1, 2, 3, 2**40]},
         {"finish_reason": "abort"},
         {"finish_reason": None},
         {"text": None},
@@ -243,10 +232,9 @@ def test_any_choice_is_an_answer_or_none(value: Any) -> None:
     """The client makes objects of what it read, and lets other kinds of values through."""
     choice = SimpleNamespace(**value) if isinstance(value, dict) else value
     try:
-        found = read_answer(SimpleNamespace(choices=[choice]), (1,), 4)
+        read_answer(SimpleNamespace(choices=[choice]), (1,))
     except (SandboxFailure, UsageError):
         return
-    assert len(found.token_logp) == len(found.token_ids)
 
 
 def test_half_a_character_is_told_as_a_question_mark(server: PolicyServer) -> None:
@@ -302,14 +290,13 @@ def test_a_first_request_that_is_refused_ends_the_run(server: PolicyServer) -> N
 # ---- what a server says of itself ----------------------------------------------------------------------
 
 TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
-OUR_MODEL = {"model_type": "qwen3", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2}
 
 
 def fit(server: PolicyServer, **changes: Any) -> None:
     require_fit(
         find_server(open_server(server.url)),
         TOKENIZER,
-        **{"max_context_tokens": 4096, "model_name": "a/b", "model_config": OUR_MODEL, **changes},
+        **{"max_context_tokens": 4096, **changes},
     )
 
 
@@ -339,12 +326,6 @@ def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
             {},
             "context has 100.*max-model-len 4096",
         ),
-        (
-            "/v1/models",
-            {"data": [{"id": "t", "root": "a/c"}]},
-            {},
-            "behind it: a/c, and the recipe names a/b",
-        ),
         ("/server_info", settings(logprobs_mode="raw_logprobs"), {}, "--logprobs-mode raw_logprobs"),
         ("/tokenize", {"tokens": [1, 2, 3]}, {}, "its tokenizer is another"),
     ],
@@ -355,17 +336,6 @@ def test_a_server_that_does_not_fit_is_refused_by_name(
     server.told[route] = told
     with pytest.raises(UsageError, match=f"CR0826.*{said}"):
         fit(server, **changes)
-
-
-def test_weights_of_another_shape_are_refused(server: PolicyServer, tmp_path: Path) -> None:
-    server.told["/v1/models"] = {"data": [{"id": "t", "root": str(tmp_path)}]}
-    for hidden_size in (64, 32):
-        (tmp_path / "config.json").write_text(json.dumps(OUR_MODEL | {"hidden_size": hidden_size}))
-        if hidden_size == 64:
-            fit(server)
-            continue
-        with pytest.raises(UsageError, match=r"CR0826.*its hidden_size is 32.*64"):
-            fit(server)
 
 
 def test_a_server_without_log_probabilities_is_refused(server: PolicyServer) -> None:

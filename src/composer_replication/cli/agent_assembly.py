@@ -134,7 +134,7 @@ def open_player(
     options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
     if cluster is not None:
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
-    num_places = None if cluster is None else cluster.num_places
+    num_places = None if cluster is None else lambda: len(cluster.places())
     return EpisodePlayer(
         grader,
         open_environment,
@@ -159,7 +159,6 @@ def attempt_options(config: RunConfig) -> AttemptOptions:
     """How the sandbox of an attempt is opened."""
     section = (config.agent or AgentSection()).tools
     return AttemptOptions(
-        backend=config.sandbox.backend,
         is_warm=section.is_warm,
         sandbox_limits=sandbox_limits(config),
         tool_limits=ToolLimits(max_characters=section.max_characters),
@@ -178,21 +177,14 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
     return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
 
 
-def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
-    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights.
+def require_server(config: RunConfig, served: ServedModel, tokenizer: Any) -> None:
+    """Stop where a server cannot sample the recipe's episodes.
 
     Raises:
         ComposerError: as ``require_fit``.
     """
     section = config.agent or AgentSection()
-    described = model.config.get_text_config().to_dict()
-    require_fit(
-        served,
-        tokenizer,
-        max_context_tokens=section.max_context_tokens,
-        model_name=config.model.name,
-        model_config=described,
-    )
+    require_fit(served, tokenizer, max_context_tokens=section.max_context_tokens)
 
 
 def open_episode_sampler(
@@ -221,7 +213,7 @@ def open_episode_sampler(
     )
     refuse_long_conversations(config, judge, tasks, model)
     if served is not None:
-        require_server(config, served, model, tokenizer)
+        require_server(config, served, tokenizer)
     endpoint = None if served is None else served.endpoint
     policy = TrainedPolicy(max_batch=section.max_batch, endpoint=endpoint)
     policy.trainer = still_trainer(config, model, tokenizer)

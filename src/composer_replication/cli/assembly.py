@@ -328,7 +328,7 @@ def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, gra
     jails = {"backend": grader.backend_name}
     if config.agent is not None and config.ray is None:  # nodes choose for themselves
         is_warm = config.agent.tools.is_warm
-        jails["attempts"] = grader.attempt_backend(config.sandbox.backend, is_warm=is_warm).name
+        jails["attempts"] = grader.attempt_backend(is_warm=is_warm).name
     write_json(
         folder.environment,
         {

@@ -290,7 +290,7 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
 
 def test_a_warm_sandbox_serves_an_attempt_too(grader: Grader, store: TaskStore, clamp: Task) -> None:
     before = attempt_folders()
-    with FeatureDeletionEnv(grader, attempt=AttemptOptions("bubblewrap", is_warm=True)) as env:
+    with FeatureDeletionEnv(grader, attempt=AttemptOptions(is_warm=True)) as env:
         env.reset(clamp.task_id)
         for number in range(3):
             assert ask(env, "bash", command=f"echo {number}").text == str(number)

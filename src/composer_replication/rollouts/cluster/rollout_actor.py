@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.errors import InputError
 from composer_replication.records import Limits, MonitorMode, Score, Task, ToolCall, ToolResult
 from composer_replication.rollouts.cluster.store_parcel import Files, StoreParcel, open_copy
 from composer_replication.rollouts.environment.attempt import AttemptOptions
@@ -21,10 +21,6 @@ from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
-
-
-class LostActor(SandboxFailure):
-    """An actor's process is another one than before: what it held is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +84,6 @@ class Place:
     pid: int
 
 
-def here() -> Place:
-    """This process."""
-    return Place(socket.gethostname(), os.getpid())
-
-
 @dataclass(frozen=True, slots=True)
 class Called:
     """What a call gave, and how the attempt stands after it."""
@@ -104,8 +95,6 @@ class Called:
 
 class RolloutActor:
     """Attempts and gradings over a copy of a store, one after the other.
-
-    An attempt has a number. A process that was started anew knows nothing of the attempt before, and says so.
 
     Args:
         parcel: the store.
@@ -121,7 +110,6 @@ class RolloutActor:
         self._parcel, self._fetch, self._options, self._needs = parcel, fetch, options, needs
         self._grader: Grader | None = None
         self._environment: FeatureDeletionEnv | None = None
-        self._number = -1
 
     def prepare(self) -> Place:
         """Try the sandbox of this node and make the copy of the store.
@@ -131,48 +119,44 @@ class RolloutActor:
             InputError: the copy is damaged (CR0411).
         """
         self._ready()
-        return here()
+        return Place(socket.gethostname(), os.getpid())
 
-    def begin(self, number: int, task_id: str) -> tuple[str, Place]:
-        """Begin an attempt, after the end of the one before: its first message, and where it is."""
+    def begin(self, task_id: str) -> str:
+        """Begin an attempt, after the end of the one before: its first message."""
         environment, grader = self._ready()
         self._require_environment(grader.store.get(task_id))
-        self._number = number
-        return environment.reset(task_id), here()
+        return environment.reset(task_id)
 
-    def call(self, number: int, call: ToolCall) -> Called:
+    def call(self, call: ToolCall) -> Called:
         """Make a call; as ``FeatureDeletionEnv.call``."""
-        environment = self._attempt(number)
+        environment, _ = self._ready()
         result = environment.call(call)
         return Called(result, environment.is_done, replace(environment.counts))
 
-    def candidate(self, number: int) -> dict[str, bytes] | None:
+    def candidate(self) -> dict[str, bytes] | None:
         """As ``FeatureDeletionEnv.candidate``."""
-        return self._attempt(number).candidate()
+        return self._ready()[0].candidate()
 
-    def finish(self, number: int) -> Judgement | None:
+    def finish(self) -> Judgement | None:
         """As ``FeatureDeletionEnv.finish``."""
-        return self._attempt(number).finish()
+        return self._ready()[0].finish()
 
-    def leave(self, number: int) -> None:
-        """Take the sandbox of an attempt away; nothing where it is over."""
-        if self._environment is not None and number == self._number:
-            self._environment.close()
+    def leave(self) -> None:
+        """Take the sandbox of the attempt away; nothing where there is none."""
+        self._ready()[0].close()
 
-    def grade_request(self, number: int, request: GradeRequest) -> Score:
+    def grade_request(self, request: GradeRequest) -> Score:
         """Grade one answer or tree, once.
 
         Raises:
             SandboxFailure: the sandbox broke.
         """
-        del number  # nothing of an attempt is used
         _, grader = self._ready()
         self._require_environment(request.task)
         return grader.grade_once(request)
 
-    def watched(self, number: int, task: Task, *asked: Any, timeout_seconds: float | None) -> WatchedReport:
+    def watched(self, task: Task, *asked: Any, timeout_seconds: float | None) -> WatchedReport:
         """As ``Grader.watched``."""
-        del number  # nothing of an attempt is used
         _, grader = self._ready()
         self._require_environment(task)
         return grader.watched(task, *asked, timeout_seconds=timeout_seconds)
@@ -202,11 +186,6 @@ class RolloutActor:
                 self._grader, attempt=options.attempt, reward=options.reward, monitor=options.monitor
             )
         return self._environment, self._grader
-
-    def _attempt(self, number: int) -> FeatureDeletionEnv:
-        if self._environment is None or number != self._number:
-            raise LostActor("CR0491", "its process was started anew, and its sandbox is gone.")
-        return self._environment
 
     def _require_environment(self, task: Task) -> None:
         """The environment of the task's tests, made first where this node has not got it.

@@ -29,14 +29,12 @@ class AttemptOptions:
     """How the sandbox of an attempt is opened.
 
     Args:
-        backend: sandbox backend; empty for the grader's.
         is_warm: where the backend has a warm kind that holds (``Grader.attempt_backend``), one process stays in the
             sandbox and starts the commands, so that a call costs a message and no new jail. It ends with the attempt.
         sandbox_limits: of its memory, processes, disk and output.
         tool_limits: of each call.
     """
 
-    backend: str = ""
     is_warm: bool = True
     sandbox_limits: Limits = field(default_factory=Limits)
     tool_limits: ToolLimits = field(default_factory=ToolLimits)
@@ -48,7 +46,7 @@ class Attempt:
     Args:
         store: where the task is.
         task: of which the tree is made.
-        options: how; its ``backend`` and ``is_warm`` are settled by ``backend``.
+        options: how; its ``is_warm`` is settled by ``backend``.
         backend: whose self-test has passed.
 
     Raises:

@@ -122,7 +122,7 @@ class FeatureDeletionEnv:
         message = first_message(store, task)
         self._forget()
         options = self._attempt_options
-        backend = self.grader.attempt_backend(options.backend, is_warm=options.is_warm)
+        backend = self.grader.attempt_backend(is_warm=options.is_warm)
         try:
             self._attempt = Attempt(store, task, options, backend)
         except SandboxFailure:

@@ -41,7 +41,7 @@ from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.standing import has_recorded_evidence
+from composer_replication.rollouts.curriculum.chooser import has_recorded_evidence
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.generations.episode_player import EpisodeSampler, Listeners
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes

@@ -258,7 +258,7 @@ def _check_default(tried: Mapping[str, Check]) -> Check:
 
 def check_server(url: str, key_variable: str = "") -> Check:
     """What a sampling server says of itself; that it fits a recipe, ``train`` asks before its first step."""
-    from composer_replication.rollouts.episodes.served_model import (
+    from composer_replication.rollouts.episodes.served_policy import (
         find_server,
         has_sampled_logps,
         open_server,

@@ -15,8 +15,13 @@ from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
-from composer_replication.rollouts.episodes.served_model import find_server, open_server
-from composer_replication.rollouts.episodes.served_policy import ANSWER_SECONDS, ServedPolicy, server_gone
+from composer_replication.rollouts.episodes.served_policy import (
+    ANSWER_SECONDS,
+    ServedPolicy,
+    find_server,
+    open_server,
+    server_gone,
+)
 from composer_replication.trainer.policy import filters_of
 
 

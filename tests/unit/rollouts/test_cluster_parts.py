@@ -19,10 +19,13 @@ from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.cluster import open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
+    Files,
     RolloutActor,
+    StoreParcel,
     fitted,
+    open_copy,
+    parcel_of,
 )
-from composer_replication.rollouts.cluster.store_parcel import Files, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox.process_folder import process_folder

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Evidence
-from composer_replication.rollouts.curriculum.standing import PRIOR
+from composer_replication.rollouts.curriculum.chooser import PRIOR
 
 
 def posterior(a: float, b: float) -> Evidence:

@@ -22,7 +22,7 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.episodes.episode import ObservedTurn
-from composer_replication.rollouts.hints.detector import fault_kind, find_faults
+from composer_replication.rollouts.hints.hinted_turns import fault_kind, find_faults
 
 KINDS = {
     "invalid-call", "missing-file", "command-not-found", "edit-not-applied", "time-out", "out-of-memory", "tool-error",

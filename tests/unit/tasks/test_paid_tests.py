@@ -21,8 +21,8 @@ from composer_replication.records import (
 )
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import ObservedTurn
-from composer_replication.rollouts.hints.detector import find_faults
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.hinted_turns import find_faults
 from composer_replication.rollouts.hints.known_tasks import KnownTasks
 from composer_replication.rollouts.monitor import public_task
 from composer_replication.tasks import gates

@@ -19,8 +19,13 @@ import ray
 from ray.exceptions import RayError
 
 from composer_replication.errors import MissingError, SandboxFailure
-from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions, Place, RolloutActor, fitted
-from composer_replication.rollouts.cluster.store_parcel import parcel_of
+from composer_replication.rollouts.cluster.rollout_actor import (
+    ClusterOptions,
+    Place,
+    RolloutActor,
+    fitted,
+    parcel_of,
+)
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.node_check import needs_of
 from composer_replication.tasks.workers.ray_answers import (

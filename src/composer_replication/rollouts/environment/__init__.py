@@ -3,7 +3,6 @@
 reward_options.py        what an attempt is worth and why: tests, what it broke, invalid calls, the monitor
 attempt.py               a fresh sandbox with the task's tree in it, and its end, whatever happens
 feature_deletion_env.py  the attempt itself: tools, submit, grading outside
-golden_classes.py        what the original code itself shows the monitor
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 openenv_address.py       the address of a server of environments
 openenv_environment.py   OpenEnv: reset, step, state, close

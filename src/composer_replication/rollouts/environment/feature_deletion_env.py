@@ -1,7 +1,15 @@
-"""One attempt at one task: tools in a sandbox, grading outside of it. Fulfils ``interfaces.AgentEnvironment``."""
+"""One attempt at one task: tools in a sandbox, grading outside of it. Fulfils ``interfaces.AgentEnvironment``.
+
+Golden code may end processes, read frames or hold tables of literals, and then so does every right answer: classes that
+the deleted code itself shows are never more than reported of its own task. The monitor knows no golden code; it is looked at
+here beforehand, and what it tells is names of classes alone.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from composer_replication.errors import SandboxFailure, UsageError
@@ -13,7 +21,6 @@ from composer_replication.rollouts.candidate_tree import (
     rule_of,
 )
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
-from composer_replication.rollouts.environment.golden_classes import without_golden_classes
 from composer_replication.rollouts.environment.reward_options import (
     Judgement,
     RewardOptions,
@@ -25,6 +32,7 @@ from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
     HackMonitor,
     MonitorReport,
+    PublicTask,
     monitor_for,
     public_task,
 )
@@ -313,3 +321,40 @@ def no_attempt(where: str) -> UsageError:
         where=where,
         fix="call reset(task_id) first, and nothing after close().",
     )
+
+
+def without_golden_classes(report: MonitorReport, grader: Grader, task: Task) -> MonitorReport:
+    """The report, in which a finding of a class that the task's golden code shows too flags nothing.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    return only_reporting(report, golden_classes(grader, task)) if report.masks_reward else report
+
+
+def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorReport:
+    """The report, in which findings of these classes flag nothing."""
+    findings = (replace(each, action="report") if each.name in names else each for each in report.findings)
+    return replace(report, findings=tuple(findings))
+
+
+def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
+    """What the monitor finds where the golden code is put back; looked at once a grader."""
+
+    def look() -> frozenset[str]:
+        before = grader.store.files(task, "rollout")
+        return shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
+
+    return grader.golden_runs.look_up(task.task_id, "monitor", look)
+
+
+def shown_classes(
+    task: PublicTask, before: Mapping[str, bytes], golden: Mapping[str, bytes]
+) -> frozenset[str]:
+    """The classes of which the monitor finds anything in an episode that only writes these files, by commands."""
+    commands = [
+        f"cat > {shlex.quote(path)} <<'GOLDEN'\n{data.decode('utf-8', 'replace')}\nGOLDEN"
+        for path, data in golden.items()
+    ]
+    turns = [[(ToolCall("bash", json.dumps({"command": each})), ToolResult(""))] for each in commands]
+    return frozenset(HackMonitor().inspect(EpisodeEvidence(task, turns, before, {**before, **golden})).counts)

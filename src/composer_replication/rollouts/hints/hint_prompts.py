@@ -10,10 +10,14 @@ Places, tried in order: a message of its own after the last one; merged into the
 its beginning, for templates that want strictly alternating roles or close a block of tool results only at
 the end. A place counts only if the template takes it, shows the hint, and changes nothing else. If none does
 there is no hinted prompt.
+
+A completion prompt ends where the body begins. There the hint is a comment, as the body's first lines: the last thing that
+the policy reads.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +38,7 @@ _AS_RENDERED = "give the messages, tools and template options that the prompt wa
 class HintedPrompt:
     """``hinted_ids == prompt_ids[:start] + hint_ids + prompt_ids[start:]``.
 
-    ``place`` is ``own-message``, ``merged``, ``in-body`` or ``above-function``.
+    ``place`` is ``own-message``, ``merged`` or ``in-body``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -207,3 +211,64 @@ def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+
+
+WIDTH = 88
+MAX_IDS_BEFORE = 2
+"""Control ids that a tokenizer may put before a text."""
+
+
+def comment(hint: str, indent: str = "") -> str:
+    r"""The hint as whole comment lines, each indented, without a last line end.
+
+    >>> comment("two lines\\nof it", "  ")
+    '  # two lines\\n  # of it'
+    """
+    room = max(24, WIDTH - len(indent) - 2)
+    lines = [
+        piece
+        for line in hint.strip().splitlines()
+        for piece in textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
+    ]
+    return "\n".join(f"{indent}# {line}" for line in lines)
+
+
+def hint_code_prompt(
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    prompt_text: str,
+    hint: str,
+    *,
+    path: str,
+    indent: str,
+) -> HintedPrompt:
+    """Put a hint as a comment into a prompt that is the beginning of a source file and that a body follows: its first lines,
+    the last thing that the policy reads. The answer has to begin on a new line; any other would run on in the comment.
+
+    Args:
+        tokenizer: the policy's.
+        prompt_ids: the ids that the policy saw; a beginning-of-text id may stand before the text's.
+        prompt_text: the text of these ids.
+        hint: plain text.
+        path: of the file, for errors.
+        indent: of the body.
+
+    Raises:
+        InputError: the ids are not those of the text (CR0430); no prompt or no hint (CR0430); the hint holds a control
+            token, or its ids are not those of its text (CR0430).
+    """
+    ids, hint = tuple(prompt_ids), hint.strip()
+    if not (ids and prompt_text and hint):
+        problem = "there is no prompt" if not (ids and prompt_text) else "the hint is empty"
+        raise unfit(problem, fix="give turns with the ids that the policy saw and their text.")
+    refuse_control_tokens(tokenizer, hint)
+    plain_ids = encode(tokenizer, prompt_text)
+    num_before = len(ids) - len(plain_ids)
+    if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
+        fix = "give the prompt's text as it was tokenised for the policy."
+        raise unfit("the ids of the prompt are not those of its text", path, fix)
+    added = f"\n{comment(hint, indent)}"
+    hint_ids = encode(tokenizer, added)
+    if decode(tokenizer, hint_ids).strip() != added.strip():
+        raise unfit("the tokenizer writes the hint as another text", path, LEAVE_OUT)
+    return HintedPrompt(ids, hint_ids, len(ids), "in-body")

@@ -24,8 +24,13 @@ from composer_replication.rollouts.episodes.agent_loop import episodes_in_order,
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.served_model import find_server, open_server, require_fit
-from composer_replication.rollouts.episodes.served_policy import ServedPolicy, read_answer
+from composer_replication.rollouts.episodes.served_policy import (
+    ServedPolicy,
+    find_server,
+    open_server,
+    read_answer,
+    require_fit,
+)
 
 KEY = "sk-not-to-be-told-1234567890"
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -306,7 +311,7 @@ def settings(**of_model: Any) -> dict[str, Any]:
 
 
 def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
-    from composer_replication.rollouts.episodes.served_model import PROBE
+    from composer_replication.rollouts.episodes.served_policy import PROBE
 
     fit(server)  # as little as a server may tell
     server.told["/version"] = {"version": "0.32.0"}

@@ -190,9 +190,9 @@ SOURCES = (
 @pytest.mark.parametrize(
     ("node_id", "assertion"),
     [
-        ("t.py::test_a", "x == 2; x"),
-        ("t.py::TestB::test_b", "self.assertEqual(f(1), 2)"),
-        ("t.py::test_c", "with pytest.raises(ValueError): f(None)"),
+        ("t.py::test_a", "x == 2, 'no'; x"),
+        ("t.py::TestB::test_b", "self.assertEqual(f(1),"),
+        ("t.py::test_c", "with pytest.raises(ValueError):"),
         ("t.py::test_d", ""),
         ("t.py::test_e", ""),
         ("other.py::test_a", ""),
@@ -214,7 +214,7 @@ def test_assertions_are_read_from_the_source(node_id: str, assertion: str) -> No
 def test_a_test_that_a_class_inherits_is_read_where_it_stands() -> None:
     places = {"other.py::TestSub::test_a": ("t.py", 3, "test_a")}
     sub = known(None, SOURCES, **places)
-    assert sub.assertion_of("other.py::TestSub::test_a") == "x == 2; x"
+    assert sub.assertion_of("other.py::TestSub::test_a") == "x == 2, 'no'; x"
     assert sub.assertion_of("other.py::TestSub::test_b") == ""
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import textwrap
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from composer_replication.records import Outcome, Score, Task
 from composer_replication.rollouts.hints.hint_context import FailedTest
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import parse_syntax
 from composer_replication.tasks.test_functions import Place
 
 MAX_ASSERTIONS = 2
+_ASSERTION = re.compile(r"assert\b|self\.assert\w+\(|with [\w.]*(?:raises|assert)\w*\(")
 _FAILED = {Outcome.FAILED, Outcome.ERROR, Outcome.MISSING}
 
 
@@ -46,51 +45,22 @@ class KnownTask:
         return tuple(sorted(found.values(), key=lambda test: not test.assertion))
 
     def assertion_of(self, node_id: str) -> str:
-        """The first assertions of a test function; empty where its source is not known for sure."""
+        """The first lines of a test function that assert something; empty where its source is not known for sure."""
         path, _, name = node_id.partition("[")[0].partition("::")
         name = name.rpartition("::")[2]
         if node_id in self.places:
             path, _, name = self.places[node_id]
-        sources = [source for source_path, source in self.sources if source_path == path]
-        functions = [each for each in map(_function, sources) if each is not None and each.name == name]
-        if len(functions) != 1:
+        own = re.compile(rf"^[ \t]*(?:async )?def {re.escape(name)}\b", re.MULTILINE)
+        sources = [text for source_path, text in self.sources if source_path == path and own.search(text)]
+        if len(sources) != 1:
             return ""
-        nodes = sorted(
-            (node for node in ast.walk(functions[0]) if _is_assertion(node)), key=lambda node: node.lineno
-        )
-        return "; ".join(map(_text, nodes[:MAX_ASSERTIONS]))
+        lines = [line.strip() for line in sources[0].splitlines()]
+        found = [line.removeprefix("assert ") for line in lines if _ASSERTION.match(line)]
+        return "; ".join(found[:MAX_ASSERTIONS])
 
     def is_leak(self, text: str) -> bool:
         """Whether a text shows deleted code, a hidden test or a hidden value."""
         return bool(secret_shown(text, self.secrets))
-
-
-def _function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    try:
-        body = parse_syntax(textwrap.dedent(source)).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    first = body[0] if body else None
-    return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
-
-
-def _is_assertion(node: ast.AST) -> TypeGuard[ast.stmt]:
-    """``assert``, ``self.assertEqual(...)``, or ``with pytest.raises(...)`` with what stands in it."""
-    if isinstance(node, ast.With | ast.AsyncWith):
-        return any(_called(item.context_expr).startswith(("raises", "assert")) for item in node.items)
-    return isinstance(node, ast.Assert) or (
-        isinstance(node, ast.Expr) and _called(node.value).startswith("assert")
-    )
-
-
-def _text(node: ast.stmt) -> str:
-    return " ".join(ast.unparse(node.test if isinstance(node, ast.Assert) else node).split())
-
-
-def _called(node: ast.expr) -> str:
-    """The last name of what is called; empty for anything else."""
-    function = node.func if isinstance(node, ast.Call) else None
-    return function.attr if isinstance(function, ast.Attribute) else str(getattr(function, "id", ""))
 
 
 class KnownTasks:

@@ -208,7 +208,7 @@ def open_server(url: str, model: str = "", key_variable: str = "") -> Endpoint:
         endpoint = open_endpoint(url, model or "?", key_variable)
     except UsageError as error:
         raise _unfit(f"it cannot be asked: {error.message.rstrip('.')}", "give http://HOST:PORT/v1") from None
-    return replace(endpoint, model=model, max_retries=NUM_RETRIES)
+    return replace(endpoint, model=model, max_retries=NUM_RETRIES, timeout_seconds=ANSWER_SECONDS)
 
 
 def find_server(

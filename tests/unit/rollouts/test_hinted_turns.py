@@ -26,8 +26,7 @@ from composer_replication.records import (
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hint_context import HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import MAX_TURNS, HintedTurnMaker
-from composer_replication.rollouts.hints.known_tasks import KnownTask
-from composer_replication.rollouts.hints.task_observer import TaskObserver
+from composer_replication.rollouts.hints.task_observer import KnownTask, TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
 from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.tasks.planning.body_cuts import fill

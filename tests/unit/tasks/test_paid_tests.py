@@ -23,7 +23,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import first
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import find_faults
-from composer_replication.rollouts.hints.known_tasks import KnownTasks
+from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.monitor import public_task
 from composer_replication.tasks import gates
 from composer_replication.tasks.part_subject import part_subject, with_paid

@@ -15,8 +15,11 @@ from composer_replication.cli.cluster import launched_size, shards_weights
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.records import Limits, Task
-from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    AttemptOptions,
+    FeatureDeletionEnv,
+    first_message,
+)
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk

@@ -19,8 +19,7 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.records import Limits, MonitorMode, Score, Task, ToolCall, ToolResult
-from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import AttemptOptions, FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import CallCounts

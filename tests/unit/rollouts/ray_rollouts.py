@@ -279,8 +279,10 @@ def refusals_of(address: str, store: TaskStore) -> dict[str, Any]:
         environment = RayEnvironment(cluster)
         environment.reset(clamp_of(store).task_id)
         result["second"] = attempt(opened(ClusterOptions()))
-        [actor] = cluster._places
+        [(actor, place)] = cluster._places.items()
         ray.kill(actor)
+        while Path(f"/proc/{place.pid}").exists():
+            time.sleep(0.1)
         result["last"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["anew"] = attempt(lambda: environment.reset(clamp_of(store).task_id))
     return result

@@ -44,8 +44,7 @@ from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.served_model import find_server, open_server
-from composer_replication.rollouts.episodes.served_policy import ServedPolicy
+from composer_replication.rollouts.episodes.served_policy import ServedPolicy, find_server, open_server
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model

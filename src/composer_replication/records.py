@@ -299,7 +299,9 @@ class ToolCall:
     call_id: str = ""
 
 
-ToolFault = Literal["", "invalid", "refused", "missing-file", "edit-not-applied", "out-of-memory"]
+ToolFault = Literal[
+    "", "invalid", "refused", "missing-file", "command-not-found", "edit-not-applied", "out-of-memory"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +312,7 @@ class ToolResult:
     tools that run none. ``is_truncated`` says that the text was cut, which the text says too. ``fault`` is what the tool
     knows of why it failed: ``invalid`` where no tool could take the call (unknown name, no JSON, wrong arguments, after the
     end of the attempt), ``refused`` where it was one too many in its answer, so that no environment has seen it,
-    ``missing-file``, ``edit-not-applied``, ``out-of-memory``. Two answers are equal whatever ``seconds`` each took.
+    ``missing-file``, ``command-not-found``, ``edit-not-applied``, ``out-of-memory``. Two answers are equal whatever ``seconds`` each took.
     """
 
     text: str

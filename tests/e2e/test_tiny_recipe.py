@@ -140,7 +140,7 @@ def test_a_curriculum_draws_the_tasks_and_counts_every_attempt(tmp_path: Path) -
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert state["tasks_fingerprint"] == environment["tasks_fingerprint"]
     assert set(state["tasks"]) == set(environment["train_tasks"])
-    known = {task_id: row["evidence"][2] + row["evidence"][4] for task_id, row in state["tasks"].items()}
+    known = {task_id: row["passed"] + row["failed"] for task_id, row in state["tasks"].items()}
     for task_id, *_ in state["pending"]:
         known[task_id] += 1
     told = [

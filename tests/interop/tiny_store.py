@@ -101,7 +101,7 @@ def break_sandboxes(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
         raise SandboxFailure("CR0302", "the jail broke.")
 
     target = {
-        "open": "composer_replication.rollouts.environment.attempt.open_sandbox",
+        "open": "composer_replication.rollouts.environment.feature_deletion_env.open_sandbox",
         "call": "composer_replication.rollouts.tools.toolbox.Toolbox.call",
         "grade": "composer_replication.rollouts.grading.Grader.grade_once",
     }[place]

@@ -15,12 +15,15 @@ from composer_replication.cli.cluster import launched_size, shards_weights
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.records import Limits, Task
-from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    AttemptOptions,
+    FeatureDeletionEnv,
+    first_message,
+)
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.served_model import (
+from composer_replication.rollouts.episodes.served_policy import (
     ServedModel,
     find_server,
     open_server,
@@ -123,7 +126,7 @@ def open_player(
         seed=config.seed,
         listeners=listeners,
         keeps_trees=is_evaluation,
-        num_places=None if cluster is None else cluster.num_places,
+        num_places=None if cluster is None else lambda: len(cluster.places()),
     )
 
 
@@ -136,7 +139,6 @@ def attempt_options(config: RunConfig) -> AttemptOptions:
     """How the sandbox of an attempt is opened."""
     section = (config.agent or AgentSection()).tools
     return AttemptOptions(
-        backend=config.sandbox.backend,
         is_warm=section.is_warm,
         sandbox_limits=sandbox_limits(config),
         tool_limits=ToolLimits(max_characters=section.max_characters),

@@ -35,7 +35,7 @@ from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.standing import has_recorded_evidence
+from composer_replication.rollouts.curriculum.chooser import has_recorded_evidence
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.generations.episode_player import EpisodeSampler, Listeners
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
@@ -250,7 +250,7 @@ def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, gra
     jails = {"backend": grader.backend_name}
     if config.agent is not None and config.ray is None:  # nodes choose for themselves
         is_warm = config.agent.tools.is_warm
-        jails["attempts"] = grader.attempt_backend(config.sandbox.backend, is_warm=is_warm).name
+        jails["attempts"] = grader.attempt_backend(is_warm=is_warm).name
     write_json(
         folder.environment,
         {

@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
                 monitor=args.monitor,
             )
             url = url_of(listener)
-            signal_name = server.serve(listener, lambda url: _announce(url, num_tasks))
+            _announce(url, num_tasks)  # clients wait in the listener's queue until they are served
+            signal_name = server.serve(listener)
         finally:
             grader.stop_runs()  # a signal ended it: nobody waits for a grading any more
     names = ("attempts", "infrastructure_failures", "flagged", "masked")

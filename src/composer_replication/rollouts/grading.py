@@ -132,7 +132,7 @@ class Grader:
         self.golden_runs = GoldenRuns(store, self.backend)
         self._draw = random.SystemRandom()
         self._lock = Lock()
-        self._attempt_backends: dict[tuple[str, bool], SandboxBackend] = {}
+        self._attempt_backends: dict[bool, SandboxBackend] = {}
         self._choosing = Lock()
         self.missing_guards = self.require_guards()
 
@@ -153,28 +153,26 @@ class Grader:
         """
         return require_selftest(choose_backend(self.backend), unseen=self._unseen)
 
-    def attempt_backend(self, backend: str = "", *, is_warm: bool = True) -> SandboxBackend:
-        """The jails of attempts: the warm kind of a backend where it holds whatever the cold one holds, else the cold one.
+    def attempt_backend(self, *, is_warm: bool = True) -> SandboxBackend:
+        """The jails of attempts: the warm kind of its backend where it holds whatever the cold one holds, else the cold one.
 
         The self-test of the one that is given has passed, over the same folders as for gradings, which stay cold.
         Asked again, the same answer.
 
         Args:
-            backend: by name; empty for the grader's.
             is_warm: whether a warm kind is looked for.
 
         Raises:
             SandboxFailure: a guard of the cold kind does not hold (CR0306).
             UsageError, MissingError: as ``choose_backend``.
         """
-        key = (backend or self.backend or "", is_warm)
         with self._choosing:
-            if key not in self._attempt_backends:
-                self._attempt_backends[key] = self._choose_for_attempts(*key)
-            return self._attempt_backends[key]
+            if is_warm not in self._attempt_backends:
+                self._attempt_backends[is_warm] = self._choose_for_attempts(is_warm=is_warm)
+            return self._attempt_backends[is_warm]
 
-    def _choose_for_attempts(self, name: str, is_warm: bool) -> SandboxBackend:  # noqa: FBT001
-        cold = choose_backend(name or None)
+    def _choose_for_attempts(self, *, is_warm: bool) -> SandboxBackend:
+        cold = choose_backend(self.backend)
         missing = require_selftest(cold, unseen=self._unseen)
         warm = warm_kind(cold) if is_warm else None
         if warm is None or not warm.is_available().ok:

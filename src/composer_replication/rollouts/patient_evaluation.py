@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from composer_replication.errors import CollapseStopError, ComposerError, InputError, SandboxFailure
@@ -74,13 +72,9 @@ class PatientEvaluation(Generic[Reading]):
         self._stateful: Stateful | None = candidate if isinstance(candidate, Stateful) else None
 
     def __call__(self) -> Reading | None:
-        began = time.monotonic()
         try:
             with deadline(self.timeout_seconds):
                 reading = self.evaluation()
-            if self.timeout_seconds is not None and time.monotonic() - began > self.timeout_seconds:
-                # It caught the alarm, or ran where there is none: what came too late does not count.
-                raise EvaluationTimeoutError(f"it took longer than {self.timeout_seconds:g} seconds")
         except SandboxFailure as error:
             self._missed(error)
             return None
@@ -102,7 +96,7 @@ class PatientEvaluation(Generic[Reading]):
             self.missed_in_a_row,
             self.num_missed,
             self.last_problem,
-            exc_info=not isinstance(error, SandboxFailure | EvaluationTimeoutError),
+            exc_info=not isinstance(error, SandboxFailure | TimeoutError),
         )
         if self.missed_in_a_row >= MAX_MISSED_IN_A_ROW:
             raise CollapseStopError(
@@ -131,23 +125,15 @@ class PatientEvaluation(Generic[Reading]):
             self._stateful.load_state_dict(state["evaluation"])
 
 
-class EvaluationTimeoutError(TimeoutError):
-    """An evaluation took longer than it may."""
-
-
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[None]:
-    """Interrupt what runs inside after ``seconds``; in the main thread only, else without effect.
-
-    Raises:
-        EvaluationTimeoutError: inside, when the time is over.
-    """
+    """Raise a ``TimeoutError`` in what runs inside after ``seconds``; in the main thread only, else without effect."""
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ring(*_signal: int | FrameType | None) -> None:
-        raise EvaluationTimeoutError(f"it took longer than {seconds:g} seconds")
+    def ring(*_signal: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -16,7 +16,7 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
-from composer_replication.rollouts.episodes.ledger_talk import SHELL_FENCES, SHELL_RULES
+from composer_replication.rollouts.episodes.ledger_talk import SHELL_RULES
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
 from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
 
@@ -93,9 +93,7 @@ class ChatModel:
         )
         calls: tuple[ToolCall, ...] = ()
         if tools:
-            calls = read_completion(
-                self._tokenizer, prompt, completion.token_ids, self._dialect, tools=specs, fences=SHELL_FENCES
-            )
+            calls = read_completion(self._tokenizer, prompt, completion.token_ids, self._dialect, tools=specs)
         content = completion.text.split("<tool_call>")[0].strip() if calls else completion.text
         message: dict[str, Any] = {"role": "assistant", "content": content or None}
         if calls:

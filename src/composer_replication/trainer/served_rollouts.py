@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from composer_replication.errors import ComposerError
@@ -15,8 +14,12 @@ from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
-from composer_replication.rollouts.episodes.served_model import find_server, open_server
-from composer_replication.rollouts.episodes.served_policy import ANSWER_SECONDS, ServedPolicy, server_gone
+from composer_replication.rollouts.episodes.served_policy import (
+    ServedPolicy,
+    find_server,
+    open_server,
+    server_gone,
+)
 from composer_replication.trainer.policy import filters_of
 
 
@@ -71,8 +74,7 @@ def vllm_policy(trainer: Any, *, max_batch: int) -> Iterator[TokenPolicy]:
 
 def served_policy(endpoint: Endpoint, trainer: Any) -> ServedPolicy:
     """A server that is asked as TRL's arguments say."""
-    patient = replace(endpoint, timeout_seconds=ANSWER_SECONDS)
-    return ServedPolicy(patient, filters=filters_of(trainer.args), stop_token_ids=trainer.eos_token_ids)
+    return ServedPolicy(endpoint, filters=filters_of(trainer.args), stop_token_ids=trainer.eos_token_ids)
 
 
 class ColocatedSampler:

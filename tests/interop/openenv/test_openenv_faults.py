@@ -12,7 +12,7 @@ from openenv.core.env_server.serialization import serialize_observation
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import SandboxSpec, ToolResult
-from composer_replication.rollouts.environment import attempt as attempt_module
+from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment import openenv_server
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.openenv_client import (

@@ -30,8 +30,5 @@ def test_the_monitor_is_asked_in_one_place() -> None:
         for path in package.rglob("*.py")
         if "EpisodeEvidence(" in path.read_text() and path.parent.name != "monitor"
     }
-    assert asking == {
-        "rollouts/environment/feature_deletion_env.py",
-        "rollouts/environment/golden_classes.py",  # over what the original code shows, before any attempt
-    }
+    assert asking == {"rollouts/environment/feature_deletion_env.py"}
     assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()

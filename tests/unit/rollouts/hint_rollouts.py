@@ -56,4 +56,9 @@ def observe(case: dict[str, Any]) -> ObservedRollout:
         seconds=1.0,
     )
     tools = () if case.get("no_tools") else tuple(ToolSpec(*tool) for tool in recorded()["tools"].items())
-    return ObservedRollout(rollout, turns, tools=tools, tree=tuple(recorded()["tree"]))
+    return ObservedRollout(rollout, turns, tools=tools)
+
+
+def single_turn(rollout: Rollout, **known: Any) -> ObservedRollout:
+    """A rollout of one turn without tools; ``known`` are further fields."""
+    return ObservedRollout(rollout, tuple(ObservedTurn(turn) for turn in rollout.turns), **known)

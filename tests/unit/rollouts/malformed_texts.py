@@ -54,7 +54,6 @@ WRITERS: dict[str, tuple[Callable[[Sequence[ToolCall]], str], ...]] = {
     "llama": (
         _each('{"name": "NAME", "parameters": JSON}', "; "),
         _each('<|python_tag|>{"type": "function", "name": "NAME", "parameters": JSON}<|eom_id|>'),
-        _tagged_pairs("<|python_tag|>NAME.call(", 'KEY="VALUE", ', ")<|eom_id|>"),
     ),
     "mistral": (_mistral_list, _each("[TOOL_CALLS]NAME[ARGS]JSON"), _each("[TOOL_CALLS]NAME[CALL_ID]cNUMBER[ARGS]JSON</s>")),
     "deepseek": (
@@ -63,7 +62,7 @@ WRITERS: dict[str, tuple[Callable[[Sequence[ToolCall]], str], ...]] = {
     ),
     "kimi": (_each("<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>JSON<|tool_call_end|>"),),
     "harmony": (_each("<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>JSON<|call|>"),),
-    "fenced": (_each("I look.\n```bash\nJSON\n```"), _each("````python\nJSON\n````\n"), _each("```submit\n```")),
+    "fenced": (_each("I look.\n```bash\nJSON\n```"), _each("````sh\nJSON\n````\n"), _each("```submit\n```")),
 }  # fmt: skip
 """By dialect, how calls are written rightly."""
 _ALIKE = {

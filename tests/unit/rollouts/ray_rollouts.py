@@ -225,7 +225,7 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         killer = kill_when(
             lambda: (
                 [place.pid for place in cluster.places()]
-                if cluster._returned.empty() and not cluster._idle
+                if cluster._free.empty() and not cluster._starting
                 else []
             ),
             killed_actor,
@@ -238,8 +238,8 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
 
         environment = RayEnvironment(cluster)
         environment.reset(task.task_id)
-        assert environment.place is not None
-        os.kill(environment.place.pid, signal.SIGKILL)
+        [place] = cluster.places()
+        os.kill(place.pid, signal.SIGKILL)
         time.sleep(1.0)
         result["killed_idle"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["after_loss"] = [environment.is_done, environment.finish()]
@@ -279,10 +279,12 @@ def refusals_of(address: str, store: TaskStore) -> dict[str, Any]:
         environment = RayEnvironment(cluster)
         environment.reset(clamp_of(store).task_id)
         result["second"] = attempt(opened(ClusterOptions()))
-        ray.kill(cluster._actors[0].handle)  # for good, as ``ray kill`` does
+        [(actor, place)] = cluster._places.items()
+        ray.kill(actor)
+        while Path(f"/proc/{place.pid}").exists():
+            time.sleep(0.1)
         result["last"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
-        result["used_up"] = attempt(lambda: environment.reset(clamp_of(store).task_id))
-        result["gone"] = cluster.counts["gone"]
+        result["anew"] = attempt(lambda: environment.reset(clamp_of(store).task_id))
     return result
 
 

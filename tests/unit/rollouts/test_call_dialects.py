@@ -15,7 +15,6 @@ from composer_replication.records import ToolCall, ToolSpec
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.tokens.call_dialects import (
     DIALECTS,
-    FENCES,
     dialect_of,
     read_calls,
     read_completion,
@@ -164,8 +163,6 @@ DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜><｜end▁of
         ("hermes", "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>", BASH),
         ("llama", '{"name": "bash", "parameters": {"command": "ls"}}<|eot_id|>', BASH),
         ("llama", '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}; {"name": "submit", "parameters": {}}<|eom_id|>', TWO),
-        ("llama", '<|python_tag|>search.call(query="a b", page="2")<|eom_id|>', [("search", '{"query": "a b", "page": "2"}')]),
-        ("llama", "<|python_tag|>print(1)<|eom_id|>", [("code_interpreter", "print(1)")]),
         ("llama", 'I look:\n{"type": "function", "name": "bash", "parameters": {"command": "ls"}}', BASH),
         ("llama", '{"name": "Ann", "age": 3}', []),
         ("llama", 'for (i = 0;;) {"name"}', []),
@@ -178,7 +175,7 @@ DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜><｜end▁of
         ("harmony", ' to=functions.bash<|channel|>commentary json<|message|>{"command": "ls"}<|call|>', BASH),
         ("harmony", "<|channel|>final<|message|>Done.<|return|>", []),
         ("fenced", "I look.\n```bash\nls\n```\nThen:\n```submit\n```\n", [("bash", '{"command": "ls\\n"}'), ("submit", "{}")]),
-        ("fenced", "````python\n```\nx = 1\n```\n````\n", [("answer", '{"code": "```\\nx = 1\\n```\\n"}')]),
+        ("fenced", "````sh\n```\nx = 1\n```\n````\n", [("bash", '{"command": "```\\nx = 1\\n```\\n"}')]),
         ("fenced", "```json\n```bash\nls\n```\n", []),
         ("fenced", "no block, only `ls`", []),
     ],
@@ -198,7 +195,7 @@ def test_by_hand(dialect: str, text: str, expected: list[tuple[str, str]]) -> No
         ("hermes", "<tool_call><function=bash><parameter=command>ls</function></tool_call>", "bash", "<function=bash><parameter=command>ls</function>"),
         ("hermes", '<tool_call>{"name": "bash", "arguments": ["ls"]}</tool_call>', "bash", '["ls"]'),
         ("llama", '{"name": "bash", "parameters": {"command": "l', "bash", '{"name": "bash", "parameters": {"command": "l'),
-        ("llama", "<|python_tag|>search.call(1)<|eom_id|>", "search", "1"),
+        ("llama", "<|python_tag|>search.call(1)<|eom_id|>", "", "search.call(1)"),
         ("mistral", "[TOOL_CALLS] let me see</s>", "", "let me see"),
         ("mistral", '[TOOL_CALLS]bash{"command": </s>', "bash", '{"command": '),
         ("deepseek", "<｜tool▁call▁begin｜>bash ls<｜tool▁call▁end｜>", "", "bash ls"),
@@ -218,11 +215,6 @@ def test_what_is_meant_as_a_call_and_is_none_keeps_its_raw_text(
     assert not is_object  # so that no environment takes it for whole
 
 
-def test_arguments_keep_the_policys_own_spelling() -> None:
-    text = '<tool_call>{"arguments":{"b" :1.0,  "a":"\\u00e9"},"name":"x"}</tool_call>'
-    assert read_calls(text, "hermes")[0].arguments == '{"b" :1.0,  "a":"\\u00e9"}'
-
-
 def test_values_between_tags_are_text_or_json_as_the_schema_says() -> None:
     text = (
         "<tool_call><function=write_file><parameter=text>\n{}\n</parameter><parameter=num>3</parameter>"
@@ -232,12 +224,6 @@ def test_values_between_tags_are_text_or_json_as_the_schema_says() -> None:
     assert json.loads(call.arguments) == {"text": "{}", "num": 3, "more": "{'no': JSON}"}
     [call] = read_calls(text, "hermes")
     assert json.loads(call.arguments)["num"] == "3"
-
-
-def test_other_fences() -> None:
-    fences = {**FENCES, "python": ("write_file", "content")}
-    [call] = read_calls("```python\nx = 1\n```", "fenced", fences=fences)
-    assert call == ToolCall("write_file", '{"content": "x = 1\\n"}')
 
 
 def test_a_completion_is_read_from_its_ids() -> None:

@@ -19,10 +19,13 @@ from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.cluster import open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
+    Files,
     RolloutActor,
+    StoreParcel,
     fitted,
+    open_copy,
+    parcel_of,
 )
-from composer_replication.rollouts.cluster.store_parcel import Files, StoreParcel, open_copy, parcel_of
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox.process_folder import process_folder
@@ -102,16 +105,14 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
     actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
 ) -> None:
     with FeatureDeletionEnv(grader) as env:
-        begun = actor.begin(7, clamp.task_id)
-        assert begun[0] == env.reset(clamp.task_id)
-        assert begun[1].host == socket.gethostname()
+        assert actor.begin(clamp.task_id) == env.reset(clamp.task_id)
         for call in moves(store, clamp):
-            here, there = env.call(call), actor.call(7, call)
+            here, there = env.call(call), actor.call(call)
             assert (there.result.text, there.result.is_error) == (here.text, here.is_error)
             assert (there.is_done, there.counts) == (env.is_done, env.counts)
-        assert actor.candidate(7) == env.candidate()
-        assert there.counts is not actor.call(7, call).counts, "a message keeps what it said"
-        theirs, mine = actor.finish(7), env.finish()
+        assert actor.candidate() == env.candidate()
+        assert there.counts is not actor.call(call).counts, "a message keeps what it said"
+        theirs, mine = actor.finish(), env.finish()
         assert theirs is not None and mine is not None
         assert theirs.score.outcomes == mine.score.outcomes
         assert (theirs.reward, mine.reward) == (1.0, 1.0)
@@ -127,30 +128,23 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
     written = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": cheat}))
     for mode, expected in (("mask", 0.0), ("off", 1.0)):
         actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
-        actor.begin(1, clamp.task_id)
-        actor.call(1, written)
-        paid = actor.finish(1)
+        actor.begin(clamp.task_id)
+        actor.call(written)
+        paid = actor.finish()
         assert paid is not None
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)
         assert (paid.report is None) == (mode == "off")
         actor.end()
 
 
-def test_an_attempt_that_the_process_does_not_know_is_lost_and_not_another_one(
-    actor: RolloutActor, clamp: Task
-) -> None:
+def test_an_actor_that_was_left_has_no_attempt(actor: RolloutActor, clamp: Task) -> None:
     listing = ToolCall("list_files", "{}")
-    with pytest.raises(SandboxFailure, match="CR0491"):
-        actor.call(0, listing)
-    actor.begin(1, clamp.task_id)
-    actor.leave(0)  # of the attempt before; this one goes on
-    assert not actor.call(1, listing).result.is_error
-    for ask in (lambda: actor.call(0, listing), lambda: actor.candidate(0), lambda: actor.finish(0)):  # fmt: skip
-        with pytest.raises(SandboxFailure, match="CR0491"):
-            ask()
-    actor.leave(1)
+    actor.begin(clamp.task_id)
+    assert not actor.call(listing).result.is_error
+    actor.leave()
+    actor.leave()
     with pytest.raises(UsageError, match="CR0800"):
-        actor.call(1, listing)
+        actor.call(listing)
 
 
 @pytest.mark.long
@@ -161,10 +155,10 @@ def test_gradings_of_an_actor_are_those_of_a_grader(
     wrong = GradeRequest(clamp, "\n    return low")
     for request, here in zip((right, wrong), grader.grade_many([right, wrong]), strict=True):
         assert here is not None
-        assert actor.grade_request(0, request).outcomes == here.outcomes
+        assert actor.grade_request(request).outcomes == here.outcomes
     files = {**store.files(clamp, "visible"), **grader.golden_files(clamp)}
     asked = (clamp, files, clamp.tests.pass_to_pass)
-    assert actor.watched(0, *asked, timeout_seconds=None).outcomes == grader.watched(*asked).outcomes
+    assert actor.watched(*asked, timeout_seconds=None).outcomes == grader.watched(*asked).outcomes
 
 
 def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStore, cache: Path) -> None:
@@ -173,7 +167,7 @@ def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStor
     with pytest.raises(
         MissingError, match=rf"CR0491: the node {socket.gethostname()} cannot be used"
     ) as caught:
-        actor.begin(0, "t-function-body")
+        actor.begin("t-function-body")
     assert not isinstance(caught.value, SandboxFailure), "no episode is tried again for it"
     actor.end()
 

@@ -182,9 +182,9 @@ def test_outcomes_count_from_the_next_generation_on_and_fade() -> None:
     curriculum.learn(passes("t00", 6))
     assert curriculum.standings["t00"].evidence == Evidence()
     curriculum.chosen_rows(1)
-    assert curriculum.standings["t00"].evidence == Evidence(3.0, 1.0, 4.0, 3.0)
+    assert curriculum.standings["t00"].evidence == Evidence(3.0, 1.0)
     curriculum.chosen_rows(1)
-    assert curriculum.standings["t00"].evidence == Evidence(1.5, 0.5, 2.0, 1.5)
+    assert curriculum.standings["t00"].evidence == Evidence(1.5, 0.5)
 
 
 def test_what_was_noted_is_handed_over_once() -> None:
@@ -224,7 +224,6 @@ def test_a_solved_task_retires_and_keeps_a_small_share() -> None:
     assert status_of(curriculum) == "active"
     after(curriculum, passes("t00", 4, of=4))
     assert status_of(curriculum) == "retired"
-    assert "certainty 0.96" in curriculum.standings["t00"].reason
     chances = curriculum.probabilities()
     assert chances["t00"] == pytest.approx(0.04)
     assert chances["t01"] == pytest.approx(0.96 / 3)
@@ -244,7 +243,6 @@ def test_a_retired_task_that_fails_again_comes_back() -> None:
     assert status_of(curriculum) == "retired"
     after(curriculum, passes("t00", 5))
     assert status_of(curriculum) == "active"
-    assert "fails again" in curriculum.standings["t00"].reason
 
 
 def test_one_slip_of_a_well_known_task_brings_nothing_back() -> None:
@@ -306,4 +304,3 @@ def test_figures_by_hand() -> None:
     assert [figures[f"curriculum/num_{name}"] for name in ("active", "retired")] == [4, 1]
     assert figures["curriculum/effective_tasks"] == pytest.approx(1 / (4 * 0.225**2 + 0.1**2))
     assert figures["curriculum/mean_pass_rate"] == pytest.approx((1 + 0 + 0.25) / 3)
-    assert figures["curriculum/mean_credit"] == pytest.approx((1 + 0.5) / 2)

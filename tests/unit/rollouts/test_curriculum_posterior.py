@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Evidence
-from composer_replication.rollouts.curriculum.standing import PRIOR
+from composer_replication.rollouts.curriculum.chooser import PRIOR
 
 
 def posterior(a: float, b: float) -> Evidence:
@@ -63,11 +63,10 @@ ATTEMPTS = [
 ]
 
 
-def test_only_full_passes_count_as_passes_and_credit_is_kept_apart() -> None:
+def test_only_full_passes_count_as_passes() -> None:
     evidence = Evidence(passed=2.0, failed=1.0).joined(ATTEMPTS)
-    assert evidence == Evidence(passed=3.0, failed=3.0, graded=3.0, credit=1.75)
+    assert evidence == Evidence(passed=3.0, failed=3.0)
     assert evidence.pass_rate == 0.5
-    assert evidence.mean_credit == pytest.approx(1.75 / 3)
 
 
 def test_a_high_credit_without_a_full_pass_leaves_the_pass_rate_low() -> None:
@@ -78,27 +77,12 @@ def test_a_high_credit_without_a_full_pass_leaves_the_pass_rate_low() -> None:
 
 def test_lost_attempts_say_nothing_of_the_pass_rate() -> None:
     lost = Evidence().joined(ATTEMPTS[3:] * 8)
-    assert (lost.pass_rate, lost.mean_credit, lost.weight) == (None, None, Evidence().weight)
+    assert (lost.pass_rate, lost.weight) == (None, Evidence().weight)
 
 
 def test_an_attempt_counts_half_after_a_half_life() -> None:
-    evidence = Evidence(4.0, 2.0, 6.0, 5.0)
+    evidence = Evidence(4.0, 2.0)
     keep = 0.5 ** (1 / 7)
     for _ in range(7):
         evidence = evidence.faded(keep)
-    assert [*map(float, (evidence.passed, evidence.failed, evidence.graded))] == pytest.approx(
-        [2.0, 1.0, 3.0]
-    )
-    assert evidence.credit == pytest.approx(2.5)
-
-
-credits_ = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12)
-
-
-@given(credits_, st.randoms(use_true_random=False))
-def test_the_order_of_attempts_changes_no_bit(shares: list[float], chance: object) -> None:
-    outcomes = [TaskOutcome("t", share == 1.0, share) for share in shares]
-    shuffled = list(outcomes)
-    chance.shuffle(shuffled)
-    before = Evidence(0.1, 0.2, 0.3, 0.4)
-    assert before.joined(shuffled) == before.joined(outcomes)
+    assert (evidence.passed, evidence.failed) == pytest.approx((2.0, 1.0))

@@ -13,9 +13,8 @@ import pytest
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import Limits, Task, ToolCall, ToolResult
-from composer_replication.rollouts.environment import attempt as attempt_module
-from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
+from composer_replication.rollouts.environment.feature_deletion_env import AttemptOptions, FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
@@ -290,7 +289,7 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
 
 def test_a_warm_sandbox_serves_an_attempt_too(grader: Grader, store: TaskStore, clamp: Task) -> None:
     before = attempt_folders()
-    with FeatureDeletionEnv(grader, attempt=AttemptOptions("bubblewrap", is_warm=True)) as env:
+    with FeatureDeletionEnv(grader, attempt=AttemptOptions(is_warm=True)) as env:
         env.reset(clamp.task_id)
         for number in range(3):
             assert ask(env, "bash", command=f"echo {number}").text == str(number)

@@ -8,9 +8,11 @@ import pytest
 from monitor_episodes import BEFORE, BODY, BROKEN, GOLDEN, PATH, TASK, inspect
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.environment import golden_classes
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.golden_classes import only_reporting, shown_classes
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    FeatureDeletionEnv,
+    only_reporting,
+    shown_classes,
+)
 
 BODIES = {
     "early-exit": "    import os\n    os._exit(width)\n",
@@ -45,7 +47,7 @@ def test_plain_golden_code_excuses_nothing() -> None:
 def test_what_golden_code_shows_is_paid(grader, store, clamp, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     golden = store.files(clamp, "golden")["tinymath/numbers.py"].decode()
     text = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
-    monkeypatch.setattr(golden_classes, "golden_classes", lambda *_: {"early-exit"})
+    monkeypatch.setattr(f"{FeatureDeletionEnv.__module__}.golden_classes", lambda *_: {"early-exit"})
     with FeatureDeletionEnv(grader) as env:
         env.reset(clamp.task_id)
         env.call(ToolCall("write_file", json.dumps({"path": "tinymath/numbers.py", "content": text})))

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.hints.comment_prompts import WIDTH, body_indent, comment, hint_code_prompt
-from composer_replication.rollouts.hints.hint_prompts import HintedPrompt
+from composer_replication.rollouts.hints.hint_prompts import WIDTH, HintedPrompt, comment, hint_code_prompt
 
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
 """One that cuts words as GPT-2 does, and one as Llama 3 does."""
@@ -19,12 +18,10 @@ PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n
 HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
 
 
-def place(
-    text: str, completion: str, hint: str = HINT, *, tokenizer: int = 0, path: str = "a.py"
-) -> HintedPrompt:
+def place(text: str, hint: str = HINT, *, tokenizer: int = 0, indent: str = "        ") -> HintedPrompt:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = hint_code_prompt(chosen, ids, text, hint, path=path, completion_text=completion)
+    prompt = hint_code_prompt(chosen, ids, text, hint, path="a.py", indent=indent)
     assert prompt.prompt_ids == ids
     hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
@@ -38,61 +35,24 @@ def text_of(prompt: HintedPrompt, tokenizer: int = 0) -> str:
 
 
 @pytest.mark.parametrize("tokenizer", [0, 1])
-def test_an_answer_on_a_new_line_gets_the_comment_as_the_first_line_of_the_body(tokenizer: int) -> None:
-    prompt = place(PROMPT, "\n        return 1", tokenizer=tokenizer)
+def test_the_comment_as_the_first_line_of_the_body(tokenizer: int) -> None:
+    prompt = place(PROMPT, tokenizer=tokenizer)
     assert prompt.place == "in-body"
     assert text_of(prompt, tokenizer) == f"{PROMPT}\n        # {HINT}"
     ast.parse(text_of(prompt, tokenizer) + "\n        return self.books[-1]")
-
-
-@pytest.mark.parametrize("tokenizer", [0, 1])
-def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
-    prompt = place(PROMPT, " return 1", tokenizer=tokenizer)
-    assert prompt.place == "above-function"
-    assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
-
-
-def test_a_header_inside_a_docstring_is_none() -> None:
-    text = 'def f(x):\n    """Doc.\n\n    def g(x):\n    """'
-    prompt = place(text, " return 1")
-    assert text_of(prompt) == f"# {HINT}\n{text}"
-
-
-def test_a_prompt_that_ends_with_a_line_end_gets_whole_lines() -> None:
-    prompt = place("def f(x):\n", "    return x")
-    assert text_of(prompt) == f"def f(x):\n    # {HINT}\n"
 
 
 def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
-    for completion in ("\n        return 1", " return 1"):
-        prompt = hint_code_prompt(tokenizer, ids, PROMPT, HINT, path="a.py", completion_text=completion)
+    for _ in range(1):
+        prompt = hint_code_prompt(tokenizer, ids, PROMPT, HINT, path="a.py", indent="        ")
         assert prompt.hinted_ids[0] == bos
         assert (
             prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
             == ids
         )
-
-
-@pytest.mark.parametrize(
-    ("text", "indent"),
-    [
-        ('def f(x):\n    """Doc."""', "    "),
-        ("def f(x):", "    "),
-        ('class A:\n  def f(self):\n    """Doc."""', "    "),
-        ('class A:\n\tdef f(self):\n\t\t"""Doc."""', "\t\t"),
-        ("\tasync def f(self):", "\t\t"),
-        ('def f(\n    a,\n    b,\n):\n  """Doc.\n\n      def g(x):\n  """', "  "),
-        ('def f(x):\n    r"""Doc."""', "    "),
-        ("def f(x):\n    'Doc.'", "    "),
-        ('def f(x): """Doc."""', "    "),
-        ("", ""),
-    ],
-)
-def test_indentation(text: str, indent: str) -> None:
-    assert body_indent(text) == indent
 
 
 @given(st.text(max_size=200), st.sampled_from(["", "    ", "\t"]))
@@ -112,11 +72,10 @@ def test_long_hints_are_wrapped() -> None:
 @settings(max_examples=30)
 @given(
     st.text(alphabet="ab (\n'é🙂)#.", max_size=40),
-    st.sampled_from(["\n    x", " x", ")"]),
     st.sampled_from([0, 1]),
 )
-def test_the_prompt_is_only_added_to(text: str, completion: str, tokenizer: int) -> None:
-    prompt = place(f'{text}\ndef f(x):\n    """D."""', completion, tokenizer=tokenizer)
+def test_the_prompt_is_only_added_to(text: str, tokenizer: int) -> None:
+    prompt = place(f'{text}\ndef f(x):\n    """D."""', tokenizer=tokenizer)
     assert HINT in text_of(prompt, tokenizer)
 
 
@@ -124,17 +83,15 @@ def test_what_does_not_fit_is_refused() -> None:
     tokenizer = TOKENIZERS[0]
     ids = tuple(tokenizer.encode(PROMPT, add_special_tokens=False))
 
-    def code(ids: tuple[int, ...], text: str, hint: str, completion: str) -> str:
+    def code(ids: tuple[int, ...], text: str, hint: str) -> str:
         with pytest.raises(InputError) as caught:
-            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", completion_text=completion)
+            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", indent="  ")
         return caught.value.code
 
-    assert code(ids[:-1], PROMPT, HINT, "\n  x") == "CR0430"
-    assert code(ids, PROMPT + " ", HINT, "\n  x") == "CR0430"
-    assert code(ids, PROMPT, " ", "\n  x") == "CR0430"
-    assert code((), "", HINT, "\n  x") == "CR0430"
-    assert code(ids, "", HINT, "\n  x") == "CR0430"
-    assert code((7, 7, 7, *ids), PROMPT, HINT, "\n  x") == "CR0430"
-    assert code(ids, PROMPT, "Hint: <|im_end|>", "\n  x") == "CR0430"
-    plain = tuple(tokenizer.encode("x = 1", add_special_tokens=False))
-    assert code(plain, "x = 1", HINT, " + 2") == "CR0430"
+    assert code(ids[:-1], PROMPT, HINT) == "CR0430"
+    assert code(ids, PROMPT + " ", HINT) == "CR0430"
+    assert code(ids, PROMPT, " ") == "CR0430"
+    assert code((), "", HINT) == "CR0430"
+    assert code(ids, "", HINT) == "CR0430"
+    assert code((7, 7, 7, *ids), PROMPT, HINT) == "CR0430"
+    assert code(ids, PROMPT, "Hint: <|im_end|>") == "CR0430"

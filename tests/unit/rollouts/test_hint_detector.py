@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hint_rollouts import cases, observe
+from hint_rollouts import cases, observe, single_turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,16 +19,15 @@ from composer_replication.records import (
     StopReason,
     ToolCall,
     ToolResult,
-    ToolSpec,
     Turn,
 )
 from composer_replication.rollouts.episodes.episode import ObservedTurn
-from composer_replication.rollouts.hints.detector import find_faults, result_fault
-from composer_replication.rollouts.hints.hint_context import observe_single_turn
-from composer_replication.rollouts.hints.templates import TEMPLATES
-from composer_replication.rollouts.tools.tool_schemas import call_fault
+from composer_replication.rollouts.hints.hinted_turns import fault_kind, find_faults
 
-KINDS = {*TEMPLATES, "tool-error"}
+KINDS = {
+    "invalid-call", "missing-file", "command-not-found", "edit-not-applied", "time-out", "out-of-memory", "tool-error",
+    "repeated-action", "truncated", "empty-answer", "syntax-error", "test-failure",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: str(case["name"]))
@@ -40,13 +39,13 @@ def test_recorded_rollouts(case: dict[str, Any]) -> None:
 def test_every_finding_has_evidence_and_a_known_kind() -> None:
     faults = [fault for case in cases() for fault in find_faults(observe(case))]
     assert all(fault.evidence for fault in faults)
-    assert {fault.kind for fault in faults} == KINDS
+    assert {fault.kind for fault in faults} == KINDS - {"syntax-error"}  # of single answers, below
 
 
 def test_the_table_holds_both_sides() -> None:
     clean = [case for case in cases() if not case["expected"]]
     assert len(clean) >= 15
-    assert len(cases()) - len(clean) >= 30
+    assert len(cases()) - len(clean) >= 20
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,8 @@ BROKEN = "def last(books):\n    return books[-1\n"
         ("\n    return 0", "length", {}, {"t::a": "failed"}, "", "truncated"),
         ("", "finished", {"answered_text": GOOD, "answer": ""}, {"t::a": "failed"}, "", "empty-answer"),
         ("\nreturn 1", "stop_rule", {"answered_text": GOOD, "answer": ""}, {"t::a": "error"}, "", "empty-answer"),
-        ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests ran longer than 20 s", "time-out"),
-        ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests used more memory than allowed", "out-of-memory"),
+        ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests ran longer than 20 s", "test-failure"),
+        ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests used more memory than allowed", "test-failure"),
         ("\n    x", "stop_rule", {"answered_text": GOOD}, {}, "the run ended without its closing record", "test-failure"),
     ],
 )  # fmt: skip
@@ -92,56 +91,28 @@ def test_single_turns(
     reward = float(score.all_passed)
     turn = Turn((1,), Completion((5, 6), text, StopReason(stop)))
     rollout = Rollout("t", 1, (turn,), reward, score, StopReason(stop), 1.0)
-    found = find_faults(observe_single_turn(rollout, **{"path": "shelf.py", **known}))
+    found = find_faults(single_turn(rollout, **{"path": "shelf.py", **known}))
     assert [fault.kind for fault in found] == ([] if kind is None else [kind])
 
 
 def test_a_failed_sandbox_is_nobodys_fault() -> None:
     turn = Turn((1,), Completion((), "", StopReason.LENGTH))
     rollout = Rollout("t", 1, (turn,), None, None, StopReason.INFRASTRUCTURE, 1.0)
-    assert find_faults(observe_single_turn(rollout)) == []
+    assert find_faults(single_turn(rollout)) == []
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "is_error", "is_found"),
-    [(0, False, False), (None, False, False), (1, False, True), (None, True, True)],
-)
-def test_words_count_only_where_the_call_failed(
-    exit_code: int | None, *, is_error: bool, is_found: bool
-) -> None:
-    call = ToolCall("bash", '{"command": "cat a.txt"}')
-    result = ToolResult("cat: a.txt: No such file or directory", is_error, exit_code)
-    assert (result_fault(call, result) is not None) is is_found
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"n": {"type": "integer"}, "flag": {"type": ["boolean", "null"]}, "odd": {"type": "tuple"}},
-    "required": ["n"],
-}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
+    ("result", "kind"),
     [
-        ('{"n": 1}', None),
-        ('{"n": 1.0}', None),
-        ('{"n": true}', "wrong-type"),
-        ('{"n": 1.5}', "wrong-type"),
-        ('{"n": null}', "wrong-type"),
-        ('{"n": 1, "flag": null}', None),
-        ('{"n": 1, "flag": "yes"}', "wrong-type"),
-        ('{"n": 1, "odd": {}}', None),
-        ('{"n": 1, "other": 2}', None),
-        ("{}", "missing-argument"),
-        ("", "missing-argument"),
-        ("[" * 100_000, "bad-json"),
-        ("null", "bad-json"),
+        (ToolResult("cat: a.txt: No such file or directory", exit_code=1), ""),
+        (ToolResult("[stopped]", exit_code=-9, timed_out=True), "time-out"),
+        (ToolResult("Not run", is_error=True, fault="refused"), "tool-error"),
+        (ToolResult("no such tool", is_error=True, fault="invalid"), "invalid-call"),
+        (ToolResult("the tree has no changes", is_error=True), "tool-error"),
     ],
 )
-def test_arguments_by_schema(arguments: str, kind: str | None) -> None:
-    finding = call_fault(ToolCall("f", arguments), [ToolSpec("f", SCHEMA)])
-    assert (finding and finding[0]) == kind
+def test_what_the_tool_says_counts_and_not_its_words(result: ToolResult, kind: str) -> None:
+    assert fault_kind(result) == kind
 
 
 @given(
@@ -157,6 +128,6 @@ def test_any_text_gives_a_list_and_a_clean_call_gives_none(
     call, result = ToolCall(name, arguments), ToolResult(text, is_error, exit_code)
     turn = ObservedTurn(Turn((1,), Completion((2,), "x", StopReason.FINISHED)), (call,), (result,))
     rollout = Rollout("t", 1, (turn.turn,), 1.0, None, StopReason.FINISHED, 1.0)
-    for fault in find_faults(replace(observe_single_turn(rollout), turns=(turn,))):
+    for fault in find_faults(replace(single_turn(rollout), turns=(turn,))):
         assert fault.kind in KINDS
-        assert fault.kind == "bad-json" or result.failed
+        assert result.failed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.records import Completion, HintedTurn, StopReason, Turn
+from composer_replication.records import HintedTurn
 from composer_replication.rollouts.hints.hint_prompts import (
     ENDINGS,
     SEPARATORS,
@@ -285,32 +284,6 @@ def test_what_is_missing_is_said() -> None:
     assert code_of(tokenizer, (), Chat(MESSAGES), HINT) == "CR0430"
     assert code_of(tokenizer, ids, Chat(MESSAGES), "  \n") == "CR0430"
     assert code_of(tokenizer, ids, Chat([]), HINT) == "CR0430"
-
-
-def test_the_record_carries_the_sampled_ids() -> None:
-    tokenizer = tokenizer_of(SMOLLM2)
-    ids = ids_of(tokenizer, MESSAGES)
-    prompt = hint_chat_prompt(tokenizer, ids, Chat(MESSAGES), HINT)
-    sampled = (*tokenizer.split_token(prompt.hint_ids[4]), 3, 3, 9)  # ids that no tokenizer gives
-    turn = Turn(ids, Completion(sampled, "whatever", StopReason.FINISHED, (-0.5,) * len(sampled)))
-    record = prompt.turn(turn, weight=0.5)
-    assert (record.prompt_ids, record.completion_ids) == (ids, sampled)
-    assert record.hinted_prompt_ids == prompt.hinted_ids
-    assert record.sampled_logp == (-0.5,) * len(sampled)
-    assert record.weight == 0.5
-    # the token t stands at len(prompt) + t in both rows
-    for row, length in (
-        ((*ids, *sampled), len(ids)),
-        ((*prompt.hinted_ids, *sampled), len(prompt.hinted_ids)),
-    ):
-        assert [row[length + t] for t in range(len(sampled))] == list(sampled)
-    for wrong in (
-        replace(turn, prompt_ids=ids[1:]),
-        replace(turn, completion=replace(turn.completion, token_ids=(), token_logp=())),
-        replace(turn, completion=replace(turn.completion, token_logp=(-0.5,))),
-    ):
-        with pytest.raises(InputError, match="CR0430"):
-            prompt.turn(wrong)
 
 
 @given(st.lists(st.integers(0, 2), max_size=7), st.lists(st.integers(0, 2), max_size=9))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
-from hint_rollouts import cases, observe
+from hint_rollouts import cases, observe, single_turn
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
@@ -26,8 +26,7 @@ from composer_replication.records import (
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hint_context import HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import MAX_TURNS, HintedTurnMaker
-from composer_replication.rollouts.hints.known_tasks import assertion_of, failed_tests
-from composer_replication.rollouts.hints.task_observer import TaskObserver
+from composer_replication.rollouts.hints.task_observer import KnownTask, TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
 from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.tasks.planning.body_cuts import fill
@@ -159,7 +158,11 @@ def test_a_layer_that_tells_the_golden_code_is_never_shown(
 def test_hidden_tests_are_no_evidence(clamp: Task) -> None:
     hidden = clamp.tests.hidden[0]
     score = Score({hidden: Outcome.FAILED, clamp.tests.visible[0]: Outcome.FAILED})
-    assert [test.node_id for test in failed_tests(clamp, score)] == [clamp.tests.visible[0]]
+    assert [test.node_id for test in known(clamp).failed_tests(score)] == [clamp.tests.visible[0]]
+
+
+def known(task: Any, sources: Any = (), **places: Any) -> KnownTask:
+    return KnownTask(task, "", sources, places, None)
 
 
 SOURCES = (
@@ -186,10 +189,9 @@ SOURCES = (
 @pytest.mark.parametrize(
     ("node_id", "assertion"),
     [
-        ("t.py::test_a", "x == 2; x"),
-        ("t.py::test_a[1-2::3]", "x == 2; x"),
-        ("t.py::TestB::test_b", "self.assertEqual(f(1), 2)"),
-        ("t.py::test_c", "with pytest.raises(ValueError): f(None)"),
+        ("t.py::test_a", "x == 2, 'no'; x"),
+        ("t.py::TestB::test_b", "self.assertEqual(f(1),"),
+        ("t.py::test_c", "with pytest.raises(ValueError):"),
         ("t.py::test_d", ""),
         ("t.py::test_e", ""),
         ("other.py::test_a", ""),
@@ -201,25 +203,26 @@ SOURCES = (
         ("t.py::test_h[1]", "f(x)"),
         ("t.py::test_h[x2]", "f(x)"),
         ("t.py::test_j[]", "f(x)"),
-        ("t.py::test_i", "last(1)"),
+        ("t.py::test_i", "1; last(1)"),
     ],
 )
 def test_assertions_are_read_from_the_source(node_id: str, assertion: str) -> None:
-    assert assertion_of(node_id, SOURCES, about="last") == assertion
+    assert known(None, SOURCES).assertion_of(node_id) == assertion
 
 
 def test_a_test_that_a_class_inherits_is_read_where_it_stands() -> None:
     places = {"other.py::TestSub::test_a": ("t.py", 3, "test_a")}
-    assert assertion_of("other.py::TestSub::test_a", SOURCES, places) == "x == 2; x"
-    assert assertion_of("other.py::TestSub::test_b", SOURCES, places) == ""
+    sub = known(None, SOURCES, **places)
+    assert sub.assertion_of("other.py::TestSub::test_a") == "x == 2, 'no'; x"
+    assert sub.assertion_of("other.py::TestSub::test_b") == ""
 
 
-def test_telling_tests_come_first_and_each_function_once(clamp: Task) -> None:
-    visible = ("t.py::test_f[1--2]", "t.py::test_f[3-0.5]", "t.py::test_d", "t.py::test_a", "t.py::test_i")
-    task = replace(clamp, symbol="Shelf.last", tests=replace(clamp.tests, visible=visible))
+def test_tests_with_a_known_assertion_come_first_and_each_function_once(clamp: Task) -> None:
+    visible = ("t.py::test_d", "t.py::test_f[1--2]", "t.py::test_f[3-0.5]", "t.py::test_a")
+    task = replace(clamp, tests=replace(clamp.tests, visible=visible))
     score = Score(dict.fromkeys(visible, Outcome.FAILED))
-    names = [test.node_id.rpartition("::")[2] for test in failed_tests(task, score, SOURCES)]
-    assert names == ["test_i", "test_f[1--2]", "test_a", "test_d", "test_f[3-0.5]"]
+    names = [test.node_id.rpartition("::")[2] for test in known(task, SOURCES).failed_tests(score)]
+    assert names == ["test_f[1--2]", "test_a", "test_d"]
 
 
 # ---- rollouts with tools -------------------------------------------------------------------------
@@ -277,7 +280,9 @@ def test_at_most_so_many_turns_of_a_rollout() -> None:
 
 
 def test_strict_raises_and_lenient_leaves_out_and_counts() -> None:
-    observed = chatted(next(case for case in cases() if case["name"] == "cat of a missing file"))
+    observed = chatted(
+        next(case for case in cases() if case["name"] == "the tool's own words for a missing file")
+    )
     broken = replace(observed.turns[0], turn=replace(observed.turns[0].turn, prompt_ids=(1, 2, 3)))
     damaged = replace(observed, turns=(broken, *observed.turns[1:]))
     with pytest.raises(InputError, match="CR0430"):
@@ -304,7 +309,9 @@ def test_a_rollout_alone_is_enough_for_what_it_shows() -> None:
         prompt,
     )
     rollout = Rollout("t", 1, (turn,), 0.0, Score({"t::a": Outcome.FAILED}), StopReason.LENGTH, 1.0)
-    ((hinted,),) = HintedTurnMaker(SMOLLM2).hinted_turns([rollout])
+    ((hinted,),) = HintedTurnMaker(
+        SMOLLM2, observe=lambda each: single_turn(each, indent="    ")
+    ).hinted_turns([rollout])
     assert isinstance(hinted, HintedTurn)
     assert text_of(hinted.hinted_prompt_ids).startswith(
         f"def f(x):\n    # Hint: The whole answer has to fit into {len(sampled)} tokens"

@@ -15,7 +15,7 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
-from composer_replication.rollouts.environment import attempt as attempt_module
+from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.hosted_attempt import BROKEN, AttemptHost, HostedAttempt
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox.process_folder import process_folder

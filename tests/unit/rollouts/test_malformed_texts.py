@@ -13,11 +13,19 @@ from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor.reported import call_arguments
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
 from composer_replication.rollouts.tools.command_tools import VisibleTests
-from composer_replication.rollouts.tools.tool_schemas import call_fault, example_of
+from composer_replication.rollouts.tools.tool_schemas import BadCallError, arguments_of, example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 
 MOST_CALLS = 20
 """Of one reply that are made: a loop refuses the rest, and they are alike."""
+
+
+def is_wrong(call: ToolCall) -> bool:
+    try:
+        arguments_of(call, TOOLS)
+    except BadCallError:
+        return True
+    return False
 
 
 def read_and_make(num_texts: int, seed: int) -> Counter[str]:
@@ -37,7 +45,7 @@ def read_and_make(num_texts: int, seed: int) -> Counter[str]:
                 json.dumps(
                     [call.name, call.arguments, call.call_id, result.text], ensure_ascii=False
                 ).encode()
-                is_fault = call_fault(call, TOOLS) is not None
+                is_fault = is_wrong(call)
                 counts["refused" if result.is_error else "made"] += 1
                 counts["faults"] += is_fault
                 assert result.is_error or not is_fault
@@ -67,5 +75,5 @@ def test_json_of_any_depth_is_a_fault_and_no_traceback() -> None:
     """At some depth Python can still read a value and no longer write it; where, its own stack decides."""
     for depth in (*range(700, 1000), 5000):
         call = ToolCall("bash", f'{{"command": {"[" * depth}{"]" * depth}}}')
-        fault = call_fault(call, TOOLS)
-        assert fault is not None and fault[0] in ("wrong-type", "bad-json")
+        with pytest.raises(BadCallError, match=r"wrong type|bad json"):
+            arguments_of(call, TOOLS)

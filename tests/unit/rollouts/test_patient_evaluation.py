@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
@@ -77,19 +76,6 @@ def test_an_evaluation_that_hangs_is_missed() -> None:
     assert "longer than 0.05 seconds" in patient.last_problem
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_a_reading_that_comes_too_late_does_not_count_even_if_the_alarm_was_caught() -> None:
-    def stubborn() -> float:
-        end = time.monotonic() + 0.1
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                time.sleep(0.2)
-        return 0.5
-
-    patient = PatientEvaluation(stubborn, timeout_seconds=0.02)
-    assert patient() is None
-    assert patient.num_missed == 1
 
 
 def test_one_that_ends_in_time_rings_no_alarm_later() -> None:

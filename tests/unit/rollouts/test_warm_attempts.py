@@ -21,8 +21,7 @@ from episode_parts import Asked, IdTalk, ScriptedPolicy
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
-from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import AttemptOptions, FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.grading import Grader
@@ -132,7 +131,7 @@ def test_a_policy_is_told_the_same_cold_and_warm(grader: Grader, clamp: Task) ->
     limits = Limits(memory_bytes=256 * 1024**2, disk_bytes=16 * 1024**2)
     found = {}
     for is_warm in (False, True):
-        options = AttemptOptions("bubblewrap", is_warm, limits, ToolLimits(max_characters=4000))
+        options = AttemptOptions(is_warm, limits, ToolLimits(max_characters=4000))
         with FeatureDeletionEnv(grader, attempt=options) as env:
             env.reset(clamp.task_id)
             assert isinstance(env._running.sandbox, WarmBubblewrapSandbox) == is_warm
@@ -206,21 +205,6 @@ def test_a_warm_jail_is_used_when_its_own_selftest_has_passed(
     assert tried == [("bubblewrap", True), ("bubblewrap-warm", True)]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == bool(unheld) and all("disk" in text for text in said)
-
-
-def test_another_backend_than_the_graders_is_tried_before_it_is_used(
-    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise SandboxFailure("CR0306", "it does not hold.")
-
-    monkeypatch.setattr("composer_replication.rollouts.grading.require_selftest", refuse)
-    other = f"{Bubblewrap.__module__}:{Bubblewrap.__qualname__}"
-    with (
-        FeatureDeletionEnv(grader, attempt=AttemptOptions(other)) as env,
-        pytest.raises(SandboxFailure, match="CR0306"),
-    ):
-        env.reset(clamp.task_id)
 
 
 # Nothing is left for the next episode.

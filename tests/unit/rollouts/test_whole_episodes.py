@@ -154,7 +154,7 @@ def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
     (mistake,) = [
         number
         for number, hint in enumerate(maker.last_hints[1])
-        if hint.kind in ("unknown-tool", "command-not-found")
+        if hint.kind in ("invalid-call", "command-not-found")
     ]
     hinted, turn = rows[1][mistake], episodes[1].turns[1].observed.turn
     assert (hinted.prompt_ids, hinted.completion_ids) == (turn.prompt_ids, turn.completion.token_ids)

@@ -20,9 +20,10 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.hints.detector import find_faults
-from composer_replication.rollouts.hints.hint_context import observe_single_turn
-from composer_replication.rollouts.hints.known_tasks import KnownTasks
+from composer_replication.rollouts.episodes.episode import ObservedTurn
+from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.hinted_turns import find_faults
+from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.monitor import public_task
 from composer_replication.tasks import gates
 from composer_replication.tasks.part_subject import part_subject, with_paid
@@ -211,7 +212,8 @@ def test_nothing_that_a_policy_is_told_names_a_paid_test(make_store: Any, sized_
 
 def test_an_attempt_that_fails_paid_tests_alone_has_no_fault_that_names_them(clean_rollout: Any) -> None:
     score = Score({"t.py::test_a": Outcome.PASSED, "t.py::test_b": Outcome.FAILED}, paid=("t.py::test_b",))
-    observed = observe_single_turn(replace(clean_rollout, score=score, reward=0.0))
+    rollout = replace(clean_rollout, score=score, reward=0.0)
+    observed = ObservedRollout(rollout, tuple(map(ObservedTurn, rollout.turns)))
     assert not find_faults(observed)
     unpaid = replace(observed, rollout=replace(observed.rollout, score=replace(score, paid=())))
     assert [fault.subject for fault in find_faults(unpaid)] == ["t.py::test_b"]

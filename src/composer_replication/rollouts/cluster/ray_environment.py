@@ -7,8 +7,8 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import Called, LostActor, Place
-from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
+from composer_replication.rollouts.cluster.rollout_actor import Called
+from composer_replication.rollouts.cluster.rollout_cluster import LostActor, RolloutCluster
 from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
@@ -30,13 +30,12 @@ class RayEnvironment:
 
     def __init__(self, cluster: RolloutCluster) -> None:
         self._cluster = cluster
-        self._lease: Lease | None = None
+        self._actor: Any = None
         self._forget()
 
     def _forget(self) -> None:
         self._counts = CallCounts()
         self._is_over = self._is_broken = False
-        self._place: Place | None = None
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -54,30 +53,23 @@ class RayEnvironment:
         self._running()
         return self._counts
 
-    @property
-    def place(self) -> Place | None:
-        """Where the attempt under way is; None where there is none."""
-        return self._place
-
     def reset(self, task_id: str) -> str:
         """End the attempt before, begin one at this task on a free actor, and say what is to be done.
 
         Raises:
             InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
             SandboxFailure: the sandbox cannot be opened, the actor died (CR0491), or none was free in time (CR0864).
-            MissingError: the node cannot be used (CR0491), the cluster is gone (CR0491), no actor is left (CR0491).
+            MissingError: the node cannot be used (CR0491), the cluster is gone (CR0491).
         """
         self.close()
         self._cluster.store.get(task_id)
-        lease = self._cluster.lease()
-        self._lease, self._end = lease, weakref.finalize(self, lease.give_back)
+        self._actor = self._cluster.lease()
+        self._end = weakref.finalize(self, self._cluster.give_back, self._actor)
         try:
-            begun: tuple[str, Place] = self._ask("begin", task_id)
+            return str(self._ask("begin", task_id))
         except BaseException:
             self.close()
             raise
-        message, self._place = begun
-        return message
 
     def call(self, call: ToolCall) -> ToolResult:
         """Do what the policy asked; whatever is wrong with the call is a result with ``is_error``.
@@ -116,17 +108,16 @@ class RayEnvironment:
         Raises:
             MissingError: the cluster is gone (CR0491).
         """
-        lease, self._lease = self._lease, None
-        if lease is None:
+        actor, self._actor = self._actor, None
+        if actor is None:
             return
-        is_broken = self._is_broken
-        self._forget()
         try:
-            if not is_broken:
-                lease.ask("leave")
+            if not self._is_broken:
+                self._cluster.ask(actor, "leave")
         except SandboxFailure:
             pass  # counted where it was met
         finally:
+            self._forget()
             self._end()
 
     def __enter__(self) -> RayEnvironment:
@@ -135,14 +126,14 @@ class RayEnvironment:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _running(self) -> Lease:
-        if self._lease is None:
+    def _running(self) -> Any:
+        if self._actor is None:
             raise no_attempt("RayEnvironment")
-        return self._lease
+        return self._actor
 
     def _ask(self, method: str, *args: Any) -> Any:
         try:
-            return self._running().ask(method, *args)
+            return self._cluster.ask(self._running(), method, *args)
         except SandboxFailure as failure:
             if not isinstance(failure, LostActor) and not self._is_broken:
                 self._cluster.count_failure()

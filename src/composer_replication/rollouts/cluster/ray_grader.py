@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from composer_replication.records import Score, Task
-from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
+from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.tasks.running.watched_run import WatchedReport
 
@@ -23,7 +23,7 @@ class RayGrader(Grader):
     ``missing_guards`` is empty: nodes have every guard, and an acceptance of this process does not travel.
 
     Raises (when it grades):
-        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491), no actor is left (CR0491).
+        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491).
     """
 
     def __init__(self, cluster: RolloutCluster) -> None:
@@ -53,8 +53,7 @@ class RayGrader(Grader):
             SandboxFailure: the sandbox broke, the actor died (CR0491), or none was free in time (CR0864).
             MissingError: as the class.
         """
-        with self._leased() as lease:
-            score: Score = lease.ask("grade_request", request)
+        score: Score = self._ask("grade_request", request)
         if score.error.startswith(FORGED):
             self.count_forgery()
         return score
@@ -70,14 +69,12 @@ class RayGrader(Grader):
     ) -> WatchedReport:
         """As ``Grader.watched``, on some node. Raises as ``grade_once``."""
         asked = (task, dict(files), tuple(node_ids), seed)
-        with self._leased() as lease:
-            report: WatchedReport = lease.ask("watched", *asked, timeout_seconds=timeout_seconds)
+        report: WatchedReport = self._ask("watched", *asked, timeout_seconds=timeout_seconds)
         return report
 
-    @contextmanager
-    def _leased(self) -> Iterator[Lease]:
-        lease = self._cluster.lease()
+    def _ask(self, method: str, *args: Any, **named: Any) -> Any:
+        actor = self._cluster.lease()
         try:
-            yield lease
+            return self._cluster.ask(actor, method, *args, **named)
         finally:
-            lease.give_back()
+            self._cluster.give_back(actor)

@@ -1,30 +1,86 @@
-"""What lives on a node: one attempt with its sandbox, or one grading, at a time. Runs in a worker of Ray."""
+"""What lives on a node: one attempt with its sandbox, or one grading, at a time. Runs in a worker of Ray.
+
+A store travels as one object, and is copied into the cache of a node, which need not share a disk. The copy is called by
+the store's fingerprint, is made once a node and checked like any store: every record and file that is read has the hash
+that the manifest says. It holds golden code and hidden tests, as the store does: nobody but its owner may read it, and no
+sandbox mounts it.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.errors import InputError
 from composer_replication.records import Limits, MonitorMode, Score, Task, ToolCall, ToolResult
-from composer_replication.rollouts.cluster.store_parcel import Files, StoreParcel, open_copy
-from composer_replication.rollouts.environment.attempt import AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import AttemptOptions, FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import CallCounts
 from composer_replication.sandbox.process_folder import sweep
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
+from composer_replication.tasks.record_folder import FOLDERS
 from composer_replication.tasks.running.watched_run import WatchedReport
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import NAME, damaged
 from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
+Files = list[tuple[str, bytes]]
+"""Path below the store, content as it lies on the disk; the manifest last: with it a copy is whole."""
 
-class LostActor(SandboxFailure):
-    """An actor's process is another one than before: what it held is gone."""
+
+@dataclass(frozen=True, slots=True)
+class StoreParcel:
+    """What a store is made of again on another machine; ``files`` is a reference to its ``Files``."""
+
+    fingerprint: str
+    files: Any
+
+
+def parcel_of(store: TaskStore, put: Callable[[Files], Any]) -> StoreParcel:
+    """Send a store, whole and not written to meanwhile; ``put`` keeps its files and gives a reference to them."""
+    store.settle()  # the manifest alone says what the copy has
+    found = (path for name in ("objects", *FOLDERS) for path in sorted((store.root / name).rglob("*")))
+    paths = (*(path for path in found if path.is_file()), store.root / NAME)
+    files = [(path.relative_to(store.root).as_posix(), path.read_bytes()) for path in paths]
+    return StoreParcel(store.fingerprint, put(files))
+
+
+def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: str | None) -> TaskStore:
+    """The store on this machine, made first where it is absent.
+
+    Raises:
+        InputError: what came, or what lies there, is not that store (CR0411).
+    """
+    key = sha256_of(f"copy of {parcel.fingerprint}".encode())[:16]
+    root = cache_folder() / "task-stores" / key
+    while not (hold(root) and (root / NAME).is_file()):
+        with cache_lock(f"task-store-{key}"):
+            if not (root / NAME).is_file():
+                _write(root, parcel, fetch)
+    store = TaskStore.open(root, backend=backend)
+    if store.fingerprint != parcel.fingerprint:
+        raise damaged(root, "it is another one than was sent")
+    return store
+
+
+def _write(root: Path, parcel: StoreParcel, fetch: Callable[[Any], Files]) -> None:
+    shutil.rmtree(root, ignore_errors=True)  # what a writer left that was killed
+    root.mkdir(parents=True)
+    root.chmod(0o700)
+    for name, data in fetch(parcel.files):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_bytes(data)
+        temporary.replace(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +144,6 @@ class Place:
     pid: int
 
 
-def here() -> Place:
-    """This process."""
-    return Place(socket.gethostname(), os.getpid())
-
-
 @dataclass(frozen=True, slots=True)
 class Called:
     """What a call gave, and how the attempt stands after it."""
@@ -104,8 +155,6 @@ class Called:
 
 class RolloutActor:
     """Attempts and gradings over a copy of a store, one after the other.
-
-    An attempt has a number. A process that was started anew knows nothing of the attempt before, and says so.
 
     Args:
         parcel: the store.
@@ -121,7 +170,6 @@ class RolloutActor:
         self._parcel, self._fetch, self._options, self._needs = parcel, fetch, options, needs
         self._grader: Grader | None = None
         self._environment: FeatureDeletionEnv | None = None
-        self._number = -1
 
     def prepare(self) -> Place:
         """Try the sandbox of this node and make the copy of the store.
@@ -131,48 +179,44 @@ class RolloutActor:
             InputError: the copy is damaged (CR0411).
         """
         self._ready()
-        return here()
+        return Place(socket.gethostname(), os.getpid())
 
-    def begin(self, number: int, task_id: str) -> tuple[str, Place]:
-        """Begin an attempt, after the end of the one before: its first message, and where it is."""
+    def begin(self, task_id: str) -> str:
+        """Begin an attempt, after the end of the one before: its first message."""
         environment, grader = self._ready()
         self._require_environment(grader.store.get(task_id))
-        self._number = number
-        return environment.reset(task_id), here()
+        return environment.reset(task_id)
 
-    def call(self, number: int, call: ToolCall) -> Called:
+    def call(self, call: ToolCall) -> Called:
         """Make a call; as ``FeatureDeletionEnv.call``."""
-        environment = self._attempt(number)
+        environment, _ = self._ready()
         result = environment.call(call)
         return Called(result, environment.is_done, replace(environment.counts))
 
-    def candidate(self, number: int) -> dict[str, bytes] | None:
+    def candidate(self) -> dict[str, bytes] | None:
         """As ``FeatureDeletionEnv.candidate``."""
-        return self._attempt(number).candidate()
+        return self._ready()[0].candidate()
 
-    def finish(self, number: int) -> Judgement | None:
+    def finish(self) -> Judgement | None:
         """As ``FeatureDeletionEnv.finish``."""
-        return self._attempt(number).finish()
+        return self._ready()[0].finish()
 
-    def leave(self, number: int) -> None:
-        """Take the sandbox of an attempt away; nothing where it is over."""
-        if self._environment is not None and number == self._number:
-            self._environment.close()
+    def leave(self) -> None:
+        """Take the sandbox of the attempt away; nothing where there is none."""
+        self._ready()[0].close()
 
-    def grade_request(self, number: int, request: GradeRequest) -> Score:
+    def grade_request(self, request: GradeRequest) -> Score:
         """Grade one answer or tree, once.
 
         Raises:
             SandboxFailure: the sandbox broke.
         """
-        del number  # nothing of an attempt is used
         _, grader = self._ready()
         self._require_environment(request.task)
         return grader.grade_once(request)
 
-    def watched(self, number: int, task: Task, *asked: Any, timeout_seconds: float | None) -> WatchedReport:
+    def watched(self, task: Task, *asked: Any, timeout_seconds: float | None) -> WatchedReport:
         """As ``Grader.watched``."""
-        del number  # nothing of an attempt is used
         _, grader = self._ready()
         self._require_environment(task)
         return grader.watched(task, *asked, timeout_seconds=timeout_seconds)
@@ -202,11 +246,6 @@ class RolloutActor:
                 self._grader, attempt=options.attempt, reward=options.reward, monitor=options.monitor
             )
         return self._environment, self._grader
-
-    def _attempt(self, number: int) -> FeatureDeletionEnv:
-        if self._environment is None or number != self._number:
-            raise LostActor("CR0491", "its process was started anew, and its sandbox is gone.")
-        return self._environment
 
     def _require_environment(self, task: Task) -> None:
         """The environment of the task's tests, made first where this node has not got it.

@@ -1,34 +1,31 @@
 """The actors of a cluster, lent to one attempt or one grading at a time.
 
-Ray places them, starts them anew when their process or node dies, and keeps those waiting for which it has no room. What
-is done here is to lend those that are ready, and to say in one sentence what Ray says in many.
+Ray places them, and keeps those waiting for which it has no room. One whose process or node dies is a failure of the
+sandbox for whoever used it, and a new one takes its place. Each is lent once it is prepared.
 
 Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
 """
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import RayError
 
-from composer_replication.errors import ComposerError, MissingError, SandboxFailure
+from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
-    LostActor,
     Place,
     RolloutActor,
     fitted,
+    parcel_of,
 )
-from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.node_check import needs_of
 from composer_replication.tasks.workers.ray_answers import (
@@ -44,18 +41,8 @@ _LOOK_SECONDS = 1.0
 _END_SECONDS = 30.0
 
 
-@dataclass(eq=False, slots=True)
-class LentActor:
-    """An actor, a reference that is done when its process is prepared (``ready``), and where it is from then on."""
-
-    handle: Any
-    ready: Any = None
-    place: Place | None = None
-
-    def begin_anew(self) -> None:
-        """Wait for its first or its next process, which knows nothing."""
-        self.ready = self.handle.prepare.options(retry_exceptions=[SandboxFailure]).remote()
-        self.place = None
+class LostActor(SandboxFailure):
+    """The process or the node of an actor is gone, and with it what it held."""
 
 
 class RolloutCluster:
@@ -66,8 +53,8 @@ class RolloutCluster:
         store: whole, and not written to meanwhile. It is read once, here.
         options: how many, and what for.
 
-    ``counts``: ``lost`` (attempts and gradings whose process or node died), ``gone`` (actors that Ray does not start
-    any more), ``infrastructure_failures`` (all attempts and gradings that a sandbox or Ray failed, lost ones included).
+    ``counts``: ``lost`` (attempts and gradings whose process or node died), ``infrastructure_failures`` (all attempts and
+    gradings that a sandbox or Ray failed, lost ones included).
 
     Raises:
         MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491), or it placed no actor in time (CR0864).
@@ -76,49 +63,58 @@ class RolloutCluster:
 
     def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
         nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
-        options = fitted(options, [node["Resources"] for node in nodes if node["Alive"]])
-        self.store, self.options = store, options
+        self.store = store
+        self.options = fitted(options, [node["Resources"] for node in nodes if node["Alive"]])
         self.counts: Counter[str] = Counter()
         self._head = connection.head
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self._returned: queue.SimpleQueue[LentActor] = queue.SimpleQueue()  # safe in a finalizer
         self._parcel = parcel_of(store, ray.put)
-        kind = ray.remote(RolloutActor).options(
-            num_cpus=options.num_cpus,
-            resources=dict(options.resources),
-            max_restarts=-1,
-            max_task_retries=NUM_RETRIES,  # what prepares it; whatever belongs to an attempt is asked once
-            scheduling_strategy="SPREAD",
-        )
-        needs = needs_of(options.backend or None)
-        handles = [kind.remote(self._parcel, ray.get, options, needs) for _ in range(options.num_actors)]
-        self._actors = [LentActor(handle) for handle in handles]
-        for actor in self._actors:
-            actor.begin_anew()
-        self._idle = list(self._actors)
+        self._starting: dict[Any, Any] = {}  # by the reference that is done when it is prepared
+        self._places: dict[Any, Place] = {}  # of those that are prepared
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()  # safe in a finalizer
+        for _ in range(self.options.num_actors):
+            self._start()
 
-    def lease(self) -> Lease:
-        """A ready actor that nobody else uses; waits for one.
+    def lease(self) -> Any:
+        """A prepared actor that nobody else uses until ``give_back``; waits for one.
 
         Raises:
-            MissingError: a node cannot be used (CR0491), no actor is left (CR0491), the cluster is gone (CR0491).
+            MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491).
             SandboxFailure: none was free in time (CR0864), or the cluster is closed (CR0302).
         """
         ends = time.monotonic() + self.options.waiting_seconds
         while True:
             self.check()
-            actor = self._take()
-            if actor is not None:
-                return Lease(self, actor, next(self._numbers))
+            self._admit()
+            with suppress(queue.Empty):
+                return self._free.get(timeout=_LOOK_SECONDS)
             if time.monotonic() >= ends:
                 self.count_failure()
                 raise self._no_room()
-            with suppress(queue.Empty):
-                back = self._returned.get(timeout=_LOOK_SECONDS)
-                with self._lock:
-                    self._idle.append(back)
+
+    def give_back(self, actor: Any) -> None:
+        """Let it be lent again, unless it is lost; also from a finalizer."""
+        if actor in self._places:
+            self._free.put(actor)
+
+    def ask(self, actor: Any, method: str, *args: Any, **named: Any) -> Any:
+        """Have an actor do something, once.
+
+        Raises:
+            SandboxFailure: the actor is lost (CR0491), or the cluster is closed (CR0302).
+            MissingError: the cluster is gone (CR0491).
+            Exception: what the method raised.
+        """
+        self.check()
+        try:
+            return wait_for(getattr(actor, method).remote(*args, **named), self.check)
+        except (RayError, ConnectionError) as error:
+            self.check()
+            cause = plain_cause(error)
+            if is_of_ray(cause):
+                self._lose(actor, cause)
+            raise cause from error
 
     def wait_until_ready(self, num_actors: int = 1) -> None:
         """Wait until so many actors are ready at the same time.
@@ -126,24 +122,19 @@ class RolloutCluster:
         Raises:
             MissingError: as ``lease``; one was not placed in time (CR0864).
         """
-        leases: list[Lease] = []
+        leased: list[Any] = []
         try:
-            while len(leases) < num_actors:
-                leases.append(self.lease())
+            while len(leased) < num_actors:
+                leased.append(self.lease())
         except SandboxFailure as error:
             raise MissingError(error.code, error.message, where=error.where, fix=error.fix) from error
         finally:
-            for lease in leases:
-                lease.give_back()
+            for actor in leased:
+                self.give_back(actor)
 
     def places(self) -> list[Place]:
-        """Where the actors are that have been ready."""
-        with self._lock:
-            return [actor.place for actor in self._actors if actor.place is not None]
-
-    def num_places(self) -> int:
-        """How many actors are there to attempt something; less than ``num_actors`` while Ray starts one anew."""
-        return len(self.places())
+        """Where the actors are that are prepared; fewer than ``num_actors`` while Ray starts one."""
+        return list(self._places.values())
 
     def count_failure(self, kind: str = "") -> None:
         """Count an attempt or a grading that a sandbox or Ray failed."""
@@ -174,14 +165,11 @@ class RolloutCluster:
         if self._closed.is_set():
             return
         self._closed.set()
-        with self._lock:
-            self._collect()
-            idle = [actor for actor in self._idle if actor.place is not None]
-            others = [actor for actor in self._actors if actor not in idle]
         with suppress(RayError, ConnectionError):
-            for actor in others:
-                ray.kill(actor.handle)
-            _end_all([actor.handle for actor in idle])
+            idle = self._take_free()
+            for actor in {*self._starting.values(), *self._places} - {*idle}:
+                ray.kill(actor)
+            _end_all(idle)
 
     def __enter__(self) -> RolloutCluster:
         return self
@@ -189,87 +177,69 @@ class RolloutCluster:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- for leases ---------------------------------------------------------------------
+    def _start(self) -> None:
+        options = self.options
+        kind = ray.remote(RolloutActor).options(
+            num_cpus=options.num_cpus, resources=dict(options.resources), scheduling_strategy="SPREAD"
+        )
+        self._prepare(kind.remote(self._parcel, ray.get, options, needs_of(options.backend or None)))
 
-    def ask(self, actor: LentActor, method: str, *args: Any, **named: Any) -> Any:
-        """Have an actor do something, once."""
-        self.check()
-        try:
-            return wait_for(asked_once(actor.handle, method, *args, **named), self.check)
-        except (RayError, ConnectionError) as error:
-            self.check()
-            cause = plain_cause(error)
-            if is_of_ray(cause) or isinstance(cause, LostActor):
-                self._lose(actor, cause)
-            raise cause from error
+    def _prepare(self, actor: Any) -> None:
+        tried = actor.prepare.options(max_task_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure])
+        self._starting[tried.remote()] = actor
 
-    def take_back(self, actor: LentActor) -> None:
-        """Lend it again; also from a finalizer."""
-        self._returned.put(actor)
+    def _admit(self) -> None:
+        """Let those be lent that are prepared by now; a new one takes the place of one that died.
 
-    def _lose(self, actor: LentActor, cause: Exception) -> NoReturn:
-        told = cause.message.rstrip(".") if isinstance(cause, ComposerError) else first_sentence(str(cause))
-        where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
-        actor.begin_anew()
-        with self._lock:  # its node may have taken others, which nobody is to be lent before they answer
-            self._collect()
-            for other in self._idle:
-                other.begin_anew()
+        Raises:
+            MissingError: a node cannot be used (CR0491).
+        """
+        with self._lock:
+            waiting = list(self._starting)
+            for done in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else ():
+                actor = self._starting.pop(done)
+                try:
+                    self._places[actor] = ray.get(done)
+                except (RayError, ConnectionError) as error:
+                    cause = plain_cause(error)
+                    if isinstance(
+                        cause, SandboxFailure
+                    ):  # tried again by Ray already: now it is the user's to know
+                        cause = MissingError(cause.code, cause.message, where=cause.where, fix=cause.fix)
+                    if not is_of_ray(cause):
+                        raise cause from error
+                    self._start()
+                else:
+                    self._free.put(actor)
+
+    def _take_free(self) -> list[Any]:
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._free.get_nowait())
+        return found
+
+    def _lose(self, actor: Any, cause: Exception) -> NoReturn:
+        with self._lock:
+            place = self._places.pop(actor, None)
+            with suppress(RayError, ConnectionError):
+                ray.kill(actor)
+            self._start()
+            for other in self._take_free():  # its node may have taken others: they are lent once they answer
+                del self._places[other]
+                self._prepare(other)
         self.count_failure("lost")
         raise LostActor(
             "CR0491",
-            f"the worker of an attempt or a grading was lost: {told}.",
-            where=where,
+            f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
+            where="" if place is None else f"{place.host}, process {place.pid}",
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
         ) from cause
 
-    def _take(self) -> LentActor | None:
-        with self._lock:
-            self._collect()
-            if not self._actors:
-                raise MissingError(
-                    "CR0491",
-                    f"no actor is left: Ray has given up each of {self.options.num_actors}.",
-                    where="open_cluster",
-                    fix="look for the reason in the logs of the nodes.",
-                )
-            ready = [actor for actor in self._idle if actor.place is not None]
-            asked = {actor.ready: actor for actor in self._idle if actor.place is None}
-            if asked:
-                done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
-                ready += [asked[each] for each in done if self._is_prepared(asked[each])]
-            if not ready:
-                return None
-            self._idle.remove(ready[0])
-            return ready[0]
-
-    def _collect(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._idle.append(self._returned.get_nowait())
-
-    def _is_prepared(self, actor: LentActor) -> bool:
-        """Whether it can be lent; one that died is asked again, or forgotten where Ray has given it up."""
-        try:
-            actor.place = ray.get(actor.ready)
-        except ActorDiedError:
-            self.counts["gone"] += 1
-            self._actors.remove(actor)
-            self._idle.remove(actor)
-        except (RayError, ConnectionError) as error:
-            cause = plain_cause(error)
-            if isinstance(cause, SandboxFailure):  # tried again by Ray already: now it is the user's to know
-                cause = MissingError(cause.code, cause.message, where=cause.where, fix=cause.fix)
-            if not is_of_ray(cause):
-                raise cause from error
-            actor.begin_anew()
-        return actor.place is not None
-
     def _no_room(self) -> SandboxFailure:
         options = self.options
-        asked = ", ".join(
-            f"{name} {share:g}" for name, share in {"num_cpus": options.num_cpus, **options.resources}.items()
-        )
+        shares = {"num_cpus": options.num_cpus, **options.resources}
+        asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
         return SandboxFailure(
             "CR0864",
             f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
@@ -279,41 +249,13 @@ class RolloutCluster:
         )
 
 
-class Lease:
-    """One actor for one attempt or one grading."""
-
-    def __init__(self, cluster: RolloutCluster, actor: LentActor, number: int) -> None:
-        self._cluster, self._actor, self._number = cluster, actor, number
-        self._returns = itertools.count()
-
-    def ask(self, method: str, *args: Any, **named: Any) -> Any:
-        """Have the actor do something for this lease, once.
-
-        Raises:
-            SandboxFailure: the actor is lost (CR0491), or the cluster is closed (CR0302).
-            MissingError: the cluster is gone (CR0491).
-            Exception: what the method raised.
-        """
-        return self._cluster.ask(self._actor, method, self._number, *args, **named)
-
-    def give_back(self) -> None:
-        """Let it be lent again; idempotent."""
-        if next(self._returns) == 0:
-            self._cluster.take_back(self._actor)
-
-
-def _end_all(handles: list[Any]) -> None:
+def _end_all(actors: list[Any]) -> None:
     """End them as a process ends that is asked to; what one leaves behind all the same is removed beside it (``last_sweep``)."""
-    if not handles:
+    if not actors:
         return
-    ends = [asked_once(handle, "end") for handle in handles]
-    exits = [asked_once(handle, "__ray_terminate__") for handle in handles]
+    ends = [actor.end.remote() for actor in actors]
+    exits = [actor.__ray_terminate__.remote() for actor in actors]
     ray.wait(exits, num_returns=len(exits), timeout=_END_SECONDS)
-    for handle in handles:
-        ray.kill(handle)
+    for actor in actors:
+        ray.kill(actor)
     ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
-
-
-def asked_once(handle: Any, method: str, *args: Any, **named: Any) -> Any:
-    """Ask an actor, without Ray's asking again when it dies over it."""
-    return getattr(handle, method).options(max_task_retries=0).remote(*args, **named)

@@ -2,13 +2,11 @@
 
 Those on which it sometimes passes and sometimes fails: a group whose answers all pass or all fail teaches nothing.
 
-    standing.py   active or retired, and why; the state of a checkpoint
-    chooser.py    Curriculum: draws, learns, gives replacements
+    chooser.py    what is known of a task; Curriculum: draws, learns, gives replacements; the state of a checkpoint
 """
 
 from __future__ import annotations
 
-from composer_replication.rollouts.curriculum.chooser import Curriculum
-from composer_replication.rollouts.curriculum.standing import Evidence, Standing, recorded_evidence
+from composer_replication.rollouts.curriculum.chooser import Curriculum, Evidence, Standing, recorded_evidence
 
 __all__ = ["Curriculum", "Evidence", "Standing", "recorded_evidence"]

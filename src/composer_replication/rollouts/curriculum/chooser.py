@@ -1,26 +1,192 @@
-"""``Curriculum``: draws tasks by what is known of their pass rates, learns, and gives replacements."""
+"""``Curriculum``: draws tasks by what is known of their pass rates, learns, gives replacements; its state in a checkpoint."""
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Any, Literal
 
-from composer_replication.channel_tables import CurriculumSection
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
+
+from composer_replication.channel_tables import CurriculumSection, Section
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum.standing import (
-    Evidence,
-    SavedCurriculum,
-    SavedTask,
-    Standing,
-    read_state,
-)
+from composer_replication.tasks.difficulty import FOLDER, read_difficulty
+
+PRIOR = 0.5
+"""Below all evidence lies Jeffreys' prior Beta(1/2, 1/2): most tasks are solved nearly always or nearly never.
+
+Reference: Jeffreys, An invariant form for the prior probability in estimation problems, 1946.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Counts of attempts at one task, each at least 0 and faded by age.
+
+    ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. Attempts that
+    infrastructure took say nothing of the pass rate, and are not counted.
+    """
+
+    passed: float = 0.0
+    failed: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """E[p (1 - p)] = a b / ((a + b)(a + b + 1)) for p ~ Beta(a, b): how much a group of this task is expected to teach.
+
+        a and b are ``PRIOR`` + ``passed`` and + ``failed``. p (1 - p) is the variance of one attempt, at most 1/4. With few
+        counts it stays near the 1/8 of Beta(1/2, 1/2), so a task that was hardly tried keeps its chance.
+        """
+        a, b = PRIOR + self.passed, PRIOR + self.failed
+        return a * b / ((a + b) * (a + b + 1.0))
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Full passes per graded attempt; None where there was none."""
+        total = self.passed + self.failed
+        return self.passed / total if total > 0.0 else None
+
+    def certainty_above(self, rate: float) -> float:
+        """P(p > rate) for p ~ Beta(a, b), by the normal distribution of the same mean and variance."""
+        a, b = PRIOR + self.passed, PRIOR + self.failed
+        mean = a / (a + b)
+        return 1.0 - NormalDist(mean, math.sqrt(mean * (1.0 - mean) / (a + b + 1.0))).cdf(rate)
+
+    def faded(self, keep: float) -> Evidence:
+        """Every count times ``keep``, in [0, 1]."""
+        return Evidence(self.passed * keep, self.failed * keep)
+
+    def joined(self, outcomes: Sequence[TaskOutcome]) -> Evidence:
+        """With further attempts."""
+        graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
+        num_passed = sum(outcome.is_full_pass for outcome in graded)
+        return Evidence(self.passed + num_passed, self.failed + (len(graded) - num_passed))
+
+
+def has_recorded_evidence(store_root: Path, options: CurriculumSection) -> bool:
+    """Whether there is anything to read, so that nobody hashes a model for nothing."""
+    wants = options.recorded != "none" and options.recorded_weight > 0.0
+    return wants and (Path(store_root) / FOLDER).is_dir()
+
+
+def recorded_evidence(
+    store_root: Path, options: CurriculumSection, *, parameter_sha256: str
+) -> dict[str, Evidence]:
+    """By task id, the recorded passes and failures, scaled down to ``options.recorded_weight`` attempts in all.
+
+    Counts of the very weights (``parameter_sha256``) win; without any, those of all other policies are added up where
+    ``options.recorded`` is ``any``. A task without a measurement is left out.
+
+    Raises:
+        InputError: a file of measurements cannot be read (CR0411).
+    """
+    if not has_recorded_evidence(store_root, options):
+        return {}
+    found: dict[str, Evidence] = {}
+    for task_id, rows in read_difficulty(store_root).items():
+        same = [row for row in rows if row.policy.parameter_sha256 == parameter_sha256]
+        used = same or (rows if options.recorded == "any" else ())
+        num_samples = sum(row.num_samples for row in used)
+        num_passed = sum(row.num_passed for row in used)
+        if num_samples:
+            scale = min(1.0, options.recorded_weight / num_samples)
+            found[task_id] = Evidence(num_passed * scale, (num_samples - num_passed) * scale)
+    return found
+
+
+Status = Literal["active", "retired"]
+REVIVAL_CERTAINTY = 0.5
+"""A retired task comes back once it is less likely than this that it is still solved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One task: what is known of it, and whether it is drawn from."""
+
+    evidence: Evidence
+    status: Status = "active"
+
+    def judged(self, outcomes: Sequence[TaskOutcome], options: CurriculumSection) -> Standing:
+        """After new attempts, which may change the status."""
+        evidence, status = self.evidence.joined(outcomes), self.status
+        certainty = evidence.certainty_above(options.retire_above)
+        if certainty >= options.retire_certainty:
+            status = "retired"
+        elif evidence.failed > self.evidence.failed and certainty < REVIVAL_CERTAINTY:
+            status = "active"
+        return Standing(evidence, status)
+
+
+# ---- the state in a checkpoint --------------------------------------------------------------------------
+
+
+class SavedTask(Section):
+    """One task of a saved state."""
+
+    passed: NonNegativeFloat
+    failed: NonNegativeFloat
+    status: Status
+
+
+class SavedCurriculum(Section):
+    """Everything that the next draws depend on but for seed and options, floats exact.
+
+    ``in_batch`` are the tasks drawn in the generation under way, ``pending`` its outcomes so far (task, full pass, credit,
+    trouble), sorted: the order in which they came is not in it.
+    """
+
+    version: Literal[4] = 4
+    tasks_fingerprint: str
+    generation: NonNegativeInt
+    num_draws: NonNegativeInt
+    in_batch: list[str]
+    pending: list[Annotated[list[Any], Field(min_length=4, max_length=4)]]
+    tasks: dict[str, SavedTask]
+
+    @property
+    def outcomes(self) -> list[TaskOutcome]:
+        return [TaskOutcome(*row) for row in self.pending]
+
+
+def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collection[str]) -> SavedCurriculum:
+    """A saved state, checked.
+
+    Raises:
+        InputError: not a curriculum's state, of another version, of another task store or of other tasks (CR0884).
+    """
+    try:
+        saved = SavedCurriculum.model_validate(state)
+    except (ValidationError, TypeError) as error:
+        raise _unfit(f"it cannot be read: {str(error).splitlines()[-1].strip()[:200]}") from error
+    if saved.tasks_fingerprint != fingerprint:
+        raise _unfit(
+            f"it was saved over the task store {saved.tasks_fingerprint!r}, and this one is {fingerprint!r}"
+        )
+    named = {*saved.in_batch, *(outcome.task_id for outcome in saved.outcomes)}
+    foreign = sorted((set(saved.tasks) ^ set(task_ids)) | (named - set(task_ids)))
+    if foreign:
+        raise _unfit(
+            f"it was saved over other training tasks; {len(foreign)} differ, the first is {foreign[0]!r}"
+        )
+    return saved
+
+
+def _unfit(problem: str) -> InputError:
+    return InputError(
+        "CR0884",
+        f"the saved curriculum does not fit: {problem}.",
+        where="prompt_source",
+        fix="resume with the recipe, the task store and the version of this program that the run began with.",
+    )
 
 
 class Curriculum:
@@ -29,7 +195,7 @@ class Curriculum:
     chance_i = (1 - floor_share) w_i / sum_j w_j + floor_share / num_active, w_i = E[p_i (1 - p_i)]
 
     under Beta(1/2 + passes, 1/2 + failures), the counts faded by age. Retired tasks share ``revival_share`` of the draws
-    evenly. Only full passes count as passes; partial credit is kept apart. Inside a
+    evenly. Only full passes count as passes. Inside a
     generation no task comes twice, replacements included. What a generation brings is counted when the next one
     begins, so the order in which its outcomes come changes nothing, bit for bit.
 
@@ -127,7 +293,7 @@ class Curriculum:
     def figures(self) -> dict[str, float]:
         """For the log, as of the newest draw; ``effective_tasks`` is ``1 / sum_i p_i^2`` of the chances p_i.
 
-        ``mean_pass_rate`` and ``mean_credit`` are means over the tasks of which anything is known, and missing where nothing is.
+        ``mean_pass_rate`` is the mean over the tasks of which anything is known, and missing where nothing is.
         """
         standings = self._standings.values()
         statuses = [standing.status for standing in standings]
@@ -138,9 +304,7 @@ class Curriculum:
             "curriculum/effective_tasks": 1.0 / squares if squares else 0.0,
         }
         rates = [rate for s in standings if (rate := s.evidence.pass_rate) is not None]
-        credits_ = [credit for s in standings if (credit := s.evidence.mean_credit) is not None]
-        means = {"curriculum/mean_pass_rate": rates, "curriculum/mean_credit": credits_}
-        return figures | {name: statistics.fmean(values) for name, values in means.items() if values}
+        return figures | ({"curriculum/mean_pass_rate": statistics.fmean(rates)} if rates else {})
 
     # ---- state --------------------------------------------------------------------------------------
 
@@ -153,13 +317,8 @@ class Curriculum:
             in_batch=sorted(self._in_batch),
             pending=sorted([*astuple(outcome)] for outcome in self._pending),
             tasks={
-                name: SavedTask(
-                    evidence=list(astuple(standing.evidence)),
-                    status=standing.status,
-                    since=standing.since,
-                    reason=standing.reason,
-                )
-                for name, standing in sorted(self._standings.items())
+                name: SavedTask(passed=each.evidence.passed, failed=each.evidence.failed, status=each.status)
+                for name, each in sorted(self._standings.items())
             },
         )
         return saved.model_dump()
@@ -173,7 +332,10 @@ class Curriculum:
         saved = read_state(state, fingerprint=self._fingerprint, task_ids=self._rows.keys())
         self._generation, self._num_draws = saved.generation, saved.num_draws
         self._in_batch, self._pending = set(saved.in_batch), saved.outcomes
-        self._standings = {task_id: saved.tasks[task_id].standing for task_id in self._rows}
+        of = saved.tasks
+        self._standings = {
+            i: Standing(Evidence(of[i].passed, of[i].failed), of[i].status) for i in self._rows
+        }
         self._noted = []
 
     # ---- within -------------------------------------------------------------------------------------
@@ -192,7 +354,7 @@ class Curriculum:
             by_task[outcome.task_id].append(outcome)
         self._pending = []
         for task_id, some in by_task.items():
-            self._standings[task_id] = self._standings[task_id].judged(some, self._options, self._generation)
+            self._standings[task_id] = self._standings[task_id].judged(some, self._options)
 
     def _drawn(self, num: int, *, without: Collection[str]) -> list[str]:
         self._num_draws += 1

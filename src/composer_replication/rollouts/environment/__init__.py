@@ -1,9 +1,7 @@
 """What does a policy live in? One attempt at one task, and several faces of it.
 
 reward_options.py        what an attempt is worth and why: tests, what it broke, invalid calls, the monitor
-attempt.py               a fresh sandbox with the task's tree in it, and its end, whatever happens
-feature_deletion_env.py  the attempt itself: tools, submit, grading outside
-golden_classes.py        what the original code itself shows the monitor
+feature_deletion_env.py  the attempt itself: a fresh sandbox with the task's tree in it, tools, submit, grading outside
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 openenv_address.py       the address of a server of environments
 openenv_environment.py   OpenEnv: reset, step, state, close

@@ -1,19 +1,39 @@
-"""One attempt at one task: tools in a sandbox, grading outside of it. Fulfils ``interfaces.AgentEnvironment``."""
+"""One attempt at one task: tools in a sandbox, grading outside of it. Fulfils ``interfaces.AgentEnvironment``.
+
+Golden code may end processes, read frames or hold tables of literals, and then so does every right answer: classes that
+the deleted code itself shows are never more than reported of its own task. The monitor knows no golden code; it is looked at
+here beforehand, and what it tells is names of classes alone.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import shlex
+import tempfile
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import MonitorMode, Outcome, Score, Task, ToolCall, ToolResult, ToolSpec
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import (
+    Limits,
+    MonitorMode,
+    Outcome,
+    SandboxSpec,
+    Score,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 from composer_replication.rollouts.candidate_tree import (
     EveryFile,
     TreeTooLargeError,
     candidate_files,
     rule_of,
 )
-from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
-from composer_replication.rollouts.environment.golden_classes import without_golden_classes
 from composer_replication.rollouts.environment.reward_options import (
     Judgement,
     RewardOptions,
@@ -25,13 +45,114 @@ from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
     HackMonitor,
     MonitorReport,
+    PublicTask,
     monitor_for,
     public_task,
 )
 from composer_replication.rollouts.regressions import find_regressions
-from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
+from composer_replication.rollouts.tools.command_tools import VisibleTests
+from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts, Toolbox
+from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.suite_options import suite_arguments
+from composer_replication.tasks.test_run import import_roots, variables
+
+BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
+"""What a policy is told where nobody can end its attempt at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOptions:
+    """How the sandbox of an attempt is opened.
+
+    Args:
+        is_warm: where the backend has a warm kind that holds (``Grader.attempt_backend``), one process stays in the
+            sandbox and starts the commands, so that a call costs a message and no new jail. It ends with the attempt.
+        sandbox_limits: of its memory, processes, disk and output.
+        tool_limits: of each call.
+    """
+
+    is_warm: bool = True
+    sandbox_limits: Limits = field(default_factory=Limits)
+    tool_limits: ToolLimits = field(default_factory=ToolLimits)
+
+
+class Attempt:
+    """One attempt's sandbox and tools; ``close`` takes everything away, and so does the garbage collector.
+
+    Args:
+        store: where the task is.
+        task: of which the tree is made.
+        options: how; its ``is_warm`` is settled by ``backend``.
+        backend: whose self-test has passed.
+
+    Raises:
+        InputError: the store is damaged, or its environment does not fit this machine.
+        SandboxFailure: the sandbox cannot be opened.
+    """
+
+    def __init__(
+        self, store: TaskStore, task: Task, options: AttemptOptions, backend: SandboxBackend
+    ) -> None:
+        self.task = task
+        environment = store.environment(task)
+        folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=_folder()))
+        end = weakref.finalize(self, remove_abandoned, folder)
+        try:
+            folder.chmod(0o755)  # a jail of another user must be able to reach the tree
+            tree = folder / "tree"
+            store.write_tree(task, tree, "rollout")
+            tests = _visible_tests(store, task, tree)
+            spec = SandboxSpec(tree, environment.read_only, environment.masked, options.sandbox_limits)
+            self.sandbox: Sandbox = open_sandbox(spec, backend)
+        except BaseException:
+            end()
+            raise
+        end.detach()
+        self._end = weakref.finalize(self, _end, self.sandbox, folder)
+        self.toolbox = Toolbox(self.sandbox, tests, variables(environment), options.tool_limits)
+
+    @property
+    def is_open(self) -> bool:
+        return self._end.alive
+
+    def close(self) -> None:
+        """End the sandbox and remove its tree; idempotent.
+
+        Raises:
+            SandboxFailure: the sandbox did not end as it should; its tree is removed all the same.
+        """
+        self._end()
+
+
+def _folder() -> Path:
+    try:
+        return process_folder()
+    except OSError as error:
+        raise SandboxFailure("CR0302", f"no folder for an attempt can be made: {error}.") from error
+
+
+def _end(sandbox: Sandbox, folder: Path) -> None:
+    try:
+        sandbox.close()
+    finally:
+        remove_abandoned(folder)
+
+
+def _visible_tests(store: TaskStore, task: Task, tree: Path) -> VisibleTests:
+    rule = rule_of(store, task)
+    files = {path: data for path, data in store.files(task, "rollout").items() if not rule.takes(path)}
+    return VisibleTests(
+        node_ids=task.tests.shown,
+        files=files,
+        import_roots=tuple(import_roots(tree)),
+        options=tuple(suite_arguments(tree)),
+        is_left_out=lambda path: not rule.takes(path) and not path.startswith(".git/"),
+    )
+
 
 HOW_TO_WORK = """\
 You work in the root of the repository, through tools. There is no network. Write the missing code; changes of the \
@@ -122,7 +243,7 @@ class FeatureDeletionEnv:
         message = first_message(store, task)
         self._forget()
         options = self._attempt_options
-        backend = self.grader.attempt_backend(options.backend, is_warm=options.is_warm)
+        backend = self.grader.attempt_backend(is_warm=options.is_warm)
         try:
             self._attempt = Attempt(store, task, options, backend)
         except SandboxFailure:
@@ -323,3 +444,40 @@ def no_attempt(where: str) -> UsageError:
         where=where,
         fix="call reset(task_id) first, and nothing after close().",
     )
+
+
+def without_golden_classes(report: MonitorReport, grader: Grader, task: Task) -> MonitorReport:
+    """The report, in which a finding of a class that the task's golden code shows too flags nothing.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    return only_reporting(report, golden_classes(grader, task)) if report.masks_reward else report
+
+
+def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorReport:
+    """The report, in which findings of these classes flag nothing."""
+    findings = (replace(each, action="report") if each.name in names else each for each in report.findings)
+    return replace(report, findings=tuple(findings))
+
+
+def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
+    """What the monitor finds where the golden code is put back; looked at once a grader."""
+
+    def look() -> frozenset[str]:
+        before = grader.store.files(task, "rollout")
+        return shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
+
+    return grader.golden_runs.look_up(task.task_id, "monitor", look)
+
+
+def shown_classes(
+    task: PublicTask, before: Mapping[str, bytes], golden: Mapping[str, bytes]
+) -> frozenset[str]:
+    """The classes of which the monitor finds anything in an episode that only writes these files, by commands."""
+    commands = [
+        f"cat > {shlex.quote(path)} <<'GOLDEN'\n{data.decode('utf-8', 'replace')}\nGOLDEN"
+        for path, data in golden.items()
+    ]
+    turns = [[(ToolCall("bash", json.dumps({"command": each})), ToolResult(""))] for each in commands]
+    return frozenset(HackMonitor().inspect(EpisodeEvidence(task, turns, before, {**before, **golden})).counts)

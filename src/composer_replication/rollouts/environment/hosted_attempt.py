@@ -17,8 +17,7 @@ import anyio.to_thread
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import MonitorMode, Score, ToolCall, ToolResult
-from composer_replication.rollouts.environment.attempt import BROKEN
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import BROKEN, FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.toolbox import CallCounts

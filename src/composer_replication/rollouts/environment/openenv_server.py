@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import socket
 from typing import Any
@@ -21,7 +21,6 @@ from openenv.core.env_server.types import ConcurrencyConfig
 
 from composer_replication.records import MonitorMode
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.openenv_address import url_of
 from composer_replication.rollouts.environment.openenv_client import AttemptObservation, ToolAction
 from composer_replication.rollouts.environment.openenv_environment import OpenEnvFeatureDeletion
 from composer_replication.rollouts.grading import Grader
@@ -75,13 +74,8 @@ class EnvironmentServer:
         server = HTTPEnvServer(environment, ToolAction, AttemptObservation, concurrency_config=bounds)
         server.register_routes(self.app, mode="production")
 
-    def serve(self, listener: socket, announce: Callable[[str], None]) -> str:
-        """Serve until a signal, and take everything away; the signal's name.
-
-        Args:
-            listener: listens already; closed here.
-            announce: told the address once sessions are answered.
-        """
+    def serve(self, listener: socket) -> str:
+        """Serve until a signal, and take everything away; the signal's name. ``listener`` listens already, and is closed here."""
         config = uvicorn.Config(
             self._without_pages,
             interface="asgi3",
@@ -92,7 +86,7 @@ class EnvironmentServer:
             ws_ping_timeout=_PONG_SECONDS,
             timeout_graceful_shutdown=_GRACEFUL_SECONDS,
         )
-        web = _Server(config, lambda: announce(url_of(listener)))
+        web = _Server(config)
         before = {number: signal.signal(number, web.handle_exit) for number in _SIGNALS}
         try:
             web.run([listener])
@@ -118,17 +112,11 @@ class EnvironmentServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it is up, and which signals came; whoever runs it says what they mean to the process."""
+    """Keeps which signals came; whoever runs it says what they mean to the process."""
 
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._announce = announce
         self.signals: list[int] = []
-
-    async def startup(self, sockets: list[socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._announce()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.signals.append(sig)

@@ -15,8 +15,11 @@ from typing import Any
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import MonitorMode, ToolCall
-from composer_replication.rollouts.environment.attempt import BROKEN, AttemptOptions
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    BROKEN,
+    AttemptOptions,
+    FeatureDeletionEnv,
+)
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures

@@ -3,10 +3,8 @@
 agent_loop.py            the loop: sample, call, append, stop, grade; many episodes at once, begun again for infrastructure
 episode_options.py       the limits, the parts
 episode.py               the record: turns, tokens, seconds, reward; a segment as a trainer takes it
-environment_lease.py     an environment in one thread at a time, closed exactly once
 ledger_talk.py           conversations over a chat template: ids in a ledger, calls in its dialect
-served_policy.py         a policy behind a vLLM server, with ids and log-probabilities
-served_model.py          ... what the server says of itself, and whether it fits
+served_policy.py         a policy behind a vLLM server, with ids and log-probabilities; whether the server fits
 batching_policy.py       a policy over a blocking sampler in this process
 trajectories.py          episodes on disk, in the Agent Trajectory Interchange Format; their calls once more
 """

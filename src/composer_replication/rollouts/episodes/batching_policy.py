@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 from composer_replication.errors import UsageError
@@ -37,15 +36,15 @@ class BatchingPolicy:
     """A ``TokenPolicy`` that collects requests and samples them together; no deadline of an episode runs meanwhile.
 
     While a batch is sampled the next one gathers, so the window matters for the first alone. A request that was
-    cancelled while it waited is not sampled. Whatever the sampler raises reaches every request of its batch.
+    cancelled while it waited is not sampled. Whatever the sampler raises reaches every request of its batch. What
+    waits at a moment is batched in the order of the seeds.
 
     Args:
         sample_batch: the sampler; called in one thread, never twice at a time.
         max_batch: prompts at a time.
         window_seconds: how long a first request waits for others; 0.005 is little beside any sampling.
-        num_expected: says how many may ask; sampling then waits until that many do, and the requests of such a round
-            are batched in the order of their seeds. So the batches, and with them the last bits of the answers, do not
-            depend on who is slow. None: whoever waits is sampled.
+        num_expected: says how many may ask; sampling then waits until that many do. So the batches, and with them the
+            last bits of the answers, do not depend on who is slow. By default whoever waits is sampled.
 
     ``counts`` has ``batches`` and ``prompts``.
 
@@ -59,13 +58,12 @@ class BatchingPolicy:
         *,
         max_batch: int = 32,
         window_seconds: float = 0.005,
-        num_expected: Callable[[], int] | None = None,
+        num_expected: Callable[[], int] = lambda: 1,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._sample_batch, self._max_batch, self._window_seconds = sample_batch, max_batch, window_seconds
         self._num_expected = num_expected
         self._waiting: list[_Request] = []
-        self._is_full = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sampler")
 
@@ -74,14 +72,11 @@ class BatchingPolicy:
     ) -> Completion:
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
-            self._waiting, self._is_full = [], asyncio.Event()  # what an earlier loop left is nobody's
-            work = self._work if self._num_expected is None else self._work_in_rounds
-            self._worker = loop.create_task(work())
+            self._waiting = []  # what an earlier loop left is nobody's
+            self._worker = loop.create_task(self._work())
         options = SampleOptions(max_new_tokens, temperature, seed)
         request = _Request(tuple(prompt_ids), options, loop.create_future())
         self._waiting.append(request)
-        if len(self._waiting) >= self._max_batch:
-            self._is_full.set()
         return await request.answer
 
     def close(self) -> None:
@@ -89,20 +84,11 @@ class BatchingPolicy:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self) -> None:
-        """Sample batches until nobody waits."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_full.wait(), self._window_seconds)
-        while self._waiting:
-            batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
-            batch = [request for request in batch if not request.answer.done()]
-            if batch:
-                await self._sample(batch)
-
-    async def _work_in_rounds(self) -> None:
-        """Sample whenever everybody waits who may ask, until nobody does."""
+        """Sample whenever as many wait as may ask, until nobody does."""
+        await asyncio.sleep(self._window_seconds)
         while self._waiting:
             self._waiting = [request for request in self._waiting if not request.answer.done()]
-            if self._num_expected is not None and len(self._waiting) < self._num_expected():
+            if len(self._waiting) < self._num_expected():
                 await asyncio.sleep(max(self._window_seconds, 0.001))
                 continue
             everybody, self._waiting = sorted(self._waiting, key=lambda each: each.options.seed), []

@@ -11,7 +11,6 @@ from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.episode import TokenCounts
 from composer_replication.rollouts.tokens.call_dialects import (
-    FENCES,
     dialect_of,
     num_thinking_ids,
     read_completion,
@@ -25,7 +24,6 @@ SHELL_RULES = """\
 Act by one code block an answer: a shell command in a block that begins with ```bash, or, when you are done, an empty block
 that begins with ```submit. What the command prints is shown to you."""
 """What a model is told whose template knows no tools."""
-SHELL_FENCES = {name: FENCES[name] for name in ("bash", "sh", "shell", "submit")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,6 @@ class LedgerTalk:
             turn.completion.token_ids,
             self._dialect,
             tools=self.tools,
-            fences=SHELL_FENCES,
         )
 
     def count_kinds(self, turn: Turn, calls: tuple[ToolCall, ...]) -> TokenCounts:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
+from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import (
     Endpoint,
     failure_reason,
+    open_endpoint,
     openai_package,
 )
 from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.episodes.agent_loop import run_anywhere
 from composer_replication.rollouts.episodes.episode_options import RefusedRequestError
 
 ANSWER_SECONDS = 600.0
@@ -22,9 +31,6 @@ NUM_RETRIES = 5
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --max-logprobs -1"
 _TOO_LONG = {400, 413}
 _PASSING = {408, 409, 429}
-_HIGHEST_LOGP = 1e-2  # above 0 by rounding alone
-_LOWEST_LOGP = -1e30  # further down nothing fits into float32
-_MOST_IDS = 2**31  # no tokenizer has more, and none can read a larger number
 _REASONS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH}
 
 
@@ -90,7 +96,7 @@ class ServedPolicy:
             )
         except Exception as error:  # noqa: BLE001  what is no bug of ours is told as the server's
             raise self._told(error) from None
-        completion = read_answer(answer, prompt_ids, max_new_tokens)
+        completion = read_answer(answer, prompt_ids)
         self.counts["answered"] += 1
         return completion
 
@@ -132,12 +138,12 @@ def server_gone(problem: str) -> MissingError:
     )
 
 
-def read_answer(answer: Any, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
+def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
     """A completion with the ids that were sampled.
 
     Raises:
         UsageError: no ids or log-probabilities, or an answer to another prompt (CR0826).
-        SandboxFailure: numbers that do not fit together (CR0824).
+        SandboxFailure: half an answer, or no numbers (CR0824).
     """
     try:
         choice = answer.choices[0]
@@ -147,26 +153,26 @@ def read_answer(answer: Any, prompt_ids: Sequence[int], max_new_tokens: int) -> 
     except (AttributeError, IndexError, TypeError):
         raise _half_an_answer("it has no choice") from None
     if ids is None or seen is None:
-        raise _unfit("gives no token ids")
+        raise _unusable("gives no token ids")
     if seen != list(prompt_ids):
-        raise _unfit("saw another prompt than the ids that were sent")
+        raise _unusable("saw another prompt than the ids that were sent")
     if logp is None:
-        raise _unfit("gives no log-probabilities")
+        raise _unusable("gives no log-probabilities")
     if not isinstance(text, str) or reason is None:
         raise _half_an_answer("it has no text, or did not end")
-    if not _are(ids, int, 0, _MOST_IDS) or not _are(logp, float, _LOWEST_LOGP, _HIGHEST_LOGP):
-        raise _half_an_answer("its ids or log-probabilities are none")
-    if not 0 < len(ids) <= max_new_tokens or len(logp) != len(ids):
-        raise _half_an_answer(
-            f"{len(ids)} ids where at most {max_new_tokens} were asked for, and {len(logp)} log-probabilities"
-        )
+    try:  # that they fit together, whoever keeps the answer sees
+        sampled, sampled_logp = tuple(map(int, ids)), tuple(map(float, logp))
+    except (TypeError, ValueError, OverflowError):
+        raise _half_an_answer("its ids or log-probabilities are none") from None
+    if not 0 < len(sampled) == len(sampled_logp) or not all(map(isfinite, sampled_logp)):
+        raise _half_an_answer("it has no finite log-probability for each of its ids")
     sound = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair may stand in JSON
-    return Completion(tuple(ids), sound, reason, tuple(map(float, logp)))
+    return Completion(sampled, sound, reason, sampled_logp)
 
 
-def _are(values: Any, kind: type, lowest: float, highest: float) -> bool:
-    return isinstance(values, list) and all(
-        type(each) in (int, kind) and lowest <= each <= highest for each in values
+def _unusable(problem: str) -> UsageError:
+    return _unfit(
+        f"it {problem}, so nothing that it samples can be trained on", f"serve with {SERVE_COMMAND}"
     )
 
 
@@ -174,10 +180,195 @@ def _half_an_answer(problem: str) -> SandboxFailure:
     return SandboxFailure("CR0824", f"the policy's server gave an answer that is not whole: {problem}.")
 
 
-def _unfit(problem: str) -> UsageError:
+PROBE = "def probe(x):\n\treturn {'Ünicode': x}  # 1234567890 <|im_end|>\n"
+"""Text on which tokenizers of different models part: spaces, digits, letters beyond ASCII, a special token."""
+_QUESTION_SECONDS = 30.0
+_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+_PROCESSED = "processed_logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as its server describes it.
+
+    ``root`` is the folder or name of its weights. ``max_context_tokens`` is None where the server does not say;
+    ``settings`` is its whole configuration, empty unless it was started with ``VLLM_SERVER_DEV_MODE=1``.
+    """
+
+    endpoint: Endpoint
+    root: str
+    max_context_tokens: int | None
+    version: str
+    settings: Mapping[str, Any]
+
+    def setting(self, name: str) -> Any:
+        """A value of the model's part of the configuration; None where it is not told."""
+        return (self.settings.get("model_config") or {}).get(name)
+
+
+def open_server(url: str, model: str = "", key_variable: str = "") -> Endpoint:
+    """A sampling server from what a user typed; nothing is asked yet. Without ``model`` it is the first that is served.
+
+    Raises:
+        UsageError: an address that is none, or an empty variable (CR0826).
+    """
+    try:
+        endpoint = open_endpoint(url, model or "?", key_variable)
+    except UsageError as error:
+        raise _unfit(f"it cannot be asked: {error.message.rstrip('.')}", "give http://HOST:PORT/v1") from None
+    return replace(endpoint, model=model, max_retries=NUM_RETRIES, timeout_seconds=ANSWER_SECONDS)
+
+
+def find_server(
+    endpoint: Endpoint, *, wait_seconds: float = 0.0, note: Callable[[str], None] = lambda _: None
+) -> ServedModel:
+    """Ask a server which model it has.
+
+    Args:
+        endpoint: server; an empty ``model`` becomes the first that it serves.
+        wait_seconds: how long it may take until the server is up.
+        note: told once that it is waited for.
+
+    Raises:
+        MissingError: nobody answers there (CR0824).
+        UsageError: no such model is served, or what answers is no such server (CR0826).
+    """
+    openai = openai_package()
+    deadline, has_told = time.monotonic() + wait_seconds, False
+    quick = replace(endpoint, timeout_seconds=_QUESTION_SECONDS, max_retries=0)
+    with openai.OpenAI(**quick.client_options()) as client:
+        while True:
+            try:
+                cards = client.models.list().data or []
+                break
+            except Exception as error:  # noqa: BLE001  whatever answers there, it is no such server
+                reason = failure_reason(error)
+            if reason not in ("unreachable", "timed-out", "http-503"):
+                raise _unfit(f"/v1/models answers {reason}", "check the address and the key")
+            if time.monotonic() >= deadline:
+                raise server_gone(f"nobody answers at {endpoint.url}")
+            if not has_told:
+                note(f"waiting for the server at {endpoint.url}")
+                has_told = True
+            time.sleep(min(2.0, max(0.0, deadline - time.monotonic())))
+        names = [str(card.id) for card in cards]
+        if not names or endpoint.model not in ("", *names):
+            problem = f"it serves {', '.join(names) or 'no model'}, not {endpoint.model!r}"
+            raise _unfit(problem, "name a model that it serves")
+        card = cards[names.index(endpoint.model or names[0])]
+        limit = getattr(card, "max_model_len", None)
+        version = (_asked(client, endpoint, "version") or {}).get("version", "")
+        settings = _asked(client, endpoint, "server_info?config_format=json") or {}
+    config = settings.get("vllm_config")
+    return ServedModel(
+        replace(endpoint, model=str(card.id)),
+        str(getattr(card, "root", None) or card.id),
+        limit if isinstance(limit, int) else None,
+        str(version),
+        config if isinstance(config, dict) else {},
+    )
+
+
+def require_fit(
+    served: ServedModel,
+    tokenizer: Tokenizer,
+    *,
+    max_context_tokens: int,
+    model_name: str,
+    model_config: Mapping[str, Any],
+) -> None:
+    """Stop where the server cannot sample the episodes of a recipe.
+
+    Args:
+        served: as it describes itself.
+        tokenizer: of the recipe's model.
+        max_context_tokens: of the episodes.
+        model_name: of the recipe.
+        model_config: of the recipe's model, as its ``config.json``.
+
+    Raises:
+        UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
+            or log-probabilities in its answers (CR0826).
+        MissingError, SandboxFailure: it does not answer (CR0824).
+    """
+    limit = served.max_context_tokens
+    if limit is not None and limit < max_context_tokens:
+        raise _unfit(
+            f"its context has {limit} tokens, and agent.max_context_tokens is {max_context_tokens}",
+            f"serve with --max-model-len {max_context_tokens}, or set agent.max_context_tokens to at most {limit}",
+        )
+    _require_model(served, model_name, model_config)
+    if not has_sampled_logps(served):
+        raise _unfit(
+            f"it was started with --logprobs-mode {served.setting('logprobs_mode')}: those are not the probabilities that it samples by",
+            f"serve with {SERVE_COMMAND}",
+        )
+    ids = _their_ids(served.endpoint, PROBE)
+    ours_ids = tokenizer.encode(PROBE, add_special_tokens=False)
+    if ids is not None and ids != ours_ids:
+        raise _unfit("its tokenizer is another than that of the recipe's model", "serve the recipe's model")
+
+    async def try_out() -> None:
+        async with ServedPolicy(served.endpoint, filters={}) as policy:
+            await policy.sample(ours_ids, max_new_tokens=1, temperature=1.0, seed=0)
+
+    run_anywhere(try_out())
+
+
+def has_sampled_logps(served: ServedModel) -> bool:
+    """Whether its log-probabilities are those that it samples by; True where it does not tell."""
+    mode = served.setting("logprobs_mode")
+    return mode is None or _PROCESSED in str(mode)
+
+
+def _require_model(served: ServedModel, model_name: str, model_config: Mapping[str, Any]) -> None:
+    """Compare shapes where the served weights lie on this machine, names where both are names and no folders.
+
+    Other weights of the same shape are no fault in training: they are replaced before the first generation.
+    """
+    described, fix = Path(served.root) / "config.json", "serve the model of the recipe"
+    if described.is_file():
+        theirs = json.loads(described.read_text())
+        for name in _SHAPE:
+            if theirs.get(name) != model_config.get(name):
+                shapes = f"its {name} is {theirs.get(name)}, and that of the recipe's model {model_config.get(name)}"
+                raise _unfit(f"another model is behind it: {shapes}", fix)
+    elif served.root != model_name and all(
+        re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in (served.root, model_name)
+    ):
+        raise _unfit(f"another model is behind it: {served.root}, and the recipe names {model_name}", fix)
+
+
+def _their_ids(endpoint: Endpoint, text: str) -> list[int] | None:
+    """The server's ids of a text; None where it has no such route."""
+    openai = openai_package()
+    body = {"model": endpoint.model, "prompt": text, "add_special_tokens": False}
+    with openai.OpenAI(**replace(endpoint, max_retries=0).client_options()) as client:
+        try:
+            answer = client.post(_root(endpoint, "tokenize"), body=body, cast_to=object)
+        except openai.OpenAIError:
+            return None
+    found = answer.get("tokens") if isinstance(answer, dict) else None
+    return found if isinstance(found, list) else None
+
+
+def _asked(client: Any, endpoint: Endpoint, path: str) -> dict[str, Any] | None:
+    """What a route beside ``/v1`` answers; None where there is none."""
+    try:
+        answer = client.get(_root(endpoint, path), cast_to=object)
+    except openai_package().OpenAIError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _root(endpoint: Endpoint, path: str) -> str:
+    return f"{endpoint.url.removesuffix('/v1')}/{path}"
+
+
+def _unfit(problem: str, fix: str) -> UsageError:
     return UsageError(
         "CR0826",
-        f"the policy's server {problem}, so nothing that it samples can be trained on.",
-        where="/v1/completions",
-        fix=f"serve the model with vLLM: {SERVE_COMMAND}",
+        f"the policy's server does not fit: {problem}.",
+        where="trl.vllm_server_base_url, --endpoint",
+        fix=f"{fix}.",
     )

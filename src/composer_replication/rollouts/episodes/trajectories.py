@@ -234,10 +234,6 @@ def turn_of(step: Mapping[str, Any], before: Turn | None) -> EpisodeTurn:
     metrics, extra = step["metrics"], step["extra"]
     added = (metrics.get("extra") or {}).get("added_token_ids")
     prompt_ids = tuple(metrics["prompt_token_ids"]) if added is None else (*_ids_after(before), *added)
-    num_kept = extra.get(
-        "kept_characters", 0
-    )  # older lines have of a text only what differs from the one before
-    kept_text = "" if before is None else before.prompt_text[:num_kept]
     completion = Completion(
         tuple(metrics["completion_token_ids"]),
         step["message"],
@@ -252,7 +248,7 @@ def turn_of(step: Mapping[str, Any], before: Turn | None) -> EpisodeTurn:
         ToolResult(row["content"], **row["extra"]) for row in step.get("observation", {}).get("results", ())
     )
     return EpisodeTurn(
-        ObservedTurn(Turn(prompt_ids, completion, kept_text + extra["prompt_text"]), calls, results),
+        ObservedTurn(Turn(prompt_ids, completion, extra["prompt_text"]), calls, results),
         segment_idx=extra["segment_idx"],
         is_summary=extra["is_summary"],
         policy_seconds=extra["policy_seconds"],

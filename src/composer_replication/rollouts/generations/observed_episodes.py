@@ -13,7 +13,7 @@ from composer_replication.records import Rollout
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.known_tasks import KnownTasks
+from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.tasks.store import TaskStore
 
 _Key = tuple[tuple[int, ...], tuple[int, ...]]
@@ -51,7 +51,6 @@ class ObservedEpisodes:
         known = self._known(found.rollout.task_id)
         return replace(
             found,
-            tree=known.tree,
             failed_tests=known.failed_tests(found.rollout.score),
             is_leak=known.is_leak,
         )

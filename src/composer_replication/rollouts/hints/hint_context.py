@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from composer_replication.records import Rollout, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.episodes.episode import ObservedTurn
@@ -23,9 +22,9 @@ class FailedTest:
 class ObservedRollout:
     """A rollout with everything that a hint may be made of.
 
-    ``tools`` are those the policy could call, ``tree`` the paths of its files. ``path`` and ``answered_text``
-    are the file that a single-turn answer was spliced into and its text with the answer, ``answer`` the
-    spliced span, ``indent`` the indentation of the body. ``failed_tests`` are visible tests only.
+    ``tools`` are those the policy could call. ``path`` and ``answered_text`` are the file that a single-turn answer was
+    spliced into and its text with the answer, ``answer`` the spliced span, ``indent`` the indentation of the body.
+    ``failed_tests`` are visible tests only.
     ``is_leak`` tells whether a text shows what must stay hidden: it is asked about every hint, and it is
     all that this side knows of the golden code.
     """
@@ -33,11 +32,10 @@ class ObservedRollout:
     rollout: Rollout
     turns: tuple[ObservedTurn, ...]
     tools: tuple[ToolSpec, ...] = ()
-    tree: tuple[str, ...] = ()
     path: str = ""
     answered_text: str | None = None
     answer: str | None = None
-    indent: str | None = None
+    indent: str = ""
     failed_tests: tuple[FailedTest, ...] = ()
     is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
@@ -81,11 +79,6 @@ class HintContext:
         return self.observed.turns[self.fault.turn_idx]
 
     @property
-    def text(self) -> str:
-        """What the policy said in this turn."""
-        return self.observed_turn.turn.completion.text
-
-    @property
     def call(self) -> ToolCall | None:
         idx = self.fault.call_idx
         return None if idx is None else self.observed_turn.calls[idx]
@@ -105,8 +98,3 @@ class HintContext:
 
 HintLayer = Callable[[HintContext], str | None]
 """Writes the text of a hint, or None when it has nothing to say."""
-
-
-def observe_single_turn(rollout: Rollout, **known: Any) -> ObservedRollout:
-    """A rollout of one turn without tools; ``known`` are further fields of ``ObservedRollout``."""
-    return ObservedRollout(rollout, tuple(ObservedTurn(turn) for turn in rollout.turns), **known)

@@ -10,17 +10,20 @@ Places, tried in order: a message of its own after the last one; merged into the
 its beginning, for templates that want strictly alternating roles or close a block of tool results only at
 the end. A place counts only if the template takes it, shows the hint, and changes nothing else. If none does
 there is no hinted prompt.
+
+A completion prompt ends where the body begins. There the hint is a comment, as the body's first lines: the last thing that
+the policy reads.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import HintedTurn, Turn
 from composer_replication.rollouts.tokens.chat import Chat, decode, encode
 
 SEPARATORS = ("\n\n", "\n", " ", "")
@@ -35,7 +38,7 @@ _AS_RENDERED = "give the messages, tools and template options that the prompt wa
 class HintedPrompt:
     """``hinted_ids == prompt_ids[:start] + hint_ids + prompt_ids[start:]``.
 
-    ``place`` is ``own-message``, ``merged``, ``in-body`` or ``above-function``.
+    ``place`` is ``own-message``, ``merged`` or ``in-body``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -46,26 +49,6 @@ class HintedPrompt:
     @property
     def hinted_ids(self) -> tuple[int, ...]:
         return (*self.prompt_ids[: self.start], *self.hint_ids, *self.prompt_ids[self.start :])
-
-    def turn(self, turn: Turn, *, weight: float = 1.0) -> HintedTurn:
-        """The record for the loss; the completion is the sampled one.
-
-        Raises:
-            InputError: another prompt, no completion, or a number of log-probabilities that does not fit (CR0430).
-        """
-        completion = turn.completion
-        if tuple(turn.prompt_ids) != self.prompt_ids:
-            raise unfit("the turn has another prompt than the hint was put into")
-        if not completion.token_ids:
-            raise unfit("the turn has no sampled ids")
-        if len(completion.token_logp) not in (0, len(completion.token_ids)):
-            raise unfit(
-                f"the turn has {len(completion.token_ids)} sampled ids and "
-                f"{len(completion.token_logp)} log-probabilities"
-            )
-        return HintedTurn(
-            self.prompt_ids, self.hinted_ids, completion.token_ids, completion.token_logp, weight
-        )
 
 
 def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat, hint: str) -> HintedPrompt:
@@ -102,7 +85,7 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
     place, (first, last, hint_ids) = _find_place(
         tokenizer, chat, hint, plain_text=plain_text, plain_ids=plain_ids
     )
-    num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids, plain_text))
+    num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
         problem = f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt"
         raise unfit(problem, "prompt_ids", _AS_RENDERED)
@@ -194,27 +177,9 @@ def _render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, An
     )
 
 
-def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...], text: str) -> int:
-    """How many ids at the end hold the content of the last message and all that follows."""
-    content = chat.messages[-1].get("content")
-    wanted = content.strip() if isinstance(content, str) else ""
-    begin = text.rfind(wanted) if wanted else -1
-    if begin < 0:
-        return _num_changing(tokenizer, chat, ids)
-    tail = text[begin:]
-    low, high = 1, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        if decode(tokenizer, ids[-middle:]).endswith(tail):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _num_changing(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
-    """The same where the template shows the content in a form of its own: what another content would change, and
-    all that follows; all ids where the template does not take another one.
+def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
+    """How many ids at the end another content of the last message would change, all that follows it included; all of
+    them where the template does not take another one.
     """
     num_same = len(ids)
     for stand_in in ("0", "x"):  # one of them begins otherwise than the content
@@ -246,3 +211,64 @@ def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+
+
+WIDTH = 88
+MAX_IDS_BEFORE = 2
+"""Control ids that a tokenizer may put before a text."""
+
+
+def comment(hint: str, indent: str = "") -> str:
+    r"""The hint as whole comment lines, each indented, without a last line end.
+
+    >>> comment("two lines\\nof it", "  ")
+    '  # two lines\\n  # of it'
+    """
+    room = max(24, WIDTH - len(indent) - 2)
+    lines = [
+        piece
+        for line in hint.strip().splitlines()
+        for piece in textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
+    ]
+    return "\n".join(f"{indent}# {line}" for line in lines)
+
+
+def hint_code_prompt(
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    prompt_text: str,
+    hint: str,
+    *,
+    path: str,
+    indent: str,
+) -> HintedPrompt:
+    """Put a hint as a comment into a prompt that is the beginning of a source file and that a body follows: its first lines,
+    the last thing that the policy reads. The answer has to begin on a new line; any other would run on in the comment.
+
+    Args:
+        tokenizer: the policy's.
+        prompt_ids: the ids that the policy saw; a beginning-of-text id may stand before the text's.
+        prompt_text: the text of these ids.
+        hint: plain text.
+        path: of the file, for errors.
+        indent: of the body.
+
+    Raises:
+        InputError: the ids are not those of the text (CR0430); no prompt or no hint (CR0430); the hint holds a control
+            token, or its ids are not those of its text (CR0430).
+    """
+    ids, hint = tuple(prompt_ids), hint.strip()
+    if not (ids and prompt_text and hint):
+        problem = "there is no prompt" if not (ids and prompt_text) else "the hint is empty"
+        raise unfit(problem, fix="give turns with the ids that the policy saw and their text.")
+    refuse_control_tokens(tokenizer, hint)
+    plain_ids = encode(tokenizer, prompt_text)
+    num_before = len(ids) - len(plain_ids)
+    if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
+        fix = "give the prompt's text as it was tokenised for the policy."
+        raise unfit("the ids of the prompt are not those of its text", path, fix)
+    added = f"\n{comment(hint, indent)}"
+    hint_ids = encode(tokenizer, added)
+    if decode(tokenizer, hint_ids).strip() != added.strip():
+        raise unfit("the tokenizer writes the hint as another text", path, LEAVE_OUT)
+    return HintedPrompt(ids, hint_ids, len(ids), "in-body")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Mapping
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.records import Hint
-from composer_replication.rollouts.hints.hint_context import HintContext, HintLayer
-from composer_replication.rollouts.hints.templates import template_hint
+from composer_replication.rollouts.hints.hint_context import FailedTest, HintContext, HintLayer
 from composer_replication.rollouts.rewards import import_function, one_line
 
 MAX_CHARACTERS = 400
 """Of a hint, cut at a word: about 100 tokens."""
 PREFIX = "Hint: "
+MAX_TESTS = 2
+MAX_ASSERTION_CHARACTERS = 160
 _CONTROL = re.compile(
     r"<(?=[|｜][^<>\s]{0,60}[|｜]>)"  # <|im_end|>, <｜Assistant｜>
     r"|<(?=/?(?:s|bos|eos|pad|unk|sep|cls|mask|think|thinking|tool_call|tool_calls|tool_response|tools"
@@ -49,10 +52,7 @@ def open_layers(options: HintWritingSection) -> list[tuple[str, HintLayer]]:
     Raises:
         UsageError: one cannot be imported, is not callable, or takes other arguments (CR0210).
     """
-    known: dict[str, HintLayer] = {
-        "template": template_hint,
-        "environment": environment_hint,
-    }
+    known = {"template": template_hint, "environment": environment_hint}
     return [(name, known[name] if name in known else load_layer(name)) for name in options.layers]
 
 
@@ -73,6 +73,66 @@ def load_layer(dotted: str) -> HintLayer:
         ),
     )
     return layer
+
+
+def template_hint(context: HintContext) -> str | None:
+    """One text by kind of fault, where there is more to say than what the tool said: its refusals teach already."""
+    template = _TEMPLATES.get(context.fault.kind)
+    return template(context) if template is not None else None
+
+
+def _repeated_action(context: HintContext) -> str:
+    return (
+        "This very call was made right before, and its result is known. "
+        f"{context.fault.subject} again tells nothing new: take another step."
+    )
+
+
+def _truncated(context: HintContext) -> str:
+    num_tokens = len(context.observed_turn.turn.completion.token_ids)
+    if context.observed_turn.chat is None or len(context.observed.turns) == 1:
+        return f"The whole answer has to fit into {num_tokens} tokens: write the shortest code that does it, without comments."
+    return f"The answer was cut off after {num_tokens} tokens: think less, and make one short call."
+
+
+def _empty_answer(context: HintContext) -> str:
+    if context.observed.tools:
+        names = ", ".join(tool.name for tool in context.observed.tools)
+        return f"The answer was empty. Call one of the tools: {names}."
+    if context.observed_turn.chat is None:
+        return "The body goes on the next line, indented below the function's header."
+    return "The answer held no code: give the whole body in one fenced block."
+
+
+def _syntax_error(context: HintContext) -> str:
+    problem = " ".join(context.fault.evidence.split())
+    return f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
+
+
+def _test_failure(context: HintContext) -> str | None:
+    """The tests that fail; None where the run itself failed, which the environment says."""
+    tests = context.observed.failed_tests
+    if context.observed.run_error:
+        return None
+    if not tests and context.fault.subject:
+        tests = (FailedTest(context.fault.subject),)
+    more = f" And {len(tests) - MAX_TESTS} more." if len(tests) > MAX_TESTS else ""
+    return "\n".join(map(_told, tests[:MAX_TESTS])) + more
+
+
+def _told(test: FailedTest) -> str:
+    assertion = textwrap.shorten(test.assertion, MAX_ASSERTION_CHARACTERS, placeholder="...")
+    name = test.node_id.rpartition("::")[2]
+    return f"{name} fails" + (f": it checks `{assertion}`." if assertion else ".")
+
+
+_TEMPLATES: Mapping[str, HintLayer] = {
+    "repeated-action": _repeated_action,
+    "truncated": _truncated,
+    "empty-answer": _empty_answer,
+    "syntax-error": _syntax_error,
+    "test-failure": _test_failure,
+}
 
 
 def environment_hint(context: HintContext) -> str | None:

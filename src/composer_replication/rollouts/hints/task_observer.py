@@ -2,18 +2,101 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from composer_replication.records import Rollout, Score, StopReason, Task, Turn
+from composer_replication.records import Outcome, Rollout, Score, StopReason, Task, Turn
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.known_tasks import KnownTask, KnownTasks
+from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished
 from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.tasks.instructions.writing import read_material
+from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_functions import Place
+
+MAX_ASSERTIONS = 2
+_ASSERTION = re.compile(r"assert\b|self\.assert\w+\(|with [\w.]*(?:raises|assert)\w*\(")
+_FAILED = {Outcome.FAILED, Outcome.ERROR, Outcome.MISSING}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTask:
+    """A task, its first prompt and its visible tests (path and source of each function); ``secrets`` are only asked about.
+
+    ``places`` say where the function of a node id stands, if that is not what the node id says.
+    """
+
+    task: Task
+    prompt: str
+    sources: tuple[tuple[str, str], ...]
+    places: Mapping[str, Place]
+    secrets: Any
+
+    def failed_tests(self, score: Score | None) -> tuple[FailedTest, ...]:
+        """The visible tests that failed, those with a known assertion first; of tests that check the same in words, as
+        the cases of a parametrised function do, the first. Outcomes of other tests are never looked at.
+        """
+        outcomes = {} if score is None else score.outcomes
+        found: dict[str, FailedTest] = {}
+        for node_id in self.task.tests.shown:
+            if outcomes.get(node_id) in _FAILED:
+                assertion = self.assertion_of(node_id)
+                found.setdefault(assertion or node_id.partition("[")[0], FailedTest(node_id, assertion))
+        return tuple(sorted(found.values(), key=lambda test: not test.assertion))
+
+    def assertion_of(self, node_id: str) -> str:
+        """The first lines of a test function that assert something; empty where its source is not known for sure."""
+        path, _, name = node_id.partition("[")[0].partition("::")
+        name = name.rpartition("::")[2]
+        if node_id in self.places:
+            path, _, name = self.places[node_id]
+        own = re.compile(rf"^[ \t]*(?:async )?def {re.escape(name)}\b", re.MULTILINE)
+        sources = [text for source_path, text in self.sources if source_path == path and own.search(text)]
+        if len(sources) != 1:
+            return ""
+        lines = [line.strip() for line in sources[0].splitlines()]
+        found = [line.removeprefix("assert ") for line in lines if _ASSERTION.match(line)]
+        return "; ".join(found[:MAX_ASSERTIONS])
+
+    def is_leak(self, text: str) -> bool:
+        """Whether a text shows deleted code, a hidden test or a hidden value."""
+        return bool(secret_shown(text, self.secrets))
+
+
+class KnownTasks:
+    """Hidden tests and the deleted code are looked at only to refuse a hint that shows them.
+
+    Args:
+        store: has the tasks.
+        prompt_of: what a policy is told first.
+
+    Raises (when called):
+        InputError: no such task, or the store is damaged (CR0411, CR0412).
+    """
+
+    def __init__(self, store: TaskStore, prompt_of: Callable[[Task], str]) -> None:
+        self.store = store
+        self._prompt_of = prompt_of
+        self._known: dict[str, KnownTask] = {}
+
+    def __call__(self, task_id: str) -> KnownTask:
+        if task_id not in self._known:
+            store, task = self.store, self.store.get(task_id)
+            places = store.repository(store.record(task_id).repository_record).places
+            prompt = self._prompt_of(task)
+            self._known[task_id] = KnownTask(
+                task,
+                prompt,
+                read_material(store, task).sources,
+                {test: places[test] for test in task.tests.shown if test in places},
+                read_secrets(store, task, prompt),
+            )
+        return self._known[task_id]
 
 
 class TaskObserver:
@@ -65,11 +148,10 @@ class TaskObserver:
         return ObservedRollout(
             rollout,
             (ObservedTurn(turn, chat=chat),),
-            tree=known.tree,
             path=hole.path,
             answer=answer,
             answered_text=fill(broken, hole, answer),
-            indent=marker[: len(marker) - len(marker.lstrip(" \t"))] or None,
+            indent=marker[: len(marker) - len(marker.lstrip(" \t"))],
             failed_tests=known.failed_tests(rollout.score),
             is_leak=known.is_leak,
         )

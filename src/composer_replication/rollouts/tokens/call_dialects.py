@@ -21,7 +21,8 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from composer_replication.errors import InputError, UsageError
@@ -70,12 +71,8 @@ def _thoughts(text: str, *, is_open: bool) -> Iterator[tuple[int, int]]:
 
 _JSON = json.JSONDecoder()
 BAD_JSON = (ValueError, RecursionError)
-_FIRST_PIECE = 1024
-_LONGEST_SIGN = 12
-"""Characters by which a piece of JSON may be cut within one sign: ``-Infinity``, an escape, the end of a number."""
 _BLANKS = re.compile(r"\s*")
 _NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
 
 def object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
@@ -84,33 +81,10 @@ def object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
     if not text.startswith("{", begin):
         return None
     try:
-        value, stop = json_at(text, begin)
+        value, stop = _JSON.raw_decode(text, begin)
     except BAD_JSON:
         return None
     return value, begin, stop
-
-
-def json_at(text: str, place: int) -> tuple[Any, int]:
-    """The JSON that begins at a place, and where it ends.
-
-    An error of the reader counts the lines of all that stands before it, so that it is given a piece, and a longer one
-    where the end of the piece may have been the mistake.
-    """
-    size = _FIRST_PIECE
-    while True:
-        piece = text[place : place + size]
-        is_rest = place + size >= len(text)
-        try:
-            value, stop = _JSON.raw_decode(piece, 0)
-        except json.JSONDecodeError as error:
-            if is_rest or (
-                error.pos <= len(piece) - _LONGEST_SIGN and not error.msg.startswith("Unterminated")
-            ):
-                raise
-        else:
-            if is_rest or stop <= len(piece) - _LONGEST_SIGN:
-                return value, place + stop
-        size *= 4
 
 
 def behind_blanks(text: str, place: int) -> int:
@@ -128,11 +102,6 @@ def until(text: str, place: int, *ends: str) -> tuple[str, int]:
     return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
 
 
-def place_before(text: str, place: int, sign: str) -> int:
-    """The place before ``sign`` where it ends at ``place``, so that it is read again."""
-    return place - len(sign) if text.endswith(sign, 0, place) else place
-
-
 def pairs_between(text: str, begin: str, middle: str, end: str) -> dict[str, str] | None:
     """Keys and values between tags; None where a tag is missing."""
     pairs, place = {}, 0
@@ -147,9 +116,7 @@ def pairs_between(text: str, begin: str, middle: str, end: str) -> dict[str, str
     return pairs
 
 
-def call_of_pairs(
-    properties: Mapping[str, Mapping[str, Any]], name: str, pairs: Mapping[str, str] | None, body: str
-) -> ToolCall:
+def call_of_pairs(properties: Properties, name: str, pairs: Mapping[str, str] | None, body: str) -> ToolCall:
     """The call of keys and values between tags; ``properties`` are schemas by tool, which say what values are JSON."""
     name = name.strip()
     if pairs is None:
@@ -162,46 +129,17 @@ def call_of_pairs(
     return make_call(name, json.dumps(arguments))
 
 
-def items_of(value: object, text: str, begin: int, stop: int) -> Iterator[tuple[object, str]]:
-    """The items of a JSON list that stands in a text, each with its own text; anything else is one item."""
-    if not isinstance(value, list):
-        yield value, text[begin:stop]
-        return
-    place = behind_blanks(text, begin + 1)
-    for _ in value:
-        item, end = _JSON.raw_decode(text, place)
-        yield item, text[place:end]
-        place = behind_blanks(text, behind_blanks(text, end) + 1)
-
-
-def calls_of(value: object, raw: str) -> tuple[ToolCall, ...]:
+def call_of(value: object, raw: str) -> ToolCall:
     """The call that a JSON value is: ``name`` beside ``arguments`` or ``parameters``, perhaps within ``function``."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         inner = value["function"]
         value = {**inner, "id": value.get("id", inner.get("id"))}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return (raw_call(raw),)
+        return raw_call(raw)
     call_id = value.get("id")
     arguments = value.get("arguments", value.get("parameters", {}))
-    return (
-        make_call(
-            value["name"],
-            arguments if isinstance(arguments, str) else _as_written(raw, arguments),
-            call_id if isinstance(call_id, str) else "",
-        ),
-    )
-
-
-def _as_written(raw: str, arguments: object) -> str:
-    """The arguments in the policy's own spelling."""
-    for found in _ARGUMENTS.finditer(raw):
-        try:
-            value, stop = json_at(raw, found.end())
-        except BAD_JSON:
-            continue
-        if value == arguments and type(value) is type(arguments):
-            return raw[found.end() : stop]
-    return json.dumps(arguments)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return make_call(value["name"], text, call_id if isinstance(call_id, str) else "")
 
 
 def raw_call(body: str) -> ToolCall:
@@ -232,27 +170,14 @@ FENCES: Final[Mapping[str, tuple[str, str]]] = {
     "bash": ("bash", "command"),
     "sh": ("bash", "command"),
     "shell": ("bash", "command"),
-    "python": ("answer", "code"),
-    "py": ("answer", "code"),
     "submit": ("submit", ""),
 }
 """Of the fenced dialect: from a block's language to a tool and the argument that takes the block; empty: none does."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """What is read: the text, the schemas of arguments by tool, and what code blocks mean."""
-
-    text: str
-    properties: Mapping[str, Mapping[str, Any]]
-    fences: Mapping[str, tuple[str, str]]
-
-
+Properties = Mapping[str, Mapping[str, Any]]
+"""The schemas of arguments by tool."""
 _Parsed = tuple[tuple[ToolCall, ...], int]
 """The calls that begin at one place, and where reading goes on."""
-_Dialect = tuple[re.Pattern[str], Callable[[_Reply, re.Match[str]], _Parsed]]
-_KEYWORD = re.compile(r'(\w++)="([^"]*+)"')
-_KEYWORDS = re.compile(r'(?:\w++="[^"]*+"(?:, (?!$)|$))*+')
+_Dialect = tuple[re.Pattern[str], Callable[[str, re.Match[str]], _Parsed]]
 _MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 # nothing is given back in these, so that a long line costs its length alone
@@ -312,7 +237,6 @@ def read_calls(
     *,
     tools: Sequence[ToolSpec] = (),
     thought_is_open: bool = False,
-    fences: Mapping[str, tuple[str, str]] = FENCES,
 ) -> tuple[ToolCall, ...]:
     """The calls of a reply, in order.
 
@@ -322,15 +246,17 @@ def read_calls(
         tools: their schemas say which of the arguments between tags are texts and which are JSON; the other
             dialects need none.
         thought_is_open: the prompt ends with ``<think>``, so that the reply begins as a thought.
-        fences: of the fenced dialect.
 
     Raises:
         UsageError: there is no such dialect (CR0818).
     """
     require_dialect(dialect)
-    properties = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
-    text = f"<think>{text}" if thought_is_open else text
-    return tuple(_scan(_Reply(text, properties, fences), *DIALECTS[dialect]))
+    opening, parse = DIALECTS[dialect]
+    if parse is _tagged:
+        parse = partial(
+            _tagged, properties={tool.name: tool.parameters.get("properties", {}) for tool in tools}
+        )
+    return tuple(_scan(f"<think>{text}" if thought_is_open else text, opening, parse))
 
 
 def read_completion(
@@ -340,32 +266,33 @@ def read_completion(
     dialect: str,
     *,
     tools: Sequence[ToolSpec] = (),
-    fences: Mapping[str, tuple[str, str]] = FENCES,
 ) -> tuple[ToolCall, ...]:
     """The calls of a completion; its prompt says whether it begins within a thought. Raises as ``read_calls``."""
     is_open = thought_is_open(tokenizer, prompt_ids)
     # No dialect of plain text has control tokens; one right behind a closing fence would hide it.
     text = decode(tokenizer, completion_ids, skip_special_tokens=dialect == "fenced")
-    return read_calls(text, dialect, tools=tools, thought_is_open=is_open, fences=fences)
+    return read_calls(text, dialect, tools=tools, thought_is_open=is_open)
 
 
 def _scan(
-    reply: _Reply, opening: re.Pattern[str], parse: Callable[[_Reply, re.Match[str]], _Parsed]
+    text: str,
+    opening: re.Pattern[str],
+    parse: Callable[[str, re.Match[str]], _Parsed],
 ) -> Iterator[ToolCall]:
     """Parse at each place where a call opens, but for thoughts."""
     place = 0
-    while found := opening.search(reply.text, place):
-        thought = reply.text.find("<think>", place, found.start())
+    while found := opening.search(text, place):
+        thought = text.find(OPENS, place, found.start())
         if thought >= 0:
-            end = reply.text.find("</think>", thought)
+            end = text.find(CLOSES, thought)
             if end < 0:
                 return
-            place = end + len("</think>")
+            place = end + len(CLOSES)
             continue
         try:
-            calls, place = parse(reply, found)
+            calls, place = parse(text, found)
         except RecursionError:  # JSON nested so deeply that it can be read and not compared or written
-            calls, place = (raw_call(reply.text[found.start() :]),), len(reply.text)
+            calls, place = (raw_call(text[found.start() :]),), len(text)
         yield from calls
         place = max(place, found.end(), found.start() + 1)
 
@@ -373,71 +300,62 @@ def _scan(
 # ---- one function a dialect: from the text and the place where a call opens ----------------------------
 
 
-def _tagged(reply: _Reply, found: re.Match[str]) -> _Parsed:
+def _tagged(text: str, found: re.Match[str], properties: Properties = MappingProxyType({})) -> _Parsed:
     """``<tool_call>`` … ``</tool_call>``; the tag may stand in a JSON string, and may be missing at the end."""
-    text = reply.text
     read = object_at(text, found.end())
     if read is not None:
         value, begin, stop = read
         behind = behind_blanks(text, stop)
         if behind == len(text) or text.startswith(("</tool_call>", "<tool_call>", "<|"), behind):
-            return calls_of(value, text[begin:stop]), stop
+            return (call_of(value, text[begin:stop]),), stop
     body, stop = until(text, found.end(), "</tool_call>")
     if "<function=" in body:
         name, _, rest = body.partition("<function=")[2].partition(">")
         pairs = pairs_between(rest, "<parameter=", ">", "</parameter>") if "</function>" in rest else None
-        return (call_of_pairs(reply.properties, name, pairs, body),), stop
+        return (call_of_pairs(properties, name, pairs, body),), stop
     if "<arg_key>" in body:
         pairs = pairs_between(body, "<arg_key>", "<arg_value>", "</arg_value>")
-        return (call_of_pairs(reply.properties, body.partition("<arg_key>")[0], pairs, body),), stop
+        return (call_of_pairs(properties, body.partition("<arg_key>")[0], pairs, body),), stop
     is_name = re.fullmatch(r"[\w.\-]+", body.strip()) and text.endswith("</tool_call>", 0, stop)
     return ((make_call(body, "{}") if is_name else raw_call(body)),), stop
 
 
-def _llama(reply: _Reply, found: re.Match[str]) -> _Parsed:
-    """JSON, ``name.call(key="value")`` after the python tag, or code for the interpreter after it."""
-    text, is_tagged = reply.text, found[0].startswith("<|python_tag|>")
+def _llama(text: str, found: re.Match[str]) -> _Parsed:
+    """JSON; after the python tag whatever else stands there is meant as a call, too."""
+    is_tagged = found[0].startswith("<|python_tag|>")
     read = object_at(text, found.end())
     if read is not None:
         value, begin, stop = read
         if is_tagged or (isinstance(value.get("name"), str) and value.keys() & {"parameters", "arguments"}):
-            return calls_of(value, text[begin:stop]), stop
+            return (call_of(value, text[begin:stop]),), stop
         return (), stop  # JSON that is an answer
     body, stop = until(text, found.end(), "<|eom_id|>", "<|eot_id|>", "<|python_tag|>")
-    if not is_tagged or body.lstrip().startswith("{"):
-        return (raw_call(body),), stop
-    name, is_call, rest = body.strip().partition(".call(")
-    if not (is_call and rest.endswith(")") and re.fullmatch(r"[\w.]+", name)):
-        return (make_call("code_interpreter", body),), stop
-    rest = rest[:-1]
-    is_whole = _KEYWORDS.fullmatch(rest)
-    return (make_call(name, json.dumps(dict(_KEYWORD.findall(rest))) if is_whole else rest),), stop
+    return (raw_call(body),), stop
 
 
-def _mistral(reply: _Reply, found: re.Match[str]) -> _Parsed:
+def _mistral(text: str, found: re.Match[str]) -> _Parsed:
     """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
-    text, begin = reply.text, behind_blanks(reply.text, found.end())
+    begin = behind_blanks(text, found.end())
     try:
-        value, stop = json_at(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, begin)
+        value, stop = _JSON.raw_decode(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, 0)
     except BAD_JSON:
         value = None
     if value is not None:
-        return tuple(
-            call for item, raw in items_of(value, text, begin, stop) for call in calls_of(item, raw)
-        ), stop
+        items = value if isinstance(value, list) else [value]
+        return tuple(call_of(item, json.dumps(item)) for item in items), stop
     named = _MISTRAL_CALL.match(text, begin)
-    body, end = until(text, named.end() if named else begin, "[TOOL_CALLS]", "</s>")
+    place = named.end() if named else begin
+    body, _ = until(text, place, "[TOOL_CALLS]", "</s>")
     if named is None:
-        return (raw_call(body),), place_before(text, end, "[TOOL_CALLS]")
-    read = object_at(text, named.end())
-    if read is not None:
-        return (make_call(named[1], text[read[1] : read[2]], named[2] or ""),), read[2]
-    return (make_call(named[1], body, named[2] or ""),), place_before(text, end, "[TOOL_CALLS]")
+        return (raw_call(body),), place + len(body)
+    read = object_at(text, place)
+    arguments, stop = (body, place + len(body)) if read is None else (text[read[1] : read[2]], read[2])
+    return (make_call(named[1], arguments, named[2] or ""),), stop
 
 
-def _deepseek(reply: _Reply, found: re.Match[str]) -> _Parsed:
+def _deepseek(text: str, found: re.Match[str]) -> _Parsed:
     """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
-    body, stop = until(reply.text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    body, stop = until(text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     before, separator, after = body.partition("<｜tool▁sep｜>")
     if not separator:
         return (raw_call(body),), stop
@@ -447,9 +365,9 @@ def _deepseek(reply: _Reply, found: re.Match[str]) -> _Parsed:
     return (make_call(before, after),), stop
 
 
-def _kimi(reply: _Reply, found: re.Match[str]) -> _Parsed:
+def _kimi(text: str, found: re.Match[str]) -> _Parsed:
     """The id, which holds the name, and the arguments."""
-    body, stop = until(reply.text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
+    body, stop = until(text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
     call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
     if not separator:
         return (raw_call(body),), stop
@@ -458,25 +376,24 @@ def _kimi(reply: _Reply, found: re.Match[str]) -> _Parsed:
     return (make_call(name, arguments, call_id),), stop
 
 
-def _harmony(reply: _Reply, found: re.Match[str]) -> _Parsed:
+def _harmony(text: str, found: re.Match[str]) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
-    body, stop = until(reply.text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
+    body, stop = until(text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
     # a header is short: what stands before the body, behind the message before
-    header = reply.text[max(0, found.start() - 400) : found.start()]
+    header = text[max(0, found.start() - 400) : found.start()]
     header = re.split(r"<\|(?:start|end|call|return|message)\|>", header)[-1]
     recipient = _HARMONY_TO.search(header)
     return ((make_call(recipient[1], body),) if recipient else ()), stop
 
 
-def _fenced(reply: _Reply, found: re.Match[str]) -> _Parsed:
+def _fenced(text: str, found: re.Match[str]) -> _Parsed:
     """A block up to a line of at least as many backticks; one that is not closed is no JSON, and so is refused."""
-    text, fences = reply.text, reply.fences
     closing = re.compile(rf"^ {{0,3}}`{{{len(found[1])},}}+[ \t]*+$", re.MULTILINE).search(text, found.end())
     body = text[found.end() + 1 : closing.start() if closing else len(text)]
     stop = closing.end() if closing else len(text)
-    if found[2].lower() not in fences:
+    if found[2].lower() not in FENCES:
         return (), stop
-    name, argument = fences[found[2].lower()]
+    name, argument = FENCES[found[2].lower()]
     if not argument:
         return (make_call(name, "{}"),), stop
     return (make_call(name, json.dumps({argument: body}) if closing else body),), stop

@@ -4,6 +4,5 @@ tool_signatures.py   the tools as the policy is told of them: names, arguments, 
 tool_schemas.py      a signature and its docstring -> JSON schema; a call -> arguments, or an error that teaches
 toolbox.py           a call -> a result, whatever is wrong with the call
 file_tools.py        read_file, write_file, str_replace, list_files
-search_tool.py       search, inside the sandbox
-command_tools.py     bash, and run_tests: the visible tests, restored first
+command_tools.py     bash, search, and run_tests: the visible tests, restored first
 """

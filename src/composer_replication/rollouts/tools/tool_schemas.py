@@ -7,76 +7,44 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer_replication.records import ToolCall, ToolSpec
 
-Finding = tuple[str, str, str]
-"""Kind, evidence, subject."""
-
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "string": lambda value: isinstance(value, str),
-    "integer": lambda value: (
-        (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
-        and not isinstance(value, bool)
-    ),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "boolean": lambda value: isinstance(value, bool),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-    "null": lambda value: value is None,
-}
+_KINDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_ARGUMENT = re.compile(r"    (\w+):\s*(.*)")
+_EXAMPLE = re.compile(r"^Example: (\{.*\})$", re.MULTILINE)
+_MAX_NAME_CHARACTERS = 80
 
 
-def call_fault(call: ToolCall, tools: Sequence[ToolSpec]) -> Finding | None:
-    """The first thing wrong with a call, or None. Without a list of tools only the JSON is looked at.
-
-    Of the schema, ``required``, ``additionalProperties: false``, ``type`` and ``enum`` are read at the
-    first level of the arguments; what is said deeper, or in other words, never makes a call wrong here.
-    """
-    spec = next((tool for tool in tools if tool.name == call.name), None)
-    if tools and spec is None:
-        return "unknown-tool", f"called {call.name!r}", call.name
+def call_fault(call: ToolCall, spec: ToolSpec) -> str:
+    """The first thing wrong with the arguments of a call; empty where nothing is."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError) as error:
-        return "bad-json", f"{str(error)[:200]} in {call.arguments[:120]!r}", call.name
+        return f"bad json: {str(error)[:200]} in {call.arguments[:120]!r}"
     if not isinstance(arguments, dict):
-        return "bad-json", f"the arguments are {_name(arguments)}, not an object", call.name
-    return _argument_fault(call.name, arguments, spec.parameters) if spec is not None else None
-
-
-def _argument_fault(name: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Finding | None:
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    required = schema.get("required")
-    for argument in required if isinstance(required, Sequence) else ():
+        return f"bad json: the arguments are {_name(arguments)}, not an object"
+    properties = spec.parameters["properties"]
+    for argument in spec.parameters.get("required", ()):
         if argument not in arguments:
-            return "missing-argument", f"{name} was called without {argument!r}", str(argument)
+            return f"missing argument: {spec.name} was called without {argument!r}"
     for argument, value in arguments.items():
         if argument not in properties:
-            if schema.get("additionalProperties") is False:
-                return "unknown-argument", f"{name} has no argument {argument!r}", argument
-            continue
-        wanted = _mismatch(value, properties[argument])
-        if wanted:
-            return "wrong-type", f"{argument} is {_name(value)} ({_short(value)}), not {wanted}", argument
-    return None
+            return f"unknown argument: {spec.name} has no argument {argument!r}"
+        wanted = properties[argument]["type"]
+        if not _fits(value, wanted):
+            return f"wrong type: {argument} is {_name(value)} ({_short(value)}), not {wanted}"
+    return ""
 
 
-def _mismatch(value: Any, schema: Any) -> str:
-    """What the schema wants instead of the value; empty when it fits or when the schema says nothing known."""
-    if not isinstance(schema, Mapping):
-        return ""
-    enum = schema.get("enum")
-    if isinstance(enum, list) and enum:
-        return "" if value in enum else "one of " + ", ".join(_short(each) for each in enum[:8])
-    kinds = schema.get("type")
-    names = [str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])]
-    if not names or any(name not in _TYPES for name in names):
-        return ""
-    return "" if any(_TYPES[name](value) for name in names) else " or ".join(names)
+def _fits(value: Any, wanted: str) -> bool:
+    if isinstance(value, bool) or wanted == "boolean":
+        return isinstance(value, bool) and wanted == "boolean"
+    if wanted == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return isinstance(value, str if wanted == "string" else int | float)
 
 
 def _name(value: Any) -> str:
@@ -90,12 +58,6 @@ def _short(value: Any) -> str:
     except RecursionError:  # it can be nested deeply enough to be read and not to be written
         return "nested too deep"
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-_KINDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
-_ARGUMENT = re.compile(r"    (\w+):\s*(.*)")
-_EXAMPLE = re.compile(r"^Example: (\{.*\})$", re.MULTILINE)
-_MAX_NAME_CHARACTERS = 80
 
 
 class BadCallError(Exception):
@@ -162,17 +124,11 @@ def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, d
     Raises:
         BadCallError: an unknown tool, bad JSON, a missing, an unknown or a wrong argument.
     """
-    short = ToolCall(call.name[:_MAX_NAME_CHARACTERS], call.arguments, call.call_id)
-    try:
-        fault = call_fault(short, tools)
-    except RecursionError as error:
-        raise BadCallError("bad arguments: they are nested too deep.") from error
     spec = next((tool for tool in tools if tool.name == call.name), None)
     if spec is None:
-        raise BadCallError(_unknown_tool(short.name, tools))
-    if fault is not None:
-        kind, evidence, _ = fault
-        raise BadCallError(f"{kind.replace('-', ' ')}: {_clean(evidence)}.\n{usage_of(spec)}")
+        raise BadCallError(_unknown_tool(call.name[:_MAX_NAME_CHARACTERS], tools))
+    if fault := call_fault(call, spec):
+        raise BadCallError(f"{_clean(fault)}.\n{usage_of(spec)}")
     arguments = json.loads(call.arguments or "{}")
     kinds = spec.parameters["properties"]
     return spec, {

@@ -10,9 +10,8 @@ from typing import Any
 from composer_replication.errors import CommandError, SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.tools.command_tools import VisibleTests, bash, run_tests
+from composer_replication.rollouts.tools.command_tools import VisibleTests, bash, run_tests, search
 from composer_replication.rollouts.tools.file_tools import list_files, read_file, str_replace, write_file
-from composer_replication.rollouts.tools.search_tool import search
 from composer_replication.rollouts.tools.tool_limits import ToolLimits, clip, refused
 from composer_replication.rollouts.tools.tool_schemas import BadCallError, arguments_of, spec_of
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures

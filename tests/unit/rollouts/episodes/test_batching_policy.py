@@ -43,7 +43,7 @@ async def ask_all(policy: BatchingPolicy, numbers: range) -> list[Any]:
 
 def test_everybody_gets_his_own_answer_from_full_batches() -> None:
     sampler = Sampler()
-    policy = BatchingPolicy(sampler, max_batch=4, window_seconds=30)
+    policy = BatchingPolicy(sampler, max_batch=4)
     found = asyncio.run(ask_all(policy, range(12)))
     assert found == [answer((number, 7), SampleOptions(20, 1.0, number)) for number in range(12)]
     assert sampler.batches == [4, 4, 4]

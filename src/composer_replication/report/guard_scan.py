@@ -221,6 +221,6 @@ def _check(log: RunLog, name: str, notes: list[str]) -> None:
             raise InputError(
                 "CR0637",
                 f"the steps of the column {name!r} are not in order: step {later} {what}.",
-                where=log.where(column.lines[index]),
+                where=column.places[index],
                 fix="sort the log by step, or, where a run was resumed, add --resumed: the newer values count.",
             )

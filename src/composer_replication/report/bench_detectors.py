@@ -34,7 +34,7 @@ EDGE, CLEAN = "at-g0", "clean"
 
 _ALPHA = 0.01
 _BETS_K1 = np.array(BETS)[:, None]
-_BOUND_G = np.array((0.0, *BOUND_GRID))
+BOUND_G = np.array((0.0, *BOUND_GRID))
 """Values of the lower bound on the best true score; the first, 0, is where it starts."""
 
 _MOST = np.exp(690.0)
@@ -50,6 +50,7 @@ class EvidenceSimulator:
     Attributes:
         log_streams_JR: log evidence of gap, collapse and canary; minus infinity before any.
         log_evidence_R: log of their mixture.
+        bound_R: the lower bound on the best true score, as its place in ``BOUND_G``.
     """
 
     THRESHOLD = -math.log(_ALPHA - _ALPHA / 10)
@@ -58,8 +59,8 @@ class EvidenceSimulator:
         self, num_runs: int, *, planned: int = NUM_EVALUATIONS, tolerated_gap: float = TOLERATED_GAP
     ) -> None:
         scores_H = np.arange(2.0)
-        floor_G = np.maximum(_BOUND_G - DELTA, 0.0)[:, None, None]
-        grid_G = _BOUND_G[1:, None, None]
+        floor_G = np.maximum(BOUND_G - DELTA, 0.0)[:, None, None]
+        grid_G = BOUND_G[1:, None, None]
         self._planned = planned
         self._gap_KX = gap_growth(tolerated_gap)
         self._canary_KH = np.log1p(_BETS_K1 * (scores_H - EPS0) / EPS0)
@@ -69,23 +70,17 @@ class EvidenceSimulator:
         self._bound_GKH = np.log1p(np.array(BOUND_BETS)[:, None] * (scores_H - grid_G) / grid_G)
         self._products_JKR = np.zeros((3, len(BETS), num_runs))
         self._bounds_GKR = np.zeros((len(BOUND_GRID), len(BOUND_BETS), num_runs))
-        self._bound_R = np.zeros(num_runs, dtype=np.intp)
+        self.bound_R = np.zeros(num_runs, dtype=np.intp)
         self._step = 0
         self.log_streams_JR = np.full((3, num_runs), -np.inf)
         self.log_evidence_R = np.full(num_runs, -np.inf)
-
-    @property
-    def lower_bound(self) -> Floats:
-        """The bound on the best true score, [R]."""
-        bound_R: Floats = _BOUND_G[self._bound_R]
-        return bound_R
 
     def update(self, gap_counts_XR: Counts, truth_counts_HR: Counts, canary_counts_HR: Counts) -> None:
         """Fold one evaluation: how often each value of V - H, of H and of a canary's pass occurred."""
         self._step += 1
         w = math.exp(log_weight(self._step, self._planned))
         truth_HR = truth_counts_HR.astype(np.float64)
-        fall_KR = np.einsum("rkh,hr->kr", self._fall_GKH[self._bound_R], truth_HR)
+        fall_KR = np.einsum("rkh,hr->kr", self._fall_GKH[self.bound_R], truth_HR)
         growths = (self._gap_KX @ gap_counts_XR, fall_KR, self._canary_KH @ canary_counts_HR)
         _fold(self._products_JKR, np.stack(growths), w)
         streams_JR = self._products_JKR.mean(axis=1)
@@ -96,13 +91,13 @@ class EvidenceSimulator:
 
     def _raise_bound(self, truth_HR: Floats, w: float) -> None:
         """The same recursion on H; points that every run has reached are left as they are."""
-        first = int(self._bound_R.min())
+        first = int(self.bound_R.min())
         products_GKR = self._bounds_GKR[first:]
         growth = self._bound_GKH[first:].reshape(-1, len(truth_HR)) @ truth_HR
         _fold(products_GKR, growth.reshape(products_GKR.shape), w)
         reached_GR = products_GKR.mean(axis=1) >= 10.0 / _ALPHA
         highest_R = first + len(products_GKR) - np.argmax(reached_GR[::-1], axis=0)
-        np.maximum(self._bound_R, np.where(reached_GR.any(axis=0), highest_R, 0), out=self._bound_R)
+        np.maximum(self.bound_R, np.where(reached_GR.any(axis=0), highest_R, 0), out=self.bound_R)
 
 
 def gap_growth(tolerated_gap: float) -> Floats:

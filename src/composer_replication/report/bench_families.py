@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +49,7 @@ class Rates:
     in_loop: Rate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Counts of one evaluation, and the means that other detectors read."""
 
     gap_counts_XR: Counts
@@ -72,27 +72,22 @@ class RunDraws:
         self._onset = onset
         self._final_kl_R = HONEST_KL * np.exp(0.5 * rng.standard_normal(num_runs))
 
-    def counts(self, rates: Rates) -> tuple[Counts, Counts]:
-        """How many of the tasks have each V - H [X, R] and each H [H, R], drawn independently."""
+    def evaluation(self, step: int, rates: Rates) -> Evaluation:
+        """An evaluation at these rates: each task is drawn independently."""
         only_visible = self._binomial(self.num_tasks, rates.only_visible)
         rest = self.num_tasks - only_visible
         only_hidden = self._binomial(rest, rates.only_hidden / (1.0 - rates.only_visible))
         left = 1.0 - rates.only_visible - rates.only_hidden
         both = self._binomial(rest - only_hidden, rates.both / np.where(left > 0.0, left, 1.0))
         passed = only_hidden + both
-        gaps = np.stack([only_hidden, self.num_tasks - only_hidden - only_visible, only_visible])
-        return gaps, np.stack([self.num_tasks - passed, passed])
-
-    def evaluation(self, step: int, rates: Rates, gaps_XR: Counts, truths_HR: Counts) -> Evaluation:
-        """The evaluation with these counts; canaries, in-loop reward and KL are drawn."""
-        passes = self._binomial(NUM_CANARIES, rates.canary)
+        canaries = self._binomial(NUM_CANARIES, rates.canary)
         in_loop = rates.only_visible + rates.both if rates.in_loop is None else rates.in_loop
         moved = step + (max(0, step - self._onset + 1) if self._onset else 0)
         kl_R = self._final_kl_R * moved / NUM_EVALUATIONS
         return Evaluation(
-            gap_counts_XR=gaps_XR,
-            truth_counts_HR=truths_HR,
-            canary_counts_HR=np.stack([NUM_CANARIES - passes, passes]),
+            gap_counts_XR=np.stack([only_hidden, rest - only_hidden, only_visible]),
+            truth_counts_HR=np.stack([self.num_tasks - passed, passed]),
+            canary_counts_HR=np.stack([NUM_CANARIES - canaries, canaries]),
             in_loop_R=self._binomial(NUM_IN_LOOP, in_loop) / NUM_IN_LOOP,
             kl_R=kl_R * (1.0 + 0.3 * self.rng.standard_normal(self.num_runs)),
         )
@@ -138,10 +133,6 @@ def _by_step(rates: Callable[[int], Rates]) -> Callable[[RunDraws], Policy]:
     return lambda _draws: lambda step, _evidence_R: rates(step)
 
 
-def _always(rates: Rates) -> Callable[[RunDraws], Policy]:
-    return _by_step(lambda _step: rates)
-
-
 def _hack(gap_of: Callable[[int], float]) -> Callable[[RunDraws], Policy]:
     """The clean gap, then ``gap_of(k)`` at the k-th hacked evaluation; the true score stays .5."""
     return _by_step(lambda step: _ordinary(CLEAN_GAP if step < ONSET else gap_of(step - ONSET + 1), 0.5))
@@ -155,26 +146,15 @@ def _boundary(step: int) -> Rates:
     return Rates(TOLERATED_GAP, 0.0, 0.6 if step <= NUM_EVALUATIONS // 4 else 0.6 - DELTA, EPS0)
 
 
-class _Wave:
-    """A stationary AR(1) with coefficient .95, squeezed into (0, 1); one for each run."""
-
-    def __init__(self, draws: RunDraws) -> None:
-        self._draws = draws
-        self._values_R = 1.5 * draws.rng.standard_normal(draws.num_runs)
-
-    def next(self) -> Floats:
-        noise_R = self._draws.rng.standard_normal(self._draws.num_runs)
-        self._values_R = 0.95 * self._values_R + 1.5 * np.sqrt(1 - 0.95**2) * noise_R
-        squeezed: Floats = 1.0 / (1.0 + np.exp(-self._values_R))
-        return squeezed
-
-
 def _autocorrelated(draws: RunDraws) -> Policy:
-    gap, fall = _Wave(draws), _Wave(draws)
+    """Two stationary AR(1) with coefficient .95, squeezed into (0, 1), for each run."""
+    waves_2R = 1.5 * draws.rng.standard_normal((2, draws.num_runs))
 
     def rates(step: int, _evidence_R: Floats) -> Rates:
-        truth_R = 0.5 + 0.15 * step / NUM_EVALUATIONS - DELTA * fall.next()
-        return _ordinary(TOLERATED_GAP * gap.next(), truth_R, EPS0)
+        noise_2R = draws.rng.standard_normal(waves_2R.shape)[::-1]  # the order of the published figures
+        waves_2R[:] = 0.95 * waves_2R + 1.5 * np.sqrt(1 - 0.95**2) * noise_2R
+        gap_R, fall_R = 1.0 / (1.0 + np.exp(-waves_2R))
+        return _ordinary(TOLERATED_GAP * gap_R, 0.5 + 0.15 * step / NUM_EVALUATIONS - DELTA * fall_R, EPS0)
 
     return rates
 
@@ -205,27 +185,24 @@ _CLEAN = _ordinary(CLEAN_GAP, 0.5)
 _LARGEST = Rates(TOLERATED_GAP + HIGHEST_SWITCH, HIGHEST_SWITCH, 0.0, EPS0)
 _NOISY = Rates(TOLERATED_GAP + 0.09, 0.09, 0.41 - TOLERATED_GAP / 2)
 
-FAMILIES = tuple(
-    Family(*row)
-    for row in (
-        ("clean", "null", "gap .03, the true score rises from .3 to .7",
-         _by_step(lambda step: _ordinary(CLEAN_GAP, 0.3 + 0.4 * step / NUM_EVALUATIONS))),
-        ("at-g0", "null", "gap g0, otherwise ordinary: the edge of what is tolerated", _always(_EDGE)),
-        ("boundary", "null", "gap g0, true score delta below its best, canaries at eps0", _by_step(_boundary)),
-        ("largest-variance", "null", "gap g0 with V - H never 0", _always(_LARGEST)),
-        ("noisy-rewards", "null", "gap g0, each grader errs on 10% of the tasks", _always(_NOISY)),
-        ("autocorrelated", "null", "gap and true score wander below their limits", _autocorrelated),
-        ("adversary", "null", "gap g0, its variance chosen by the evidence", lambda _draws: _adversary),
-        ("guard-watching", "null", "gap g0 while the evidence is low, 0 above", lambda _draws: _guard_watching),
-        ("jump", "hacked", "gap .03 to .20", _hack(lambda _k: 0.20)),
-        ("small-jump", "hacked", "gap .03 to .10", _hack(lambda _k: 0.10)),
-        ("large-jump", "hacked", "reward .53 to .80, true score .50 to .20", _change(_CLEAN, _ordinary(0.6, 0.2))),
-        ("ramp", "hacked", "gap .03 to .20 over 50 evaluations",
-         _hack(lambda k: CLEAN_GAP + 0.17 * min(1.0, k / 50))),
-        ("sparse", "hacked", "gap .40 in a quarter of the evaluations, else .03", _sparse),
-        ("collapse", "hacked", "true score .60 to .45, gap .03",
-         _change(_ordinary(CLEAN_GAP, 0.6, in_loop=0.63), _ordinary(CLEAN_GAP, 0.45, in_loop=0.63))),
-        ("leak", "hacked", "hidden tests known: gap .03, a quarter of the canaries passes",
-         _change(_CLEAN, _ordinary(CLEAN_GAP, 0.8, 0.25))),
-    )
+FAMILIES = (
+    Family("clean", "null", "gap .03, the true score rises from .3 to .7",
+           _by_step(lambda step: _ordinary(CLEAN_GAP, 0.3 + 0.4 * step / NUM_EVALUATIONS))),
+    Family("at-g0", "null", "gap g0, otherwise ordinary: the edge of what is tolerated", _by_step(lambda _: _EDGE)),
+    Family("boundary", "null", "gap g0, true score delta below its best, canaries at eps0", _by_step(_boundary)),
+    Family("largest-variance", "null", "gap g0 with V - H never 0", _by_step(lambda _: _LARGEST)),
+    Family("noisy-rewards", "null", "gap g0, each grader errs on 10% of the tasks", _by_step(lambda _: _NOISY)),
+    Family("autocorrelated", "null", "gap and true score wander below their limits", _autocorrelated),
+    Family("adversary", "null", "gap g0, its variance chosen by the evidence", lambda _draws: _adversary),
+    Family("guard-watching", "null", "gap g0 while the evidence is low, 0 above", lambda _draws: _guard_watching),
+    Family("jump", "hacked", "gap .03 to .20", _hack(lambda _k: 0.20)),
+    Family("small-jump", "hacked", "gap .03 to .10", _hack(lambda _k: 0.10)),
+    Family("large-jump", "hacked", "reward .53 to .80, true score .50 to .20", _change(_CLEAN, _ordinary(0.6, 0.2))),
+    Family("ramp", "hacked", "gap .03 to .20 over 50 evaluations",
+           _hack(lambda k: CLEAN_GAP + 0.17 * min(1.0, k / 50))),
+    Family("sparse", "hacked", "gap .40 in a quarter of the evaluations, else .03", _sparse),
+    Family("collapse", "hacked", "true score .60 to .45, gap .03",
+           _change(_ordinary(CLEAN_GAP, 0.6, in_loop=0.63), _ordinary(CLEAN_GAP, 0.45, in_loop=0.63))),
+    Family("leak", "hacked", "hidden tests known: gap .03, a quarter of the canaries passes",
+           _change(_CLEAN, _ordinary(CLEAN_GAP, 0.8, 0.25))),
 )  # fmt: skip

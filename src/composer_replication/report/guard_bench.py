@@ -109,9 +109,8 @@ def simulate(
         policy = family.policy(draws)
         evaluations, path = [], []
         for step in range(1, NUM_EVALUATIONS + 1):
-            rates = policy(step, evidence.log_evidence_R)
-            one = draws.evaluation(step, rates, *draws.counts(rates))
-            evidence.update(one.gap_counts_XR, one.truth_counts_HR, one.canary_counts_HR)
+            one = draws.evaluation(step, policy(step, evidence.log_evidence_R))
+            evidence.update(*one[:3])
             evaluations.append(one)
             path.append(evidence.log_evidence_R)
         yield Series(evaluations, np.stack(path))
@@ -228,35 +227,27 @@ _EXPLAINED = (
 
 def plain(result: Row) -> str:
     """What a terminal shows: one row a detector and threshold."""
-    cells = [_HEAD, *_headline_rows(result)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join([_preamble(result), _EXPLAINED, "", *lines])
-
-
-def _headline_rows(result: Row) -> list[tuple[str, ...]]:
-    rows = []
-    for row in result["detectors"]:
-        ends = None if row["ci95"] is None else " to ".join(map(_percent, row["ci95"]))
-        rows.append(
-            (
-                row["name"],
-                _number(row["threshold"], "none"),
-                f"{_percent(row['false_alarm_rate'])} ({ends})" if ends else "–",
-                row["worst_family"] or "–",
-                _number(row["median_delay"], "–"),
-                _number(row["p90_delay"], "–"),
-                *("–" if row[key] is None else f"{row[key]:.1%}" for key in ("missed", "halted_before")),
-            )
-        )
-    return rows
-
-
-def _preamble(result: Row) -> str:
-    return (
+    preamble = (
         "{runs:,} runs a null family, half of it elsewhere; {evaluations} evaluations of {tasks_per_evaluation} "
         "tasks; seed {seed}."
     ).format(**result["settings"])
+    cells = [_HEAD, *map(_cells, result["detectors"])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([preamble, _EXPLAINED, "", *lines])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ends = " to ".join(map(_percent, row["ci95"] or ()))
+    return (
+        row["name"],
+        _number(row["threshold"], "none"),
+        f"{_percent(row['false_alarm_rate'])} ({ends})" if ends else "–",
+        row["worst_family"] or "–",
+        _number(row["median_delay"], "–"),
+        _number(row["p90_delay"], "–"),
+        *("–" if row[key] is None else f"{row[key]:.1%}" for key in ("missed", "halted_before")),
+    )
 
 
 def _percent(share: float) -> str:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.report.bench_detectors import (
+    BOUND_G,
     DETECTORS,
     EvidenceSimulator,
     Series,
@@ -60,7 +61,7 @@ def test_it_equals_the_guard_that_ships_in_every_run() -> None:
             status = guard.update(step, pairs, canary_RC[run].astype(float))
             own = [*simulator.log_streams_JR[:, run], simulator.log_evidence_R[run]]
             assert own == pytest.approx([*status.streams.values(), status.log_evidence], abs=TOLERANCE)
-            assert simulator.lower_bound[run] == status.lower_bound
+            assert BOUND_G[simulator.bound_R[run]] == status.lower_bound
             assert (own[-1] >= EvidenceSimulator.THRESHOLD) == (
                 status.log_evidence >= -math.log(0.01 - 0.001)
             )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from composer_replication.report.charts import Chart, Point, Series, draw, swatch
@@ -12,8 +11,6 @@ from composer_replication.report.templates import report_resource, template, vis
 
 MAX_DOTS = 30
 """More measurements than this are drawn as a line only; dots would run together."""
-
-_WIDTH, _GAP, _LINE_HEIGHT, _LINE_CHARACTERS = 980, 24, 18, 120
 
 Column = list[tuple[int, float | None]]
 
@@ -60,7 +57,7 @@ def reward_chart(run: RunData) -> tuple[Chart, str]:
         series=shown,
         marks=_marks(run),
         y_span=(0.0, 1.0) if values and min(values) >= 0.0 and max(values) <= 1.0 else None,
-        width=_WIDTH,
+        width=980,
         height=360,
     )
     return chart, " ".join(filter(None, sentences))
@@ -123,38 +120,13 @@ def _no_kl(note: str) -> str:
     return f"No KL reached the guard, so this rule could not fire.{told}"
 
 
-def curves_svg(run: RunData, title: str, sentences: Sequence[str]) -> str:
+def curves_svg(run: RunData) -> str:
     """Reward, held-out score and the guard's margins as one SVG file that needs nothing else."""
-    (chart, _), margins = reward_chart(run), guard_margins(run)
-    texts = [line for text in sentences for line in textwrap.wrap(text, _LINE_CHARACTERS)]
-    legend_y = 34 + _LINE_HEIGHT * (len(texts) + 1)
-    chart_y = legend_y + _GAP
-    margins_y = chart_y + chart.height_at(_WIDTH) + _GAP
-    width = (_WIDTH - (len(margins) - 1) * _GAP) // max(len(margins), 1)
-    heights = [figure.chart.height_at(width) for figure in margins if figure.chart]
-    pictures = [draw(chart, (0, chart_y, _WIDTH, chart.height_at(_WIDTH)))]
-    lines = [(14, 34 + _LINE_HEIGHT * (idx + 1), line) for idx, line in enumerate(texts)]
-    for idx, series in enumerate(chart.series):
-        pictures.append(swatch(series, f'x="{14 + idx * 240}" y="{legend_y}" width="28" height="12"'))
-        lines.append((48 + idx * 240, legend_y + 10, series.label))
-    for idx, figure in enumerate(margins):
-        x, y = idx * (width + _GAP), margins_y + _LINE_HEIGHT
-        lines.append((x + 14, margins_y, figure.title))
-        if figure.chart is not None:
-            pictures.append(draw(figure.chart, (x, y, width, figure.chart.height_at(width))))
-        else:
-            wrapped = textwrap.wrap(figure.caption, width // 7)
-            lines += [(x + 14, y + number * _LINE_HEIGHT, line) for number, line in enumerate(wrapped)]
-    return visible(
-        template("curves.svg.j2").render(
-            title=title,
-            css=report_resource("report.css"),
-            width=_WIDTH,
-            height=margins_y + _LINE_HEIGHT + max(heights, default=0) + _GAP,
-            lines=lines,
-            pictures=pictures,
-        )
+    (rewards, _), css = reward_chart(run), report_resource("report.css")
+    picture = template("curves.svg.j2").render(
+        rewards=rewards, margins=guard_margins(run), css=css, draw=draw, swatch=swatch
     )
+    return visible(picture)
 
 
 def _marks(run: RunData) -> tuple[tuple[str, float], ...]:

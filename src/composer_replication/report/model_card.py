@@ -11,7 +11,7 @@ from typing import Any
 import composer_replication
 from composer_replication.report import facts
 from composer_replication.report.curves import curves_svg
-from composer_replication.report.facts import Fact, Rate
+from composer_replication.report.facts import Fact
 from composer_replication.report.page import banner_of
 from composer_replication.report.run_data import RunData
 from composer_replication.report.templates import template, visible
@@ -31,9 +31,8 @@ def write_model_card(run: RunData, folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    banner = banner_of(run)
     write_atomic(folder / CARD, render_card(run))
-    write_atomic(folder / CURVES, curves_svg(run, banner.title, [banner.sentence]))
+    write_atomic(folder / CURVES, curves_svg(run))
 
 
 def render_card(run: RunData) -> str:
@@ -56,7 +55,6 @@ def render_card(run: RunData) -> str:
         fingerprints=facts.fingerprints(run),
         settings=_cells(facts.settings(run)),
         environment=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
-        rate=_rate,
     )
     return visible(text)
 
@@ -82,10 +80,6 @@ def _cells(rows: Iterable[Fact]) -> list[Fact]:
 
 def _in_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
-
-
-def _rate(rate: Rate) -> str:
-    return f"{rate.value} ({rate.interval})" if rate.interval else rate.value
 
 
 def _number_of(items: object) -> str:

@@ -48,7 +48,7 @@ def render_page(run: RunData) -> str:
         figures=facts.key_figures(run),
         comparisons=facts.before_and_after(run),
         attempts=chosen_attempts(run),
-        numbers=facts.numbers_table(run),
+        updates={update.step: update for update in run.guard_updates},
         settings=facts.settings(run),
         environment=facts.environment(run),
         fingerprints=facts.fingerprints(run),
@@ -81,7 +81,7 @@ def banner_of(run: RunData) -> Banner:
     run is called clean only where a guard had enough updates to be able to fire.
     """
     stop = (run.summary or {}).get("stop_reason")
-    last = run.steps[-1].step
+    last = run.last_step
     if run.halt is not None:
         reason = (run.halt.reason or "the reason was not recorded").rstrip(".")
         said = f"The guard halted the run at step {run.halt.step}: {reason}."
@@ -128,24 +128,25 @@ def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
     the best, the median and the worst reward. Attempts without a reward
     (infrastructure failures) are never shown as the model's.
     """
-    graded = [(row.reward, row) for row in run.rollouts if row.reward is not None]
-    ranked = sorted(graded, key=lambda pair: (-pair[0], -pair[1].step, pair[1].task_id, pair[1].text))
+    ranked = sorted(run.rollouts, key=lambda row: (-row.reward, -row.step, row.task_id, row.text))
     if run.halt is not None:
-        ranked.sort(key=lambda pair: not pair[1].has_failed)
-        distinct: dict[tuple[str, str], tuple[float, RolloutRow]] = {}
-        for paid, row in ranked:
-            distinct.setdefault((row.task_id, row.text), (paid, row))
-        return [(_paid_heading(paid, row), row) for paid, row in distinct.values()][:NUM_ATTEMPTS]
-    picks = {"Worst": len(ranked) - 1, "Median": (len(ranked) - 1) // 2, "Best": 0} if ranked else {}
-    shown = {index: f"{heading} reward {ranked[index][0]:.2f}" for heading, index in picks.items()}
-    return [(shown[index], ranked[index][1]) for index in sorted(shown)]
+        ranked.sort(key=lambda row: not (row.error or row.num_failing))
+        distinct: dict[tuple[str, str], RolloutRow] = {}
+        for row in ranked:
+            distinct.setdefault((row.task_id, row.text), row)
+        return [(_paid_heading(row), row) for row in distinct.values()][:NUM_ATTEMPTS]
+    last = len(ranked) - 1
+    names = {last: "Worst", last // 2: "Median", 0: "Best"} if ranked else {}
+    return [(f"{names[idx]} reward {ranked[idx].reward:.2f}", ranked[idx]) for idx in sorted(names)]
 
 
-def _paid_heading(paid: float, row: RolloutRow) -> str:
+def _paid_heading(row: RolloutRow) -> str:
     if row.num_failing:
-        return f"Paid {paid:.2f} with {row.num_failing} of {len(row.outcomes)} tests failing"
-    if row.error:
-        return f"Paid {paid:.2f} although its tests did not run to the end"
-    if not row.outcomes:
-        return f"Paid {paid:.2f}; no test outcome was stored"
-    return f"Paid {paid:.2f} with all {len(row.outcomes)} tests passing"
+        ending = f" with {row.num_failing} of {len(row.outcomes)} tests failing"
+    elif row.error:
+        ending = " although its tests did not run to the end"
+    elif not row.outcomes:
+        ending = "; no test outcome was stored"
+    else:
+        ending = f" with all {len(row.outcomes)} tests passing"
+    return f"Paid {row.reward:.2f}{ending}"

@@ -151,4 +151,4 @@ def test_ten_thousand_steps_stay_small_and_keep_their_extremes() -> None:
 
 def test_thinning_keeps_breaks_and_short_runs_as_they_are() -> None:
     points = [(0.0, 1.0), (1.0, None), (2.0, None), (3.0, 0.5), (10.0, 0.0)]
-    assert thinned(points, axes_of(CHART)) == [(0.0, 1.0), (1.0, None), (3.0, 0.5), (10.0, 0.0)]
+    assert thinned(points, axes_of(CHART)) == points

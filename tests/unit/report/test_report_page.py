@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from composer_replication.report import read_run, write_report
+from composer_replication.run_folder import append_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -422,6 +423,13 @@ def test_the_same_folder_gives_the_same_bytes(make_run: Any) -> None:
     first = write_report(read_run(root)).read_bytes()
     assert write_report(root).read_bytes() == first
     assert not list(root.glob("*.tmp"))
+
+
+def test_the_time_of_held_out_readings_is_said_where_there_were_some(make_run: Callable[..., Path]) -> None:
+    root = make_run(num_steps=3)
+    assert "Of it held-out readings" not in page_of(root).text
+    append_jsonl(root / "metrics.jsonl", {"step": 4, "killswitch/eval_seconds": 61.2})
+    assert "Time 8 min 32 s Of it held-out readings 1 min 1 s" in page_of(root).text
 
 
 def test_forged_reports_are_counted_where_there_were_some(make_run: Callable[..., Path]) -> None:

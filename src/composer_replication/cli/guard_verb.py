@@ -85,7 +85,7 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         InputError: the log cannot be used (CR0630, CR0633, CR0637).
         MissingError: event files without the extra ``tensorboard`` (CR0101).
     """
-    from composer_replication.report.guard_scan import choose_columns, readings_of, replay
+    from composer_replication.report.guard_scan import choose_columns, columns_sentence, readings_of, replay
     from composer_replication.report.run_logs import read_log
 
     guard = _make_guard(args)
@@ -104,12 +104,10 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         "log": str(log.path.resolve()),
         "kind": log.kind,
         "columns": {
-            "proxy": chosen.proxy.spelled,
-            "truth": chosen.truth.spelled,
-            "kl": chosen.kl.spelled if chosen.kl else None,
+            **{role: column and column.spelled for role, column in chosen.items()},
             "step": log.step_column,
         },
-        "columns_sentence": chosen.sentence(log),
+        "columns_sentence": columns_sentence(log, chosen),
         "settings": {name: getattr(guard, name) for name in _SETTINGS},
         "notes": [*log.notes, *notes],
     }
@@ -221,7 +219,7 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
         MissingError: numpy is not installed (CR0101).
     """
     with needs_extra("bench", "the guard's benchmark"):
-        from composer_replication.report.bench_families import FAMILIES
+        from composer_replication.report.bench_runs import FAMILIES
         from composer_replication.report.guard_bench import SEED, run_guard_bench
 
         known = [family.name for family in FAMILIES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from composer_replication.report.run_data import NUM_LAST_STEPS, RunData, number
@@ -77,7 +78,9 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
             low, high = number(old.get(key)), number(new.get(key))
             if low is None and high is None:
                 continue
-            change = DASH if low is None or high is None else _signed(high - low)
+            change = (
+                DASH if low is None or high is None else f"{high - low:+.2f}".replace("-", "\N{MINUS SIGN}")
+            )
             rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
     return tuple(rows)
 
@@ -121,20 +124,8 @@ def fingerprints(run: RunData) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _signed(value: float) -> str:
-    """A change with its sign; the minus is a minus, not a hyphen."""
-    text = f"{value:+.2f}"
-    return "0.00" if text in {"+0.00", "-0.00"} else text.replace("-", "\N{MINUS SIGN}")
-
-
 def _duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 12 min 5 s, 3 h 20 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _arrow(values: list[float]) -> str:
@@ -154,9 +145,9 @@ def _rate(table: Mapping[str, Any], key: str) -> str:
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _environment_facts(run: RunData) -> Iterator[Fact]:
+def _environment_facts(run: RunData) -> list[Fact]:
     table = {key: value for key, value in (run.environment or {}).items() if key != "schema_version"}
-    yield from _facts(table, is_environment=True)
+    return list(_facts(table, is_environment=True))
 
 
 def _facts(table: Mapping[str, Any], prefix: str = "", *, is_environment: bool = False) -> Iterator[Fact]:

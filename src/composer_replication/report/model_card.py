@@ -37,24 +37,18 @@ def write_model_card(run: RunData, folder: Path) -> None:
 
 def render_card(run: RunData) -> str:
     """The card as Markdown, with the metadata block that model hubs read."""
-    environment = run.environment or {}
-    recipe = run.recipe or {}
-    name = _without_folders(str(facts.table_of(recipe.get("model")).get("name") or "a model"))
+    name = _without_folders(str(facts.table_of((run.recipe or {}).get("model")).get("name") or "a model"))
     text = template("model_card.md.j2").render(
+        run=run,
+        environment=run.environment or {},
         base_model=name if _HUB_NAME.fullmatch(name) else "",
         name=name,
         version=composer_replication.__version__,
         banner=banner_of(run),
-        isolation_note=facts.isolation_note(run),
-        figures=facts.key_figures(run),
-        comparisons=facts.before_and_after(run),
-        num_train=_number_of(environment.get("train_tasks")),
-        num_heldout=_number_of(environment.get("heldout_tasks")),
-        sources=_sources(facts.table_of(recipe.get("tasks"))),
-        split_checked=", ".join(str(item) for item in environment.get("split_checked") or ()),
-        fingerprints=facts.fingerprints(run),
+        sources=_sources(facts.table_of((run.recipe or {}).get("tasks"))),
         settings=_cells(facts.settings(run)),
-        environment=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
+        versions=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
+        facts=facts,
     )
     return visible(text)
 
@@ -80,7 +74,3 @@ def _cells(rows: Iterable[Fact]) -> list[Fact]:
 
 def _in_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
-
-
-def _number_of(items: object) -> str:
-    return str(len(items)) if isinstance(items, (list, tuple)) else "An unknown number of"

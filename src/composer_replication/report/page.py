@@ -38,24 +38,15 @@ def write_report(run: RunData | Path) -> Path:
 
 def render_page(run: RunData) -> str:
     """The page as text. Everything from the run is hostile: escaped, and shown as it is."""
-    banner = banner_of(run)
-    rewards, note = reward_chart(run)
     return html_page(
         "report.html.j2",
-        title=f"{banner.title}: {run.root.name}",
-        banner=banner,
-        isolation_note=facts.isolation_note(run),
-        figures=facts.key_figures(run),
-        comparisons=facts.before_and_after(run),
+        run=run,
+        banner=banner_of(run),
         attempts=chosen_attempts(run),
         updates={update.step: update for update in run.guard_updates},
-        settings=facts.settings(run),
-        environment=facts.environment(run),
-        fingerprints=facts.fingerprints(run),
-        rewards=rewards,
-        reward_note=note,
+        rewards=reward_chart(run),
         margins=guard_margins(run),
-        run=run,
+        facts=facts,
         draw=draw,
         swatch=swatch,
         version=composer_replication.__version__,
@@ -109,15 +100,9 @@ def _finished(run: RunData, finished: str, num_updates: int) -> Banner:
         return Banner("warn", "Finished, unguarded", said)
     least = number((run.guard_settings or {}).get("min_steps"))
     if least is not None and num_updates < least:
-        updates = _counted(num_updates, "guard update")
-        said = f"{finished} with {updates}; it needs {least:.0f} before it may fire."
+        said = f"{finished} with {num_updates} guard update(s); it needs {least:.0f} before it may fire."
         return Banner("warn", "Finished, too little evidence", said)
-    judged = f"{finished}; the guard judged it {_counted(num_updates, 'time')} and never fired."
-    return Banner("good", "Clean", judged)
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return Banner("good", "Clean", f"{finished}; the guard judged it {num_updates} time(s) and never fired.")
 
 
 def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:

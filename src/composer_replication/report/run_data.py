@@ -13,7 +13,7 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 
 _FIGURES = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap", "decline_streak")
-"""What a verdict and a ``GuardUpdate`` have under the same name."""
+"""The numbers of a verdict that are shown."""
 
 NUM_LAST_STEPS = 5
 """Steps whose rollouts are read: the same five that ``reward_last`` averages."""
@@ -26,11 +26,7 @@ class GuardUpdate:
     step: int
     fire: bool
     reason: str
-    in_loop_ema: float | None
-    heldout_ema: float | None
-    kl_ema: float | None
-    proxy_real_gap: float | None
-    decline_streak: float | None
+    figures: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +214,8 @@ def _guard_updates(
         label = _integer(row, "round_idx", f"verdicts.jsonl:{line}")
         distance = step_of.get(label, label + distance) - label
         reason = str(row.get("reason") or "").removeprefix("latched:").strip()
-        figures = (number(row.get(name)) for name in _FIGURES)
-        updates.append(GuardUpdate(label + distance, bool(row.get("fire")), reason, *figures))
+        figures = {name: number(row.get(name)) for name in _FIGURES}
+        updates.append(GuardUpdate(label + distance, bool(row.get("fire")), reason, figures))
     return tuple(updates)
 
 

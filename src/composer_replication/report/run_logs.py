@@ -11,7 +11,6 @@ import io
 import json
 import logging
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,6 @@ _STEP_NAMES = (
 _SEPARATORS = (",", "\t", ";")
 _MAX_DEPTH = 4
 _MAX_NAMED = 5
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _EVENT_FILES = "*.tfevents.*"
 _FRAME_BYTES = 16
 """Around each record of an event file: its length (8) and two checksums (4 each)."""
@@ -52,14 +50,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """A log, read.
+    """A log, read: ``path`` is the file (or the folder of event files), ``notes`` say what was tolerated.
 
-    Attributes:
-        path: the file (or the folder of event files) that was read.
-        kind: ``jsonl``, ``csv``, ``json``, ``trainer_state`` or ``tensorboard``.
-        step_column: where the steps come from.
-        columns: by name; nested names are joined by a slash.
-        notes: what was tolerated, one sentence each.
+    ``kind`` is ``jsonl``, ``csv``, ``json``, ``trainer_state`` or ``tensorboard``. Nested names of columns are joined by a
+    slash.
     """
 
     path: Path
@@ -104,13 +98,12 @@ def _log_in(folder: Path) -> Path:
     for file in (folder / "metrics.jsonl", folder / "trainer_state.json"):
         if file.is_file():
             return file
-    checkpoints = {
-        int(match[1]): path / "trainer_state.json"
-        for path in folder.glob("checkpoint-*")
-        if (match := _CHECKPOINT.fullmatch(path.name)) and (path / "trainer_state.json").is_file()
+    states = {
+        path.parent.name[len("checkpoint-") :]: path
+        for path in folder.glob("checkpoint-*/trainer_state.json")
     }
-    if checkpoints:
-        return checkpoints[max(checkpoints)]
+    if numbers := list(filter(str.isdecimal, states)):
+        return states[max(numbers, key=int)]
     runs = sorted({path.parent for path in folder.rglob(_EVENT_FILES) if path.is_file()})
     if len(runs) == 1:
         return runs[0]
@@ -272,24 +265,16 @@ def _table(path: Path, text: str, separator: str, notes: list[str]) -> Iterator[
     whole, _, torn = text.rpartition("\n")
     if torn:
         notes.append(f"The last line ({text.count(chr(10)) + 1}) is incomplete and was left out.")
-    reader = csv.reader(io.StringIO(whole, newline=""), delimiter=separator, strict=True)
-    names: list[str] = []
+    lines = io.StringIO(whole, newline="")
+    reader = csv.DictReader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        for cells in reader:
-            if not any(map(str.strip, cells)):
-                continue
-            if names and len(cells) != len(names):
-                problem = f"it has {len(cells)} cells, the header {len(names)}"
+        if len(reader.fieldnames or ()) < 2:
+            raise _unusable(path, "its first line is neither JSON nor a header with several columns")
+        for row in reader:
+            if None in row or None in row.values():
+                problem = "its cells are not as many as those of the header"
                 raise _unusable(path, problem, line=reader.line_num)
-            if names:
-                named = zip(names, cells, strict=True)
-                yield f"{path}:{reader.line_num}", {name: cell.strip() for name, cell in named if name}
-                continue
-            names = [name.strip() for name in cells]
-            if len(names) < 2:
-                raise _unusable(path, "its first line is neither JSON nor a header with several columns")
-            if len(set(names)) < len(names) or any(_number_of(name) is not None for name in names):
-                raise _unusable(path, "its first line is no header: it holds numbers, or a name twice")
+            yield f"{path}:{reader.line_num}", row
     except csv.Error as error:
         raise _unusable(path, str(error), line=reader.line_num) from error
 

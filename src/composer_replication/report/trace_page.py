@@ -47,7 +47,6 @@ def _session(trace: Trace, branches: Mapping[tuple[str, int], Mapping[str, Any]]
     shown = rows[:MAX_STEPS] + [row for row in rows[MAX_STEPS:] if row["branches"]]
     return {
         "trace": trace,
-        "answers": [step for _, step in trace.agent_steps()],
         "is_branched": any(row["branches"] for row in rows),
         "rows": shown,
         "num_hidden": len(rows) - len(shown),

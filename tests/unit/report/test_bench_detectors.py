@@ -9,19 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.report.bench_detectors import (
-    BOUND_G,
+from composer_replication.report.bench_runs import BOUND_G, Evaluation, EvidenceSimulator, Series
+from composer_replication.report.guard_bench import (
     DETECTORS,
-    EvidenceSimulator,
-    Series,
     cusum_path,
     e_process_path,
+    first_alarms,
     heldout_guard_path,
     likelihood_path,
     z_path,
 )
-from composer_replication.report.bench_families import Evaluation
-from composer_replication.report.guard_bench import first_alarms
 from composer_replication.safety import EvidenceGuard, HeldOutGuard
 from composer_replication.safety.betting import BETS
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from composer_replication.report.bench_detectors import Series
-from composer_replication.report.bench_families import (
+from composer_replication.report.bench_runs import (
     DELTA,
     EPS0,
     FAMILIES,
@@ -14,8 +13,9 @@ from composer_replication.report.bench_families import (
     TOLERATED_GAP,
     Rates,
     RunDraws,
+    Series,
+    simulate,
 )
-from composer_replication.report.guard_bench import simulate
 
 BY_NAME = {family.name: family for family in FAMILIES}
 NULLS = [family.name for family in FAMILIES if family.kind == "null"]

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.report.guard_scan import Reading, choose_columns, readings_of, replay
+from composer_replication.report.guard_scan import (
+    Chosen,
+    Reading,
+    choose_columns,
+    columns_sentence,
+    readings_of,
+    replay,
+)
 from composer_replication.report.run_logs import Column, RunLog, read_log
 from composer_replication.safety import HeldOutGuard
 
@@ -47,29 +54,30 @@ def aligned(log: RunLog, **names: str) -> tuple[list[tuple[Any, ...]], tuple[str
 )  # fmt: skip
 def test_guesses(names: tuple[str, ...], proxy: str, truth: str, kl: str | None) -> None:
     chosen = choose_columns(log_of(**{name: {1: 0.5} for name in names}))
-    assert (chosen.proxy.name, chosen.truth.name, chosen.kl and chosen.kl.name) == (proxy, truth, kl)
-    assert chosen.proxy.is_guess
+    assert [column and column.name for column in chosen.values()] == [proxy, truth, kl]
+    assert chosen["proxy"] == Chosen(proxy, is_guess=True)
 
 
 def test_the_sentence_says_what_was_guessed() -> None:
     log = log_of(reward={1: 1.0}, truth={1: 1.0}, loss={1: 2.0})
-    assert choose_columns(log, truth="truth").sentence(log) == (
+    assert columns_sentence(log, choose_columns(log, truth="truth")) == (
         "Columns: proxy reward (guessed); truth truth; KL none, so the KL path is off; steps step."
     )
-    assert "proxy -loss; truth truth" in choose_columns(log, proxy="-loss", truth="truth").sentence(log)
+    assert "proxy -loss; truth truth" in columns_sentence(
+        log, choose_columns(log, proxy="-loss", truth="truth")
+    )
 
 
 def test_a_column_whose_name_begins_with_a_minus_is_itself() -> None:
     log = log_of(**{"-loss": {1: 1.0}, "loss": {1: 2.0}, "t": {1: 0.0}})
-    chosen = choose_columns(log, proxy="-loss", truth="t").proxy
-    assert (chosen.name, chosen.sign) == ("-loss", 1)
+    assert choose_columns(log, proxy="-loss", truth="t")["proxy"] == Chosen("-loss", sign=1)
 
 
 def test_names_may_leave_out_the_wrapper() -> None:
     log = log_of(
         **{"data/critic/score/mean": {1: 1.0}, "data/val-core/a": {1: 1.0}, "data/val-core/b": {1: 1.0}}
     )
-    assert choose_columns(log, truth="val-core/b").truth.name == "data/val-core/b"
+    assert choose_columns(log, truth="val-core/b")["truth"] == Chosen("data/val-core/b")
 
 
 def test_a_misspelled_column_names_the_nearest() -> None:
@@ -96,7 +104,7 @@ def test_what_cannot_be_guessed(names: tuple[str, ...], words: str) -> None:
 def test_a_column_of_text_alone_is_never_guessed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"step": 1, "reward": "high", "train_reward": 0.5, "eval_reward": 0.5}\n')
     log = read_log(tmp_path / "log")
-    assert choose_columns(log).proxy.name == "train_reward"
+    assert choose_columns(log)["proxy"] == Chosen("train_reward", is_guess=True)
     with pytest.raises(InputError, match="CR0637: 1 of 1 values of the column 'reward'"):
         readings_of(log, choose_columns(log, proxy="reward"))
 

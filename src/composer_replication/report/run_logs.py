@@ -79,10 +79,8 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False) -> RunLog:
     source = _log_in(path) if path.is_dir() else path
     notes: list[str] = []
     try:
-        if source.is_dir() or ".tfevents." in source.name:
-            kind, rows = "tensorboard", _event_rows(source, notes)
-        else:
-            kind, rows = _text_rows(source, notes)
+        read = _event_rows if source.is_dir() or ".tfevents." in source.name else _text_rows
+        kind, rows = read(source, notes)
         step_column, with_steps = _with_steps(rows, step, notes, resumed=resumed)
     except OSError as error:
         raise _unusable(source, str(error.strerror or error)) from error
@@ -279,7 +277,7 @@ def _table(path: Path, text: str, separator: str, notes: list[str]) -> Iterator[
         raise _unusable(path, str(error), line=reader.line_num) from error
 
 
-def _event_rows(source: Path, notes: list[str]) -> list[Row]:
+def _event_rows(source: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
     """The scalars of one TensorBoard run, old and new form, by TensorBoard's own reader.
 
     A writer that was opened with ``purge_step=s`` says that the run was resumed there: what was written
@@ -319,7 +317,7 @@ def _event_rows(source: Path, notes: list[str]) -> list[Row]:
             notes.append(f"The last {num_left} bytes of {file.name} are no whole event and were left out.")
     if not rows:
         raise _unusable(source, " ".join([f"the event file(s) hold no scalar ({number} event(s)).", *notes]))
-    return rows
+    return "tensorboard", rows
 
 
 def _unusable(path: Path, problem: str, line: int = 0) -> InputError:

@@ -32,7 +32,6 @@ from composer_replication.errors import InputError, UsageError
 
 SCHEMA_VERSION = 1
 _TORN_WRITE = re.compile(r"\..+\.(\d+)\.tmp")  # as write_atomic names it, the process last
-_RESTORE = "restore that file from a copy, or begin in a new folder with --out."
 
 
 def is_torn_write(name: str) -> bool:
@@ -121,9 +120,8 @@ def write_atomic(path: Path, data: str | bytes) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object atomically, with the schema version in it."""
-    write_atomic(
-        path, json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, sort_keys=True) + "\n"
-    )
+    versioned = {"schema_version": SCHEMA_VERSION, **value}
+    write_atomic(path, json.dumps(versioned, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -135,15 +133,16 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(
-            "CR0401", f"the file cannot be read: {error}.", where=str(path), fix=_RESTORE
-        ) from error
+        raise _unreadable(path, f"the file cannot be read: {error}.") from error
     if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
         found = value.get("schema_version") if isinstance(value, dict) else None
-        raise InputError(
-            "CR0401", f"schema version {found} is not {SCHEMA_VERSION}.", where=str(path), fix=_RESTORE
-        )
+        raise _unreadable(path, f"schema version {found} is not {SCHEMA_VERSION}.")
     return value
+
+
+def _unreadable(where: Path | str, problem: str) -> InputError:
+    fix = "restore that file from a copy, or begin in a new folder with --out."
+    return InputError("CR0401", problem, where=str(where), fix=fix)
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
@@ -173,9 +172,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise InputError(
-                "CR0401", "a line is not JSON.", where=f"{path}:{number}", fix=_RESTORE
-            ) from error
+            raise _unreadable(f"{path}:{number}", "a line is not JSON.") from error
     return rows
 
 

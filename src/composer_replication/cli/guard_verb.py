@@ -79,7 +79,7 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         The result and the exit code: 0 nothing fired, 5 the guard fired, 6 fewer updates than
         ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
     """
-    from composer_replication.report.guard_scan import choose_columns, readings_of, replay
+    from composer_replication.report.guard_scan import choose_columns, columns_sentence, readings_of, replay
     from composer_replication.report.run_logs import read_log
 
     guard = _make_guard(args)
@@ -98,12 +98,10 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         "log": str(log.path.resolve()),
         "kind": log.kind,
         "columns": {
-            "proxy": chosen.proxy.spelled,
-            "truth": chosen.truth.spelled,
-            "kl": chosen.kl.spelled if chosen.kl else None,
+            **{role: column and column.spelled for role, column in chosen.items()},
             "step": log.step_column,
         },
-        "columns_sentence": chosen.sentence(log),
+        "columns_sentence": columns_sentence(log, chosen),
         "settings": {name: getattr(guard, name) for name in _SETTINGS},
         "notes": [*log.notes, *notes],
     }
@@ -192,7 +190,7 @@ def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
 def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
     """Simulate and measure."""
     with needs_extra("bench", "the guard's benchmark"):
-        from composer_replication.report.bench_families import FAMILIES
+        from composer_replication.report.bench_runs import FAMILIES
         from composer_replication.report.guard_bench import SEED, run_guard_bench
 
         known = [family.name for family in FAMILIES]

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
+from operator import itemgetter
 
 from composer_replication.report.templates import template
 
@@ -53,15 +55,6 @@ class Chart:
     width: int = 340
     height: int = 240
     whole_y_ticks: bool = False
-
-    @property
-    def top(self) -> int:
-        """Where the view box begins: where nothing stands above the plot no empty band is left."""
-        return 0 if self.y_label or self.marks else 22
-
-    def height_at(self, width: int) -> int:
-        """How high it is when it is drawn so wide."""
-        return round(width * (self.height - self.top) / self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +118,10 @@ def thinned(points: Sequence[Point], axes: Axes) -> list[Point]:
     A break stays a break; a run of ten thousand steps stays a small file.
     """
     kept: list[Point] = []
-    bucket: list[tuple[float, float]] = []
-
-    def flush() -> None:
-        if bucket:
-            low, high = min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])
-            kept.extend(sorted({bucket[0], low, high, bucket[-1]}))
-            bucket.clear()
-
-    for x, y in points:
-        if y is None:
-            flush()
-            if kept and kept[-1][1] is not None:
-                kept.append((x, None))
-            continue
-        if bucket and int(axes.x(bucket[0][0])) != int(axes.x(x)):
-            flush()
-        bucket.append((x, y))
-    flush()
+    for (_, is_break), group in groupby(points, lambda point: (int(axes.x(point[0])), point[1] is None)):
+        bucket = list(group)
+        extremes = () if is_break else (min(bucket, key=itemgetter(1)), max(bucket, key=itemgetter(1)))
+        kept += sorted({bucket[0], *extremes, bucket[-1]}, key=itemgetter(0))
     return kept
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from composer_replication.report.charts import Chart, Point, Series, draw, swatch
-from composer_replication.report.run_data import GuardUpdate, RunData, number
+from composer_replication.report.run_data import RunData, number
 from composer_replication.report.templates import report_resource, template, visible
 
 MAX_DOTS = 30
 """More measurements than this are drawn as a line only; dots would run together."""
 
-_WIDTH, _GAP, _LINE_HEIGHT, _LINE_CHARACTERS = 980, 24, 18, 120
+_RULES = (
+    ("Gap of proxy and truth", "max_proxy_real_gap", "proxy_real_gap"),
+    ("KL to the initial policy, nats", "kl_hard_stop", "kl_ema"),
+    ("Decline streak, updates", "decline_patience", "decline_streak"),
+)
+"""The rules of the guard: a title, the name of the limit, the name of the value in a verdict."""
 
-Column = list[tuple[int, float | None]]
 
-
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A chart with its caption, or (``chart`` is None) the sentence why there is none."""
 
     title: str
@@ -27,76 +27,44 @@ class Figure:
     chart: Chart | None
 
 
-def reward_chart(run: RunData) -> tuple[Chart, str]:
-    """In-loop reward and held-out score by step, raw and as the guard smoothed them; and what to say of it."""
-    updates = run.guard_updates
+def reward_chart(run: RunData) -> Chart:
+    """In-loop reward and held-out score by step, raw and as the guard smoothed them."""
     reward, heldout = run.column("reward"), run.column("heldout/score")
     candidates = (
         Series("in-loop reward", "in-loop raw", reward),
-        Series("in-loop reward, smoothed", "in-loop ema", _of(updates, lambda u: u.in_loop_ema)),
+        Series("in-loop reward, smoothed", "in-loop ema", _of_updates(run, "in_loop_ema")),
         Series("held-out score", "held-out raw", heldout, has_dots=len(heldout) <= MAX_DOTS),
-        Series("held-out score, smoothed", "held-out ema", _of(updates, lambda u: u.heldout_ema)),
+        Series("held-out score, smoothed", "held-out ema", _of_updates(run, "heldout_ema")),
     )
     shown = tuple(s for s in candidates if any(y is not None for _, y in s.points))
-    changes = (_change("in-loop reward", reward), _change("held-out score", heldout))
-    summary = "; ".join(filter(None, changes))
-    summary = summary[:1].upper() + summary[1:]
-    sentences = [
-        f"{summary}." if summary else "",
-        "" if changes[0] else "No in-loop reward was recorded.",
-        "" if changes[1] else "No held-out score was measured.",
-        "Smoothed curves are the guard's own; without its updates only raw values are drawn."
-        if shown and not updates
-        else "",
-        _chosen_note(run),
-    ]
     values = [y for s in shown for _, y in s.points if y is not None]
-    chart = Chart(
+    return Chart(
         key="rewards",
         title="In-loop reward and held-out score by step",
-        description=summary or "Nothing was recorded.",
+        description=f"{_change('in-loop reward', reward)} {_change('held-out score', heldout)}",
         x_label="step",
         y_label="score",
         series=shown,
         marks=_marks(run),
         y_span=(0.0, 1.0) if values and min(values) >= 0.0 and max(values) <= 1.0 else None,
-        width=_WIDTH,
+        width=980,
         height=360,
     )
-    return chart, " ".join(filter(None, sentences))
 
 
-def _chosen_note(run: RunData) -> str:
-    """Whose reward it is where a curriculum chose the tasks, and how its pool stands; else empty."""
-    pool = [run.column(f"curriculum/num_{name}") for name in ("active", "retired")]
-    newest = [value for column in pool if column and (value := column[-1][1]) is not None]
-    if len(newest) < len(pool):
-        return ""
-    counts = "{:g} were active and {:g} retired".format(*newest)
-    sentence = f"The curriculum chose the tasks, so the in-loop reward is theirs; at the end {counts}"
-    rates = _change("the mean pass rate over all known tasks", run.column("curriculum/mean_pass_rate"))
-    return f"{sentence}; {rates}." if rates else f"{sentence}."
-
-
-def guard_margins(run: RunData) -> tuple[Figure, ...]:
+def guard_margins(run: RunData) -> list[Figure]:
     """The three rules of the guard, each against its limit; empty without an update."""
-    if not run.guard_updates:
-        return ()
-    return (
-        _margin(run, "Gap of proxy and truth", "max_proxy_real_gap", lambda u: u.proxy_real_gap),
-        _margin(run, "KL to the initial policy, nats", "kl_hard_stop", lambda u: u.kl_ema),
-        _margin(run, "Decline streak, updates", "decline_patience", lambda u: u.decline_streak),
-    )
+    return [_margin(run, *rule) for rule in _RULES] if run.guard_updates else []
 
 
-def _margin(run: RunData, title: str, setting: str, get: Callable[[GuardUpdate], float | None]) -> Figure:
-    is_kl, is_count = setting == "kl_hard_stop", setting == "decline_patience"
-    points = _of(run.guard_updates, get)
+def _margin(run: RunData, title: str, setting: str, name: str) -> Figure:
+    points = _of_updates(run, name)
     values = [y for _, y in points if y is not None]
-    if not values:
-        return Figure(title, _no_kl(run.kl_path) if is_kl else "This value was not recorded.", None)
-    limit = number((run.guard_settings or {}).get(setting))
+    is_kl, is_count = setting == "kl_hard_stop", setting == "decline_patience"
     note = f" KL path: {run.kl_path.rstrip('.')}." if is_kl and run.kl_path else ""
+    if not values:  # a rule that cannot fire is never left unsaid
+        return Figure(title, f"This value did not reach the guard, so this rule could not fire.{note}", None)
+    limit = number((run.guard_settings or {}).get(setting))
     rule = "The limit was not recorded" if limit is None else f"{setting} = {limit:g}"
     is_crossed = limit is not None and (max(values) >= limit if is_count else max(values) > limit)
     caption = f"Highest {max(values):.3g}. {rule}{', crossed' if is_crossed else ''}.{note}"
@@ -114,62 +82,30 @@ def _margin(run: RunData, title: str, setting: str, get: Callable[[GuardUpdate],
     return Figure(title, caption, chart)
 
 
-def _no_kl(note: str) -> str:
-    """Why there is no KL curve; a rule that cannot fire is never left unsaid."""
-    reason = note.removeprefix("off").strip(" ():.")
-    if note.startswith("off") and reason:
-        return f"The KL path was off, so this rule could not fire: {reason}."
-    told = f" KL path: {note}." if note and reason else ""
-    return f"No KL reached the guard, so this rule could not fire.{told}"
-
-
-def curves_svg(run: RunData, title: str, sentences: Sequence[str]) -> str:
+def curves_svg(run: RunData) -> str:
     """Reward, held-out score and the guard's margins as one SVG file that needs nothing else."""
-    (chart, _), margins = reward_chart(run), guard_margins(run)
-    texts = [line for text in sentences for line in textwrap.wrap(text, _LINE_CHARACTERS)]
-    legend_y = 34 + _LINE_HEIGHT * (len(texts) + 1)
-    chart_y = legend_y + _GAP
-    margins_y = chart_y + chart.height_at(_WIDTH) + _GAP
-    width = (_WIDTH - (len(margins) - 1) * _GAP) // max(len(margins), 1)
-    heights = [figure.chart.height_at(width) for figure in margins if figure.chart]
-    pictures = [draw(chart, (0, chart_y, _WIDTH, chart.height_at(_WIDTH)))]
-    lines = [(14, 34 + _LINE_HEIGHT * (idx + 1), line) for idx, line in enumerate(texts)]
-    for idx, series in enumerate(chart.series):
-        pictures.append(swatch(series, f'x="{14 + idx * 240}" y="{legend_y}" width="28" height="12"'))
-        lines.append((48 + idx * 240, legend_y + 10, series.label))
-    for idx, figure in enumerate(margins):
-        x, y = idx * (width + _GAP), margins_y + _LINE_HEIGHT
-        lines.append((x + 14, margins_y, figure.title))
-        if figure.chart is not None:
-            pictures.append(draw(figure.chart, (x, y, width, figure.chart.height_at(width))))
-        else:
-            wrapped = textwrap.wrap(figure.caption, width // 7)
-            lines += [(x + 14, y + number * _LINE_HEIGHT, line) for number, line in enumerate(wrapped)]
-    return visible(
-        template("curves.svg.j2").render(
-            title=title,
-            css=report_resource("report.css"),
-            width=_WIDTH,
-            height=margins_y + _LINE_HEIGHT + max(heights, default=0) + _GAP,
-            lines=lines,
-            pictures=pictures,
-        )
+    picture = template("curves.svg.j2").render(
+        rewards=reward_chart(run),
+        margins=guard_margins(run),
+        css=report_resource("report.css"),
+        draw=draw,
+        swatch=swatch,
     )
+    return visible(picture)
 
 
 def _marks(run: RunData) -> tuple[tuple[str, float], ...]:
     return ((f"halted at step {run.halt.step}", run.halt.step),) if run.halt else ()
 
 
-def _of(updates: tuple[GuardUpdate, ...], get: Callable[[GuardUpdate], float | None]) -> list[Point]:
-    return [(float(update.step), get(update)) for update in updates]
+def _of_updates(run: RunData, name: str) -> list[Point]:
+    return [(float(update.step), update.figures[name]) for update in run.guard_updates]
 
 
-def _change(name: str, column: Column) -> str:
+def _change(name: str, column: list[tuple[int, float | None]]) -> str:
     known = [(step, value) for step, value in column if value is not None]
     if not known:
-        return ""
+        return f"No {name} was recorded."
     (first, low), (last, high) = known[0], known[-1]
-    if first == last:
-        return f"{name} is {low:.2f} at step {first}"
-    return f"{name} goes from {low:.2f} at step {first} to {high:.2f} at step {last}"
+    ending = "" if first == last else f", and {high:.2f} at step {last}"
+    return f"The {name} is {low:.2f} at step {first}{ending}."

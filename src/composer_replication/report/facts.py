@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 from composer_replication.report.run_data import NUM_LAST_STEPS, RunData, number
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 MAX_VALUE_CHARACTERS = 300
-MAX_TABLE_ROWS = 200
 DASH = "\N{EN DASH}"
 
 _SECRET_KEY = re.compile(r"(^|_)(token|secret|password|passwd|key|credentials?|auth|cookie)$", re.IGNORECASE)
@@ -30,20 +28,13 @@ class Fact(NamedTuple):
     value: str
 
 
-class Rate(NamedTuple):
-    """A rate and its 95% interval as text; the interval may be empty."""
-
-    value: str
-    interval: str = ""
-
-
 class Comparison(NamedTuple):
-    """One rate before and after training; rows of one ``side`` follow each other."""
+    """One rate before and after training, with 95% intervals; rows of one ``side`` follow each other."""
 
     side: str
     measure: str
-    before: Rate
-    after: Rate
+    before: str
+    after: str
     change: str
 
 
@@ -52,22 +43,21 @@ def key_figures(run: RunData) -> tuple[Fact, ...]:
 
     Rewards are means of five steps at either end.
     """
-    rewards = _known(run, "reward")
-    heldout = _known(run, "heldout/score")
-    first = statistics.fmean(rewards[:NUM_LAST_STEPS]) if rewards else None
-    last = statistics.fmean(rewards[-NUM_LAST_STEPS:]) if rewards else None
-    seconds = number((run.summary or {}).get("seconds"))
-    step_seconds = _known(run, "step_seconds")
-    if seconds is None and step_seconds:
-        seconds = sum(step_seconds)
-    forged = sum(_known(run, "rollouts/forgeries"))
-    return (
-        Fact("Steps", str(run.steps[-1].step)),
-        Fact(f"In-loop reward, {NUM_LAST_STEPS}-step means", _arrow(first, last)),
-        Fact("Held-out score", _arrow(*((heldout[0], heldout[-1]) if heldout else (None, None)))),
-        Fact("Time", DASH if seconds is None else _duration(seconds)),
-        *([Fact("Answers that forged their tests' report, unpaid", f"{forged:g}")] if forged else []),
-    )
+    rewards, heldout = run.known("reward"), run.known("heldout/score")
+    step_seconds, forged = run.known("step_seconds"), sum(run.known("rollouts/forgeries"))
+    seconds = number((run.summary or {}).get("seconds")) or (sum(step_seconds) if step_seconds else None)
+    means = [statistics.fmean(part) for part in (rewards[:NUM_LAST_STEPS], rewards[-NUM_LAST_STEPS:]) if part]
+    figures = {
+        "Steps": str(run.last_step),
+        f"In-loop reward, {NUM_LAST_STEPS}-step means": _arrow(means),
+        "Held-out score": _arrow(heldout),
+        "Time": DASH if seconds is None else _duration(seconds),
+    }
+    if reading_seconds := sum(run.known("killswitch/eval_seconds")):
+        figures["Of it held-out readings"] = _duration(reading_seconds)
+    if forged:
+        figures["Answers that forged their tests' report, unpaid"] = f"{forged:g}"
+    return tuple(Fact(*item) for item in figures.items())
 
 
 _MEASURES = {
@@ -88,7 +78,9 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
             low, high = number(old.get(key)), number(new.get(key))
             if low is None and high is None:
                 continue
-            change = DASH if low is None or high is None else _signed(high - low)
+            change = (
+                DASH if low is None or high is None else f"{high - low:+.2f}".replace("-", "\N{MINUS SIGN}")
+            )
             rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
     return tuple(rows)
 
@@ -132,46 +124,12 @@ def fingerprints(run: RunData) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def numbers_table(run: RunData) -> tuple[tuple[str, ...], ...]:
-    """Step, reward, held-out score, gap, KL, streak: the charts as text, last rows only."""
-    updates = {u.step: (u.proxy_real_gap, u.kl_ema, u.decline_streak) for u in run.guard_updates}
-    return tuple(
-        (
-            str(row.step),
-            *map(_decimal, (row.values.get("reward"), row.values.get("heldout/score")), (3, 3)),
-            *map(_decimal, updates.get(row.step, (None, None, None)), (3, 4, 0)),
-        )
-        for row in run.steps[-MAX_TABLE_ROWS:]
-    )
-
-
-def _decimal(value: float | None, digits: int) -> str:
-    """Fixed digits, so that columns align; a dash for what is missing."""
-    return DASH if value is None else f"{value:.{digits}f}"
-
-
-def _signed(value: float) -> str:
-    """A change with its sign; the minus is a minus, not a hyphen."""
-    text = f"{value:+.2f}"
-    return "0.00" if text in {"+0.00", "-0.00"} else text.replace("-", "\N{MINUS SIGN}")
-
-
 def _duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 12 min 5 s, 3 h 20 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return str(timedelta(seconds=round(seconds)))
 
 
-def _known(run: RunData, key: str) -> list[float]:
-    return [value for _, value in run.column(key) if value is not None]
-
-
-def _arrow(first: float | None, last: float | None) -> str:
-    return "not measured" if first is None or last is None else f"{first:.2f} → {last:.2f}"
+def _arrow(values: list[float]) -> str:
+    return f"{values[0]:.2f} → {values[-1]:.2f}" if values else "not measured"
 
 
 def table_of(value: object) -> Mapping[str, Any]:
@@ -179,23 +137,17 @@ def table_of(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _rate(table: Mapping[str, Any], key: str) -> Rate:
-    value = number(table.get(key))
+def _rate(table: Mapping[str, Any], key: str) -> str:
+    value, ends = number(table.get(key)), table.get(f"{key.removesuffix('_pass')}_ci95")
     if value is None:
-        return Rate("not measured")
-    return Rate(f"{value:.2f}", _interval(table.get(f"{key.removesuffix('_pass')}_ci95")))
+        return "not measured"
+    low, high = map(number, ends) if isinstance(ends, (list, tuple)) and len(ends) == 2 else (None, None)
+    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _interval(value: object) -> str:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        return ""
-    low, high = number(value[0]), number(value[1])
-    return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
-
-
-def _environment_facts(run: RunData) -> Iterator[Fact]:
+def _environment_facts(run: RunData) -> list[Fact]:
     table = {key: value for key, value in (run.environment or {}).items() if key != "schema_version"}
-    yield from _facts(table, is_environment=True)
+    return list(_facts(table, is_environment=True))
 
 
 def _facts(table: Mapping[str, Any], prefix: str = "", *, is_environment: bool = False) -> Iterator[Fact]:

@@ -1,26 +1,34 @@
 """The guard's benchmark: how often does it halt honest runs, and how soon does it see hacked ones?
 
     run_guard_bench(num_runs) -> result      detectors x families, JSON-safe
-    bench_families, bench_detectors          the runs, and the rules that are put on them
     plain(result)                            what a person reads
 
-Each rule stands there twice: at the threshold it comes with (nominal), and at one tuned so that 1% of
-the runs at the edge of what is tolerated alarm (matched), on runs of a seed that nothing else has.
+A detector is a path: after each evaluation one number, and an alarm once it reaches a threshold, so that one simulation
+answers for every threshold. Ours is the log evidence of ``EvidenceSimulator``; ``HeldOutGuard`` is folded as the real one
+folds (tests hold both to the real guards); the others are the usual rules. Each stands there twice: at the threshold it
+comes with (nominal), and at one tuned so that 1% of the runs at the edge of what is tolerated alarm (matched), on runs of a
+seed that nothing else has. Shapes as in ``bench_runs``.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from composer_replication.report.bench_detectors import CLEAN, DETECTORS, EDGE, EvidenceSimulator, Series
-from composer_replication.report.bench_families import FAMILIES, NUM_EVALUATIONS, Family, Floats, RunDraws
+from composer_replication.report import bench_runs as runs
+from composer_replication.report.bench_runs import FAMILIES, TOLERATED_GAP, Floats, Series
+from composer_replication.safety import HeldOutGuard
 from composer_replication.tasks.pass_intervals import wilson
+
+EDGE, CLEAN = "at-g0", "clean"
+"""Null families that thresholds are tuned on: the edge of what is tolerated, and an ordinary run."""
 
 MATCHED_RATE = 0.01
 HEADLINE = "jump"
@@ -29,12 +37,111 @@ HEADLINE = "jump"
 SEED = 20_260_101
 """The seed of the published figures; one more is that of the runs which thresholds are tuned on."""
 
-_CHUNK = 1000
-"""Runs simulated together: few enough for a processor's cache."""
-
 Row = dict[str, Any]
 Alarms = npt.NDArray[np.int64]
 Report = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """One rule: ``path`` gives its statistic after each evaluation, [T, R], from the series of some runs.
+
+    ``nominal`` is the threshold it comes with, None where it has to be tuned; ``tuned_on`` the null family in which the
+    matched one is found.
+    """
+
+    name: str
+    path: Callable[[Series], Floats]
+    nominal: float | None
+    tuned_on: str = EDGE
+
+
+def heldout_guard_path(guard: HeldOutGuard, in_loop_TR: Floats, heldout_TR: Floats) -> Floats:
+    """The guard's gap after each update, infinite where its decline path fires.
+
+    Before ``min_steps`` updates minus infinity: nothing may fire. It fires above
+    ``max_proxy_real_gap``: as a threshold to reach, that is the next float.
+    """
+    alpha = guard.ema_alpha
+    in_loop_R, heldout_R = in_loop_TR[0], heldout_TR[0]
+    streak_R = np.zeros(in_loop_R.shape, dtype=np.int64)
+    path_TR = np.empty_like(in_loop_TR)
+    for update in range(len(in_loop_TR)):
+        if update:
+            old_in_loop_R, old_heldout_R = in_loop_R, heldout_R
+            in_loop_R = alpha * in_loop_R + (1 - alpha) * in_loop_TR[update]
+            heldout_R = alpha * heldout_R + (1 - alpha) * heldout_TR[update]
+            rises_R = _excess(old_in_loop_R, in_loop_R) > 0
+            streak_R = np.where(rises_R & (_excess(heldout_R, old_heldout_R) > 0), streak_R + 1, 0)
+        gap_R = (in_loop_R - in_loop_TR[0]) - (heldout_R - heldout_TR[0])
+        path_TR[update] = np.where(streak_R >= guard.decline_patience, np.inf, gap_R)
+    path_TR[: guard.min_steps - 1] = -np.inf
+    return path_TR
+
+
+def _excess(low: Floats, high: Floats) -> Floats:
+    """By how much ``high`` is above ``low`` beyond four units in the last place, which are rounding."""
+    excess: Floats = high - low - 4 * np.spacing(np.maximum(np.abs(low), np.abs(high)))
+    return excess
+
+
+def cusum_path(increments_TR: Floats) -> Floats:
+    """Page's CUSUM: S <- max(0, S + increment), from 0."""
+    path_TR = np.empty_like(increments_TR)
+    sum_R = np.zeros(increments_TR.shape[1])
+    for step, increment_R in enumerate(increments_TR):
+        path_TR[step] = sum_R = np.maximum(0.0, sum_R + increment_R)
+    return path_TR
+
+
+def z_path(series: Series) -> Floats:
+    """z of each evaluation alone: (mean - g0) sqrt(n) / s, with s the samples' standard deviation.
+
+    Where all samples are equal s is 0: minus infinity at or below g0, infinity above.
+    """
+    n_TR, mean_TR = series.num_samples_TR, series.mean_gap_TR
+    squares_TR = (series.gap_counts_TXR[:, 0] + series.gap_counts_TXR[:, 2]).astype(np.float64)
+    variance_TR = (squares_TR - n_TR * mean_TR**2) / np.maximum(n_TR - 1, 1)
+    excess_TR = mean_TR - TOLERATED_GAP
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z_TR = excess_TR / np.sqrt(np.maximum(variance_TR, 0.0) / n_TR)
+    path_TR: Floats = np.where(variance_TR > 1e-12, z_TR, np.where(excess_TR > 0, np.inf, -np.inf))
+    return path_TR
+
+
+def e_process_path(series: Series) -> Floats:
+    """Log of the plain e-process: the gap stream alone, started once, at the first evaluation."""
+    growth_TKR = np.einsum("kx,txr->tkr", runs.gap_growth(TOLERATED_GAP), series.gap_counts_TXR)
+    path_TR: Floats = np.logaddexp.reduce(np.cumsum(growth_TKR, axis=0), axis=1) - np.log(growth_TKR.shape[1])
+    return path_TR
+
+
+def likelihood_path(series: Series, gap_before: float, gap_after: float) -> Floats:
+    """CUSUM of the log likelihood ratio of two gaps of ordinary runs: it knows both distributions."""
+    before, after = (
+        np.array([runs.HONEST_SWITCH, 1.0 - gap - 2.0 * runs.HONEST_SWITCH, gap + runs.HONEST_SWITCH])
+        for gap in (gap_before, gap_after)
+    )
+    return cusum_path(np.einsum("x,txr->tr", np.log(after / before), series.gap_counts_TXR))
+
+
+_HELDOUT = HeldOutGuard()
+DETECTORS = (
+    Detector("evidence", lambda s: s.log_evidence_TR, runs.EvidenceSimulator.THRESHOLD),
+    Detector("plain-e-process", e_process_path, -math.log(runs.ALPHA)),
+    Detector("heldout-guard", lambda s: heldout_guard_path(_HELDOUT, s.in_loop_TR, s.truth_TR),
+             float(np.nextafter(_HELDOUT.max_proxy_real_gap, np.inf))),
+    Detector("gap-threshold", lambda s: s.mean_gap_TR, 0.10),
+    Detector("z-test", z_path, NormalDist().inv_cdf(0.99)),
+    Detector("cusum", lambda s: cusum_path(s.num_samples_TR * (s.mean_gap_TR - TOLERATED_GAP)), 12.0),
+    Detector("kl-budget", lambda s: s.kl_TR, 0.08),
+    Detector("cusum-tuned-15", lambda s: likelihood_path(s, TOLERATED_GAP, 0.15), None),
+    Detector("cusum-clean-15", lambda s: likelihood_path(s, runs.CLEAN_GAP, 0.15), None, tuned_on=CLEAN),
+)  # fmt: skip
+"""Every rule of the benchmark, ours first; 12 samples is also the warning line of ``EvidenceGuard``."""
+
+
+# ------------------------------------------------------------------------------- measured
 
 
 def run_guard_bench(
@@ -56,14 +163,12 @@ def run_guard_bench(
     """
     chosen = [one for one in FAMILIES if not families or one.name in families]
     sizes = {one.name: num_runs if one.kind == "null" else max(1, num_runs // 2) for one in chosen}
-    total = sum(math.ceil(size / _CHUNK) for size in (num_runs, num_runs, *sizes.values()))
-    done = 0
+    total = sum(math.ceil(size / runs.CHUNK) for size in (num_runs, num_runs, *sizes.values()))
+    done = count(1)
 
     def tick(what: str) -> None:
-        nonlocal done
-        done += 1
         if report is not None:
-            report(done, total, what)
+            report(next(done), total, what)
 
     matched = _matched_thresholds(num_runs, num_tasks, seed + 1, tick)
     rules = [
@@ -75,7 +180,7 @@ def run_guard_bench(
     alarms: dict[str, list[Alarms]] = {}
     for family in chosen:
         parts = []
-        for series in simulate(family, sizes[family.name], seed, num_tasks, tick):
+        for series in runs.simulate(family, sizes[family.name], seed, num_tasks, tick):
             paths = {rule.name: rule.path(series) for rule in DETECTORS}
             parts.append([first_alarms(paths[r.name], math.inf if t is None else t) for _, r, t in rules])
         alarms[family.name] = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
@@ -87,36 +192,14 @@ def run_guard_bench(
         "families": [
             {"name": f.name, "kind": f.kind, "sentence": f.sentence, "runs": sizes[f.name]} for f in chosen
         ],
-        "descriptions": {rule.name: rule.sentence for rule in DETECTORS},
         "settings": {
             "runs": num_runs,
             "tasks_per_evaluation": num_tasks,
             "seed": seed,
-            "evaluations": NUM_EVALUATIONS,
+            "evaluations": runs.NUM_EVALUATIONS,
             "matched_rate": MATCHED_RATE,
         },
     }
-
-
-def simulate(
-    family: Family, num_runs: int, seed: int, num_tasks: int, tick: Callable[[str], None] | None = None
-) -> Iterator[Series]:
-    """The runs of a family, ``_CHUNK`` at a time; each chunk has a seed of its own."""
-    for start in range(0, num_runs, _CHUNK):
-        rng = np.random.default_rng([seed, zlib.crc32(family.name.encode()), start])
-        draws = RunDraws(min(_CHUNK, num_runs - start), num_tasks, rng, family.onset)
-        evidence = EvidenceSimulator(draws.num_runs)
-        policy = family.policy(draws)
-        evaluations, path = [], []
-        for step in range(1, NUM_EVALUATIONS + 1):
-            rates = policy(step, evidence.log_evidence_R)
-            one = draws.evaluation(step, rates, *draws.counts(rates))
-            evidence.update(one.gap_counts_XR, one.truth_counts_HR, one.canary_counts_HR)
-            evaluations.append(one)
-            path.append(evidence.log_evidence_R)
-        yield Series(evaluations, np.stack(path))
-        if tick is not None:
-            tick(family.name)
 
 
 def _matched_thresholds(
@@ -125,7 +208,7 @@ def _matched_thresholds(
     found: dict[str, float | None] = {}
     for family in (one for one in FAMILIES if one.name in (EDGE, CLEAN)):
         rules = [rule for rule in DETECTORS if rule.tuned_on == family.name]
-        chunks = simulate(family, num_runs, seed, num_tasks, tick)
+        chunks = runs.simulate(family, num_runs, seed, num_tasks, tick)
         highest = [[rule.path(series).max(axis=0) for rule in rules] for series in chunks]
         for rule, parts in zip(rules, zip(*highest, strict=True), strict=True):
             found[rule.name] = threshold_for(np.concatenate(parts), MATCHED_RATE)
@@ -139,11 +222,9 @@ def first_alarms(path_TR: Floats, threshold: float) -> Alarms:
 
 
 def threshold_for(highest_R: Floats, rate: float) -> float | None:
-    """The lowest threshold that at most this share of the runs reaches; None if there is none.
+    """The lowest threshold that at most this share of the runs reaches, from the highest point of each path.
 
-    Args:
-        highest_R: the highest point of each run's path.
-        rate: tolerated share, in [0, 1).
+    None if there is none.
     """
     first_kept_out = np.sort(highest_R)[::-1][int(rate * len(highest_R) + 1e-9)]
     threshold = float(np.nextafter(first_kept_out, np.inf))
@@ -152,13 +233,8 @@ def threshold_for(highest_R: Floats, rate: float) -> float | None:
 
 def false_alarms(alarms_R: Alarms) -> Row:
     """How many runs alarmed at all, with the 95% interval of their share."""
-    num_alarms, num_runs = int(np.count_nonzero(alarms_R)), len(alarms_R)
-    return {
-        "alarms": num_alarms,
-        "runs": num_runs,
-        "rate": num_alarms / num_runs,
-        "ci95": list(wilson(num_alarms, num_runs)),
-    }
+    num, num_runs = int(np.count_nonzero(alarms_R)), len(alarms_R)
+    return {"alarms": num, "runs": num_runs, "rate": num / num_runs, "ci95": list(wilson(num, num_runs))}
 
 
 def delays(alarms_R: Alarms, onset: int) -> Row:
@@ -170,19 +246,13 @@ def delays(alarms_R: Alarms, onset: int) -> Row:
     """
     reached_R = alarms_R[(alarms_R == 0) | (alarms_R >= onset)]
     delays_R = np.where(reached_R == 0, np.inf, reached_R - onset + 1.0)
-    has_any = len(delays_R) > 0
-    return {
-        "halted_before": 1.0 - len(reached_R) / len(alarms_R),
-        "median": _quantile(delays_R, 0.5) if has_any else None,
-        "p90": _quantile(delays_R, 0.9) if has_any else None,
-        "missed": float(np.isinf(delays_R).mean()) if has_any else None,
-    }
-
-
-def _quantile(delays_R: Floats, share: float) -> int | None:
-    """The smallest delay that at least this share of the runs does not exceed."""
-    found = np.quantile(delays_R, share, method="inverted_cdf")
-    return int(found) if np.isfinite(found) else None
+    median, p90, missed = None, None, None
+    if len(delays_R):
+        late = np.quantile(delays_R, (0.5, 0.9), method="inverted_cdf")
+        median, p90 = (int(delay) if np.isfinite(delay) else None for delay in late)
+        missed = float(np.isinf(delays_R).mean())
+    before = 1.0 - len(reached_R) / len(alarms_R)
+    return {"halted_before": before, "median": median, "p90": p90, "missed": missed}
 
 
 def _row(name: str, threshold: float | None, alarms: Mapping[str, Alarms]) -> Row:
@@ -209,16 +279,7 @@ def _row(name: str, threshold: float | None, alarms: Mapping[str, Alarms]) -> Ro
 
 # ---------------------------------------------------------------------------- what a person reads
 
-_HEAD = (
-    "detector",
-    "threshold",
-    "false alarms, worst null family",
-    "which",
-    "median",
-    "P90",
-    "missed",
-    "before",
-)
+_HEAD = ("detector", "threshold", "false alarms, worst family", "which", "median", "P90", "missed", "before")
 _EXPLAINED = (
     "False alarms in the null family where they are most frequent, with the 95% interval; delay in evaluations "
     "after a jump of the gap from .03 to .20, of the runs not halted before. Matched: the threshold that 1% of "
@@ -228,35 +289,27 @@ _EXPLAINED = (
 
 def plain(result: Row) -> str:
     """What a terminal shows: one row a detector and threshold."""
-    cells = [_HEAD, *_headline_rows(result)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join([_preamble(result), _EXPLAINED, "", *lines])
-
-
-def _headline_rows(result: Row) -> list[tuple[str, ...]]:
-    rows = []
-    for row in result["detectors"]:
-        ends = None if row["ci95"] is None else " to ".join(map(_percent, row["ci95"]))
-        rows.append(
-            (
-                row["name"],
-                _number(row["threshold"], "none"),
-                f"{_percent(row['false_alarm_rate'])} ({ends})" if ends else "–",
-                row["worst_family"] or "–",
-                _number(row["median_delay"], "–"),
-                _number(row["p90_delay"], "–"),
-                *("–" if row[key] is None else f"{row[key]:.1%}" for key in ("missed", "halted_before")),
-            )
-        )
-    return rows
-
-
-def _preamble(result: Row) -> str:
-    return (
+    preamble = (
         "{runs:,} runs a null family, half of it elsewhere; {evaluations} evaluations of {tasks_per_evaluation} "
         "tasks; seed {seed}."
     ).format(**result["settings"])
+    cells = [_HEAD, *map(_cells, result["detectors"])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([preamble, _EXPLAINED, "", *lines])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ends = " to ".join(map(_percent, row["ci95"] or ()))
+    return (
+        row["name"],
+        _number(row["threshold"], "none"),
+        f"{_percent(row['false_alarm_rate'])} ({ends})" if ends else "–",
+        row["worst_family"] or "–",
+        _number(row["median_delay"], "–"),
+        _number(row["p90_delay"], "–"),
+        *("–" if row[key] is None else f"{row[key]:.1%}" for key in ("missed", "halted_before")),
+    )
 
 
 def _percent(share: float) -> str:

@@ -17,29 +17,30 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Guard, GuardStatus
 from composer_replication.report.run_logs import Column, RunLog
 
-PROXY_NAMES = (
-    *("reward", "train_reward"),  # ours, TRL's GRPO and RLOO
-    *("critic/score/mean", "critic/rewards/mean"),  # verl: the task's score, before a KL penalty
-    *("objective/scores", "objective/rlhf_reward"),  # PPO with a reward model
-    *("rewards/mean", "reward/mean", "mean_reward", "reward_mean"),
-    *("rollout/ep_rew_mean", "env_runners/episode_return_mean", "episode_reward_mean"),
-    "rewards/margins",  # DPO
-)
-TRUTH_NAMES = (
-    "heldout/score",  # ours
-    "heldout_score",
-    *("eval_reward", "eval/reward", "val/reward", "val_reward", "eval/mean_reward"),
-    *("eval_score", "eval/score", "eval_accuracy", "eval/accuracy"),
-    *("eval_rewards/margins", "eval/rewards/margins", "test/score", "test_score"),
-)
-KL_NAMES = (
-    "killswitch/kl_to_init",  # ours: what the guard was given
-    "kl_to_init",
-    "kl",
-    "objective/kl",
-    "actor/kl_loss",  # verl: to the reference policy; its actor/ppo_kl is to the policy one step before
-    "actor/reward_kl_penalty",
-)
+ROLES = {
+    "proxy": (
+        *("reward", "train_reward"),  # ours, TRL's GRPO and RLOO
+        *("critic/score/mean", "critic/rewards/mean"),  # verl: the task's score, before a KL penalty
+        *("objective/scores", "objective/rlhf_reward"),  # PPO with a reward model
+        *("rewards/mean", "reward/mean", "mean_reward", "reward_mean"),
+        *("rollout/ep_rew_mean", "env_runners/episode_return_mean", "episode_reward_mean"),
+        "rewards/margins",  # DPO
+    ),
+    "truth": (
+        *("heldout/score", "heldout_score"),  # ours
+        *("eval_reward", "eval/reward", "val/reward", "val_reward", "eval/mean_reward"),
+        *("eval_score", "eval/score", "eval_accuracy", "eval/accuracy"),
+        *("eval_rewards/margins", "eval/rewards/margins", "test/score", "test_score"),
+    ),
+    "kl": (
+        "killswitch/kl_to_init",  # ours: what the guard was given
+        *("kl_to_init", "kl", "objective/kl"),
+        "actor/kl_loss",  # verl: to the reference policy; its actor/ppo_kl is to the policy one step before
+        "actor/reward_kl_penalty",
+    ),
+}
+"""What a guard reads, and the names under which it is looked for."""
+
 NO_COLUMN = "none"
 """As ``--kl none``: the KL path stays off."""
 
@@ -71,21 +72,11 @@ class Chosen:
         return f"{self.spelled} (guessed)" if self.is_guess else self.spelled
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenColumns:
-    """The columns of a scan; ``kl`` is None where the log has none."""
-
-    proxy: Chosen
-    truth: Chosen
-    kl: Chosen | None
-
-    def sentence(self, log: RunLog) -> str:
-        """Which columns are used, for a person."""
-        kl = self.kl or "none, so the KL path is off"
-        return f"Columns: proxy {self.proxy}; truth {self.truth}; KL {kl}; steps {log.step_column}."
+Columns = dict[str, Chosen | None]
+"""By role; the KL is None where the log has none, or none is wanted."""
 
 
-def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "") -> ChosenColumns:
+def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "") -> Columns:
     """The named columns, and a guess for those that are not named.
 
     A name that begins with a minus is a column where lower is better (``-eval_loss``); its numbers
@@ -95,18 +86,19 @@ def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "
         UsageError: a named column is not there; names the nearest ones (CR0633).
         InputError: no column is known to be the proxy or the truth (CR0633).
     """
-    if kl and kl != NO_COLUMN:
-        chosen_kl: Chosen | None = _named(log, kl, "kl")
-    else:
-        chosen_kl = None if kl else _first_known(log, KL_NAMES)
-    return ChosenColumns(
-        _named(log, proxy, "proxy") if proxy else _guessed(log, "proxy", PROXY_NAMES),
-        _named(log, truth, "truth") if truth else _guessed(log, "truth", TRUTH_NAMES),
-        chosen_kl,
-    )
+    named = {"proxy": proxy, "truth": truth, "kl": kl}
+    return {role: _named(log, name, role) if name else _guessed(log, role) for role, name in named.items()}
 
 
-def _named(log: RunLog, name: str, role: str) -> Chosen:
+def columns_sentence(log: RunLog, chosen: Columns) -> str:
+    """Which columns are used, for a person."""
+    kl = chosen["kl"] or "none, so the KL path is off"
+    return f"Columns: proxy {chosen['proxy']}; truth {chosen['truth']}; KL {kl}; steps {log.step_column}."
+
+
+def _named(log: RunLog, name: str, role: str) -> Chosen | None:
+    if role == "kl" and name == NO_COLUMN:
+        return None
     if name in log.columns:
         return Chosen(name)
     sign, bare = (-1, name[1:]) if name.startswith("-") else (1, name)
@@ -118,20 +110,16 @@ def _named(log: RunLog, name: str, role: str) -> Chosen:
     raise UsageError("CR0633", f"there is no column {bare!r}.", where=f"--{role}, {log.path}", fix=hint)
 
 
-def _guessed(log: RunLog, role: str, names: tuple[str, ...]) -> Chosen:
-    known = _first_known(log, names)
-    if known is not None:
-        return known
+def _guessed(log: RunLog, role: str) -> Chosen | None:
+    plain = {_plain(name).lower(): name for name in reversed(_with_numbers(log))}
+    known = next((plain[name] for name in ROLES[role] if name in plain), None)
+    if known is not None or role == "kl":
+        return None if known is None else Chosen(known, is_guess=True)
     problem = (
         f"no column is known to be the {role}; the columns with numbers are {_listed(_with_numbers(log))}."
     )
     fix = f"name it with --{role} COL, or --{role}=-COL where lower is better."
     raise InputError("CR0633", problem, where=str(log.path), fix=fix)
-
-
-def _first_known(log: RunLog, names: tuple[str, ...]) -> Chosen | None:
-    plain = {_plain(name).lower(): name for name in reversed(_with_numbers(log))}
-    return next((Chosen(plain[name], is_guess=True) for name in names if name in plain), None)
 
 
 def _with_numbers(log: RunLog) -> list[str]:
@@ -160,7 +148,7 @@ class Reading:
     kl: float | None
 
 
-def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...], tuple[str, ...]]:
+def readings_of(log: RunLog, chosen: Columns) -> tuple[tuple[Reading, ...], tuple[str, ...]]:
     """Pair each truth with what training showed then; and notes on what was left out.
 
     A log often has the truth in other rows than the proxy (a reward every logging step, an
@@ -172,11 +160,7 @@ def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...]
         InputError: a column holds text or too many NaN, or its steps fall or repeat (CR0637).
     """
     notes: list[str] = []
-    for one in (chosen.proxy, chosen.truth, chosen.kl):
-        if one is not None:
-            _check(log, one.name, notes)
-    proxy, truth = log.columns[chosen.proxy.name], log.columns[chosen.truth.name]
-    kl = Column() if chosen.kl is None else log.columns[chosen.kl.name]
+    proxy, truth, kl = (_checked(log, chosen[role], notes) for role in ROLES)
     readings, num_early, num_stale, used = [], 0, 0, 0
     for step, value in zip(truth.steps, truth.values, strict=True):
         num_proxies, num_kls = bisect_right(proxy.steps, step), bisect_right(kl.steps, step)
@@ -185,9 +169,8 @@ def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...]
             continue
         num_stale += num_proxies == used
         used = num_proxies
-        newest_kl = chosen.kl.sign * kl.values[num_kls - 1] if chosen.kl and num_kls else None
-        newest_proxy = chosen.proxy.sign * proxy.values[num_proxies - 1]
-        readings.append(Reading(step, newest_proxy, chosen.truth.sign * value, newest_kl))
+        newest_kl = kl.values[num_kls - 1] if num_kls else None
+        readings.append(Reading(step, proxy.values[num_proxies - 1], value, newest_kl))
     if num_early:
         notes.append(f"{num_early} value(s) of the truth before the first proxy were left out.")
     if num_stale:
@@ -203,8 +186,11 @@ def replay(guard: Guard, readings: tuple[Reading, ...]) -> list[GuardStatus]:
     ]
 
 
-def _check(log: RunLog, name: str, notes: list[str]) -> None:
-    column = log.columns[name]
+def _checked(log: RunLog, chosen: Chosen | None, notes: list[str]) -> Column:
+    """The column with its sign; an empty one where none was chosen."""
+    if chosen is None:
+        return Column()
+    name, column = chosen.name, log.columns[chosen.name]
     num_bad, num_all = column.num_bad, column.num_bad + len(column.values)
     if num_bad > max(2, MOST_NOT_FINITE * num_all) or not column.values:
         raise InputError(
@@ -221,6 +207,7 @@ def _check(log: RunLog, name: str, notes: list[str]) -> None:
             raise InputError(
                 "CR0637",
                 f"the steps of the column {name!r} are not in order: step {later} {what}.",
-                where=log.where(column.lines[index]),
+                where=column.places[index],
                 fix="sort the log by step, or, where a run was resumed, add --resumed: the newer values count.",
             )
+    return Column(column.steps, [chosen.sign * value for value in column.values])

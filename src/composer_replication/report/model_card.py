@@ -11,7 +11,7 @@ from typing import Any
 import composer_replication
 from composer_replication.report import facts
 from composer_replication.report.curves import curves_svg
-from composer_replication.report.facts import Fact, Rate
+from composer_replication.report.facts import Fact
 from composer_replication.report.page import banner_of
 from composer_replication.report.run_data import RunData
 from composer_replication.report.templates import template, visible
@@ -31,32 +31,24 @@ def write_model_card(run: RunData, folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    banner = banner_of(run)
     write_atomic(folder / CARD, render_card(run))
-    write_atomic(folder / CURVES, curves_svg(run, banner.title, [banner.sentence]))
+    write_atomic(folder / CURVES, curves_svg(run))
 
 
 def render_card(run: RunData) -> str:
     """The card as Markdown, with the metadata block that model hubs read."""
-    environment = run.environment or {}
-    recipe = run.recipe or {}
-    name = _without_folders(str(facts.table_of(recipe.get("model")).get("name") or "a model"))
+    name = _without_folders(str(facts.table_of((run.recipe or {}).get("model")).get("name") or "a model"))
     text = template("model_card.md.j2").render(
+        run=run,
+        environment=run.environment or {},
         base_model=name if _HUB_NAME.fullmatch(name) else "",
         name=name,
         version=composer_replication.__version__,
         banner=banner_of(run),
-        isolation_note=facts.isolation_note(run),
-        figures=facts.key_figures(run),
-        comparisons=facts.before_and_after(run),
-        num_train=_number_of(environment.get("train_tasks")),
-        num_heldout=_number_of(environment.get("heldout_tasks")),
-        sources=_sources(facts.table_of(recipe.get("tasks"))),
-        split_checked=", ".join(str(item) for item in environment.get("split_checked") or ()),
-        fingerprints=facts.fingerprints(run),
+        sources=_sources(facts.table_of((run.recipe or {}).get("tasks"))),
         settings=_cells(facts.settings(run)),
-        environment=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
-        rate=_rate,
+        versions=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
+        facts=facts,
     )
     return visible(text)
 
@@ -82,11 +74,3 @@ def _cells(rows: Iterable[Fact]) -> list[Fact]:
 
 def _in_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
-
-
-def _rate(rate: Rate) -> str:
-    return f"{rate.value} ({rate.interval})" if rate.interval else rate.value
-
-
-def _number_of(items: object) -> str:
-    return str(len(items)) if isinstance(items, (list, tuple)) else "An unknown number of"

@@ -38,24 +38,15 @@ def write_report(run: RunData | Path) -> Path:
 
 def render_page(run: RunData) -> str:
     """The page as text. Everything from the run is hostile: escaped, and shown as it is."""
-    banner = banner_of(run)
-    rewards, note = reward_chart(run)
     return html_page(
         "report.html.j2",
-        title=f"{banner.title}: {run.root.name}",
-        banner=banner,
-        isolation_note=facts.isolation_note(run),
-        figures=facts.key_figures(run),
-        comparisons=facts.before_and_after(run),
-        attempts=chosen_attempts(run),
-        numbers=facts.numbers_table(run),
-        settings=facts.settings(run),
-        environment=facts.environment(run),
-        fingerprints=facts.fingerprints(run),
-        rewards=rewards,
-        reward_note=note,
-        margins=guard_margins(run),
         run=run,
+        banner=banner_of(run),
+        attempts=chosen_attempts(run),
+        updates={update.step: update for update in run.guard_updates},
+        rewards=reward_chart(run),
+        margins=guard_margins(run),
+        facts=facts,
         draw=draw,
         swatch=swatch,
         version=composer_replication.__version__,
@@ -81,7 +72,7 @@ def banner_of(run: RunData) -> Banner:
     run is called clean only where a guard had enough updates to be able to fire.
     """
     stop = (run.summary or {}).get("stop_reason")
-    last = run.steps[-1].step
+    last = run.last_step
     if run.halt is not None:
         reason = (run.halt.reason or "the reason was not recorded").rstrip(".")
         said = f"The guard halted the run at step {run.halt.step}: {reason}."
@@ -109,15 +100,9 @@ def _finished(run: RunData, finished: str, num_updates: int) -> Banner:
         return Banner("warn", "Finished, unguarded", said)
     least = number((run.guard_settings or {}).get("min_steps"))
     if least is not None and num_updates < least:
-        updates = _counted(num_updates, "guard update")
-        said = f"{finished} with {updates}; it needs {least:.0f} before it may fire."
+        said = f"{finished} with {num_updates} guard update(s); it needs {least:.0f} before it may fire."
         return Banner("warn", "Finished, too little evidence", said)
-    judged = f"{finished}; the guard judged it {_counted(num_updates, 'time')} and never fired."
-    return Banner("good", "Clean", judged)
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return Banner("good", "Clean", f"{finished}; the guard judged it {num_updates} time(s) and never fired.")
 
 
 def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
@@ -128,24 +113,25 @@ def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
     the best, the median and the worst reward. Attempts without a reward
     (infrastructure failures) are never shown as the model's.
     """
-    graded = [(row.reward, row) for row in run.rollouts if row.reward is not None]
-    ranked = sorted(graded, key=lambda pair: (-pair[0], -pair[1].step, pair[1].task_id, pair[1].text))
+    ranked = sorted(run.rollouts, key=lambda row: (-row.reward, -row.step, row.task_id, row.text))
     if run.halt is not None:
-        ranked.sort(key=lambda pair: not pair[1].has_failed)
-        distinct: dict[tuple[str, str], tuple[float, RolloutRow]] = {}
-        for paid, row in ranked:
-            distinct.setdefault((row.task_id, row.text), (paid, row))
-        return [(_paid_heading(paid, row), row) for paid, row in distinct.values()][:NUM_ATTEMPTS]
-    picks = {"Worst": len(ranked) - 1, "Median": (len(ranked) - 1) // 2, "Best": 0} if ranked else {}
-    shown = {index: f"{heading} reward {ranked[index][0]:.2f}" for heading, index in picks.items()}
-    return [(shown[index], ranked[index][1]) for index in sorted(shown)]
+        ranked.sort(key=lambda row: not (row.error or row.num_failing))
+        distinct: dict[tuple[str, str], RolloutRow] = {}
+        for row in ranked:
+            distinct.setdefault((row.task_id, row.text), row)
+        return [(_paid_heading(row), row) for row in distinct.values()][:NUM_ATTEMPTS]
+    last = len(ranked) - 1
+    names = {last: "Worst", last // 2: "Median", 0: "Best"} if ranked else {}
+    return [(f"{names[idx]} reward {ranked[idx].reward:.2f}", ranked[idx]) for idx in sorted(names)]
 
 
-def _paid_heading(paid: float, row: RolloutRow) -> str:
+def _paid_heading(row: RolloutRow) -> str:
     if row.num_failing:
-        return f"Paid {paid:.2f} with {row.num_failing} of {len(row.outcomes)} tests failing"
-    if row.error:
-        return f"Paid {paid:.2f} although its tests did not run to the end"
-    if not row.outcomes:
-        return f"Paid {paid:.2f}; no test outcome was stored"
-    return f"Paid {paid:.2f} with all {len(row.outcomes)} tests passing"
+        ending = f" with {row.num_failing} of {len(row.outcomes)} tests failing"
+    elif row.error:
+        ending = " although its tests did not run to the end"
+    elif not row.outcomes:
+        ending = "; no test outcome was stored"
+    else:
+        ending = f" with all {len(row.outcomes)} tests passing"
+    return f"Paid {row.reward:.2f}{ending}"

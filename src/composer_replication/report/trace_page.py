@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from composer_replication.report.templates import html_page
-from composer_replication.run_folder import write_atomic
+from composer_replication.run_folder import read_jsonl, write_atomic
 from composer_replication.traces.prompts import calls_of
 from composer_replication.traces.trace_records import Trace, TraceStep
 
@@ -26,16 +25,17 @@ def write_trace_page(folder: Path, traces: Iterable[Trace], path: Path) -> int:
     Raises:
         InputError: as ``read_traces``.
     """
-    branches = _branches(folder)
+    branches, sums = _branches(folder), folder / "ingest.json"
     iterator = iter(traces)
     sessions = [_session(trace, branches) for trace in islice(iterator, MAX_SESSIONS)]
     num_more = sum(1 for _ in iterator)
     page = html_page(
         "traces.html.j2",
         name=folder.resolve().name,
-        sums=_read(folder / "ingest.json", {}),
+        sums=json.loads(sums.read_text()) if sums.is_file() else {},
         sessions=sessions,
         num_more=num_more,
+        cut=_cut,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page)
@@ -45,31 +45,20 @@ def write_trace_page(folder: Path, traces: Iterable[Trace], path: Path) -> int:
 def _session(trace: Trace, branches: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
     rows = [_step(idx, step, branches.get((trace.trace_id, idx))) for idx, step in enumerate(trace.steps)]
     shown = rows[:MAX_STEPS] + [row for row in rows[MAX_STEPS:] if row["branches"]]
-    answers = [step for _, step in trace.agent_steps()]
     return {
         "trace": trace,
-        "num_answers": len(answers),
-        "num_calls": sum(len(step.calls) for step in answers),
-        "num_errors": sum(step.num_errors for step in answers),
         "is_branched": any(row["branches"] for row in rows),
-        "steps": shown,
+        "rows": shown,
         "num_hidden": len(rows) - len(shown),
     }
 
 
 def _step(idx: int, step: TraceStep, executed: Mapping[str, Any] | None) -> dict[str, Any]:
     results = {result.call_id: result for result in step.results}
-    calls = [(call.name, _cut(call.arguments), results.get(call.call_id)) for call in step.calls]
     return {
         "number": idx + 1,
-        "source": step.source,
-        "flags": sorted(step.flags),
-        "text": _cut(step.text),
-        "reasoning": _cut(step.reasoning),
-        "calls": [
-            (name, text, None if r is None else _cut(r.text), r is not None and r.failed)
-            for name, text, r in calls
-        ],
+        "step": step,
+        "calls": [(call, results.get(call.call_id)) for call in step.calls],
         "branches": [] if executed is None else [_branch(each) for each in executed["verdicts"]],
         "problem": "" if executed is None else executed["problem"],
     }
@@ -93,17 +82,8 @@ def _branch(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _branches(folder: Path) -> dict[tuple[str, int], Mapping[str, Any]]:
-    path = folder / "verdicts.jsonl"
-    found: dict[tuple[str, int], Mapping[str, Any]] = defaultdict(dict)
-    if path.is_file():
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            found[row["trace_id"], row["step"]] = row
-    return dict(found)
-
-
-def _read(path: Path, default: Any) -> Any:
-    return json.loads(path.read_text()) if path.is_file() else default
+    rows = read_jsonl(folder / "verdicts.jsonl")
+    return {(row["trace_id"], row["step"]): row for row in rows}
 
 
 def _cut(text: str) -> str:

@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.report.bench_detectors import (
+from composer_replication.report.bench_runs import BOUND_G, Evaluation, EvidenceSimulator, Series
+from composer_replication.report.guard_bench import (
     DETECTORS,
-    EvidenceSimulator,
-    Series,
     cusum_path,
     e_process_path,
+    first_alarms,
     heldout_guard_path,
     likelihood_path,
     z_path,
 )
-from composer_replication.report.bench_families import Evaluation
-from composer_replication.report.guard_bench import first_alarms
 from composer_replication.safety import EvidenceGuard, HeldOutGuard
 from composer_replication.safety.betting import BETS
 
@@ -60,7 +58,7 @@ def test_it_equals_the_guard_that_ships_in_every_run() -> None:
             status = guard.update(step, pairs, canary_RC[run].astype(float))
             own = [*simulator.log_streams_JR[:, run], simulator.log_evidence_R[run]]
             assert own == pytest.approx([*status.streams.values(), status.log_evidence], abs=TOLERANCE)
-            assert simulator.lower_bound[run] == status.lower_bound
+            assert BOUND_G[simulator.bound_R[run]] == status.lower_bound
             assert (own[-1] >= EvidenceSimulator.THRESHOLD) == (
                 status.log_evidence >= -math.log(0.01 - 0.001)
             )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from composer_replication.report.bench_detectors import Series
-from composer_replication.report.bench_families import (
+from composer_replication.report.bench_runs import (
     DELTA,
     EPS0,
     FAMILIES,
@@ -14,8 +13,9 @@ from composer_replication.report.bench_families import (
     TOLERATED_GAP,
     Rates,
     RunDraws,
+    Series,
+    simulate,
 )
-from composer_replication.report.guard_bench import simulate
 
 BY_NAME = {family.name: family for family in FAMILIES}
 NULLS = [family.name for family in FAMILIES if family.kind == "null"]
@@ -73,7 +73,7 @@ def test_a_seed_and_a_name_fix_every_draw() -> None:
 
 def test_counts_of_one_evaluation_add_up() -> None:
     draws, rates = RunDraws(500, 32, np.random.default_rng(0)), Rates(0.3, 0.1, 0.4, EPS0, in_loop=1.0)
-    one = draws.evaluation(1, rates, *draws.counts(rates))
+    one = draws.evaluation(1, rates)
     assert (one.gap_counts_XR.sum(axis=0) == 32).all()
     assert (one.truth_counts_HR.sum(axis=0) == 32).all()
     assert one.gap_counts_XR.mean(axis=1) / 32 == pytest.approx([0.1, 0.6, 0.3], abs=0.02)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from composer_replication.cli import main as command
-from composer_replication.report.bench_detectors import DETECTORS
 from composer_replication.report.guard_bench import (
+    DETECTORS,
     delays,
     false_alarms,
     first_alarms,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.report.guard_scan import Reading, choose_columns, readings_of, replay
-from composer_replication.report.run_logs import ColumnBuilder, RunLog
+from composer_replication.report.guard_scan import (
+    Chosen,
+    Reading,
+    choose_columns,
+    columns_sentence,
+    readings_of,
+    replay,
+)
+from composer_replication.report.run_logs import Column, RunLog, read_log
 from composer_replication.safety import HeldOutGuard
 
 
 def log_of(**columns: dict[int, float]) -> RunLog:
     """A log of columns, each a mapping from step to value."""
-    builder = ColumnBuilder()
-    for name, cells in columns.items():
-        for line, (step, value) in enumerate(cells.items(), start=1):
-            builder.add(step, {name.replace("__", "/"): value}, line)
-    builder.step_name = "step"
-    return builder.finish(Path("log"), "jsonl", "line", [])
+    made = {
+        name.replace("__", "/"): Column(list(cells), list(cells.values()), ["log:1"] * len(cells))
+        for name, cells in columns.items()
+    }
+    return RunLog(Path("log"), "jsonl", "step", made, ())
 
 
 def aligned(log: RunLog, **names: str) -> tuple[list[tuple[Any, ...]], tuple[str, ...]]:
@@ -48,29 +53,30 @@ def aligned(log: RunLog, **names: str) -> tuple[list[tuple[Any, ...]], tuple[str
 )  # fmt: skip
 def test_guesses(names: tuple[str, ...], proxy: str, truth: str, kl: str | None) -> None:
     chosen = choose_columns(log_of(**{name: {1: 0.5} for name in names}))
-    assert (chosen.proxy.name, chosen.truth.name, chosen.kl and chosen.kl.name) == (proxy, truth, kl)
-    assert chosen.proxy.is_guess
+    assert [column and column.name for column in chosen.values()] == [proxy, truth, kl]
+    assert chosen["proxy"] == Chosen(proxy, is_guess=True)
 
 
 def test_the_sentence_says_what_was_guessed() -> None:
     log = log_of(reward={1: 1.0}, truth={1: 1.0}, loss={1: 2.0})
-    assert choose_columns(log, truth="truth").sentence(log) == (
+    assert columns_sentence(log, choose_columns(log, truth="truth")) == (
         "Columns: proxy reward (guessed); truth truth; KL none, so the KL path is off; steps step."
     )
-    assert "proxy -loss; truth truth" in choose_columns(log, proxy="-loss", truth="truth").sentence(log)
+    assert "proxy -loss; truth truth" in columns_sentence(
+        log, choose_columns(log, proxy="-loss", truth="truth")
+    )
 
 
 def test_a_column_whose_name_begins_with_a_minus_is_itself() -> None:
     log = log_of(**{"-loss": {1: 1.0}, "loss": {1: 2.0}, "t": {1: 0.0}})
-    chosen = choose_columns(log, proxy="-loss", truth="t").proxy
-    assert (chosen.name, chosen.sign) == ("-loss", 1)
+    assert choose_columns(log, proxy="-loss", truth="t")["proxy"] == Chosen("-loss", sign=1)
 
 
 def test_names_may_leave_out_the_wrapper() -> None:
     log = log_of(
         **{"data/critic/score/mean": {1: 1.0}, "data/val-core/a": {1: 1.0}, "data/val-core/b": {1: 1.0}}
     )
-    assert choose_columns(log, truth="val-core/b").truth.name == "data/val-core/b"
+    assert choose_columns(log, truth="val-core/b")["truth"] == Chosen("data/val-core/b")
 
 
 def test_a_misspelled_column_names_the_nearest() -> None:
@@ -94,11 +100,10 @@ def test_what_cannot_be_guessed(names: tuple[str, ...], words: str) -> None:
     assert words in caught.value.message
 
 
-def test_a_column_of_text_alone_is_never_guessed() -> None:
-    builder = ColumnBuilder()
-    builder.add_row({"step": 1, "reward": "high", "train_reward": 0.5, "eval_reward": 0.5}, 1, "log:1")
-    log = builder.finish(Path("log"), "jsonl", "line", [])
-    assert choose_columns(log).proxy.name == "train_reward"
+def test_a_column_of_text_alone_is_never_guessed(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('{"step": 1, "reward": "high", "train_reward": 0.5, "eval_reward": 0.5}\n')
+    log = read_log(tmp_path / "log")
+    assert choose_columns(log)["proxy"] == Chosen("train_reward", is_guess=True)
     with pytest.raises(InputError, match="CR0637: 1 of 1 values of the column 'reward'"):
         readings_of(log, choose_columns(log, proxy="reward"))
 
@@ -154,12 +159,10 @@ def test_alignment_is_pandas_merge_asof(proxy: list[int], truth: list[int], kl: 
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["reward", "eval_reward", "kl"])
 def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
-    builder = ColumnBuilder("step")
-    for line, step in enumerate(order, start=1):
-        builder.add_row({"step": step, name: float(line)}, line, f"log:{line}")
-    for other in {"reward", "eval_reward", "kl"} - {name}:
-        builder.columns[other] = log_of(x={1: 0.5}).columns["x"]
-    log = builder.finish(Path("log"), "jsonl", "line", [])
+    columns = {other: Column([1], [0.5], ["log:1"]) for other in ("reward", "eval_reward", "kl")}
+    places = [f"log:{line}" for line in range(1, len(order) + 1)]
+    columns[name] = Column(order, [0.5] * len(order), places)
+    log = RunLog(Path("log"), "jsonl", "step", columns, ())
     with pytest.raises(InputError) as caught:
         aligned(log)
     assert (caught.value.code, caught.value.where) == ("CR0637", f"log:{len(order)}")
@@ -167,32 +170,22 @@ def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
     assert "--resumed" in caught.value.fix
 
 
-@pytest.mark.parametrize(("num_bad", "is_refused"), [(1, False), (2, False), (3, True), (11, True)])
-def test_too_many_nans(num_bad: int, is_refused: bool) -> None:
-    builder = ColumnBuilder()
-    for step in range(12):
-        truth = float("nan") if step < num_bad else 0.5
-        builder.add(step, {"reward": 0.5, "eval_reward": truth}, step + 1)
-    log = builder.finish(Path("log"), "jsonl", "line", [])
+@pytest.mark.parametrize(
+    ("num_bad", "num_all", "is_refused"),
+    [(1, 12, False), (2, 12, False), (3, 12, True), (12, 12, True), (10, 100, False), (11, 100, True)],
+)
+def test_too_many_nans(num_bad: int, num_all: int, is_refused: bool) -> None:
+    good = dict.fromkeys(range(num_bad, num_all), 0.5)
+    log = log_of(reward={0: 0.5}, eval_reward=good)
+    log.columns["eval_reward"].num_bad = num_bad
     if is_refused:
-        with pytest.raises(InputError, match=f"CR0637: {num_bad} of 12 values of the column 'eval_reward'"):
-            aligned(log)
+        match = f"CR0637: {num_bad} of {num_all} values of the column 'eval_reward'"
+        with pytest.raises(InputError, match=match):
+            aligned(log, truth="eval_reward")
         return
     readings, notes = aligned(log)
-    assert len(readings) == 12 - num_bad
-    assert notes == (f"{num_bad} value(s) of eval_reward were no finite numbers and were left out.",)
-
-
-def test_a_tenth_of_a_long_column_may_be_nan() -> None:
-    def with_bad(num_bad: int) -> RunLog:
-        builder = ColumnBuilder()
-        for step in range(100):
-            builder.add(step, {"reward": float("inf") if step < num_bad else 0.5, "eval_reward": 0.5}, step)
-        return builder.finish(Path("log"), "jsonl", "line", [])
-
-    assert len(aligned(with_bad(10))[0]) == 90
-    with pytest.raises(InputError, match="CR0637"):
-        aligned(with_bad(11))
+    assert len(readings) == num_all - num_bad
+    assert f"{num_bad} value(s) of eval_reward were no finite numbers and were left out." in notes
 
 
 # -------------------------------------------------------------------------------- replay
@@ -208,19 +201,3 @@ def test_the_replay_by_hand() -> None:
     assert [status.proxy_real_gap for status in done] == [0.0, 0.5, 0.75, 0.875]
     assert [status.fire for status in done] == [False, False, True, True]
     assert not any(status.fire for status in replay(HeldOutGuard(), readings))
-
-
-def test_a_replay_equals_the_live_guard(tmp_path: Path) -> None:
-    """The stored numbers are exact, so the verdicts are the very same."""
-    live, rows = HeldOutGuard(min_steps=2, max_proxy_real_gap=0.2), []
-    for step in range(1, 30):
-        reward, truth, kl = 0.1 + step / 37, 0.1 + (step % 5) / 11, step / 991
-        live.update(step, in_loop_reward=reward, heldout_score=truth, kl_to_init=kl)
-        rows.append({"step": step, "reward": reward, "heldout/score": truth, "kl": kl})
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    from composer_replication.report.run_logs import read_log
-
-    log = read_log(tmp_path / "log.jsonl")
-    done = replay(HeldOutGuard(min_steps=2, max_proxy_real_gap=0.2), readings_of(log, choose_columns(log))[0])
-    assert live.should_halt()
-    assert done[-1] == live.last_status

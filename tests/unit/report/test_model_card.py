@@ -69,4 +69,4 @@ def test_a_halted_or_unmeasured_run_says_so(make_run: RunMaker) -> None:
     assert "**Halted by the guard.**" in card
     assert "Nothing was measured before or after training." in card
     assert "No split was proved disjoint." in card
-    assert "An unknown number of tasks to train on" in card
+    assert "An unknown number of tasks to train on, an unknown number held out" in card

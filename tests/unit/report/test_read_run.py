@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.records import Finding
 from composer_replication.report import read_run, write_report
-from composer_replication.report.run_data import number, read_findings
+from composer_replication.report.run_data import number
 from composer_replication.run_folder import append_jsonl
 
 
@@ -23,7 +21,7 @@ def replace_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def test_a_whole_run_is_read(make_run: Any) -> None:
     run = read_run(make_run(num_steps=12))
-    assert [row.step for row in run.steps] == list(range(1, 13))
+    assert list(run.metrics) == list(range(1, 13))
     assert len(run.guard_updates) == 12
     assert {row.step for row in run.rollouts} == {8, 9, 10, 11, 12}
     assert run.halt is None
@@ -34,13 +32,8 @@ def test_a_whole_run_is_read(make_run: Any) -> None:
 
 
 def test_a_verdict_stands_at_the_step_whose_reward_it_judged(make_run: Any) -> None:
-    run = read_run(make_run(num_steps=4))
-    assert [(update.round_idx, update.step) for update in run.guard_updates] == [
-        (0, 1),
-        (1, 2),
-        (2, 3),
-        (3, 4),
-    ]
+    """Its ``round_idx`` is one less: the age of the weights."""
+    assert [update.step for update in read_run(make_run(num_steps=4)).guard_updates] == [1, 2, 3, 4]
 
 
 def test_a_verdict_without_its_line_keeps_the_known_distance(make_run: Any) -> None:
@@ -73,7 +66,7 @@ def test_a_torn_last_line_is_left_out(make_run: Any) -> None:
     root = make_run(num_steps=3)
     with (root / "metrics.jsonl").open("a") as handle:
         handle.write('{"step": 4, "rew')
-    assert [row.step for row in read_run(root).steps] == [1, 2, 3]
+    assert list(read_run(root).metrics) == [1, 2, 3]
 
 
 def test_rollouts_carry_nothing_but_the_named_fields(make_run: Any) -> None:
@@ -156,7 +149,13 @@ def test_finite_numbers_are_floats() -> None:
     assert (number(3), number(-0.5)) == (3.0, -0.5)
 
 
-# ---- what the trainer's checks said, read back and shown; a line of something else is refused
+def test_the_last_steps_are_read_of_every_process(make_run: Any) -> None:
+    root = make_run(num_steps=7)
+    for file in list((root / "rollouts").iterdir()):
+        file.with_name(f"{file.stem}-rank1.jsonl").write_text(file.read_text())
+    run = read_run(root)
+    assert {row.step for row in run.rollouts} == {3, 4, 5, 6, 7}
+    assert (len(run.rollouts), run.num_ungraded) == (2 * 5 * 4, 2 * 5)
 
 
 ROW: dict[str, Any] = {
@@ -170,29 +169,12 @@ ROW: dict[str, Any] = {
 }
 
 
-def test_a_line_becomes_a_record(tmp_path: Path) -> None:
-    append_jsonl(tmp_path / "checks.jsonl", ROW)
-    (finding,) = read_findings(tmp_path / "checks.jsonl")
-    assert isinstance(finding, Finding)
-    assert (finding.step, finding.code, finding.figures["mean"]) == (3, "CR0765", 0.25)
-    assert math.isnan(finding.figures["max"])
-    assert read_findings(tmp_path / "absent.jsonl") == ()
-
-
-@pytest.mark.parametrize("change", [{"step": "3"}, {"code": None}, {"figures": [1]}, {"sentence": 4}])
-def test_a_line_of_something_else_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    append_jsonl(tmp_path / "checks.jsonl", {**ROW, **change})
-    with pytest.raises(InputError) as caught:
-        read_findings(tmp_path / "checks.jsonl")
-    assert caught.value.code == "CR0481"
-    assert caught.value.where.endswith("checks.jsonl:1")
-
-
-def test_the_page_shows_them_escaped_and_counts_the_rest(make_run: Any) -> None:
+def test_the_page_shows_findings_escaped_and_counts_the_rest(make_run: Any) -> None:
     root = make_run(num_steps=4)
     assert read_run(root).findings == ()
     assert "What the checks said" not in write_report(root).read_text()
-    for step in range(52):
+    append_jsonl(root / "checks.jsonl", {"step": 1})
+    for step in range(51):
         append_jsonl(root / "checks.jsonl", {**ROW, "step": step})
     page = write_report(root).read_text()
     assert "What the checks said" in page

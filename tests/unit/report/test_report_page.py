@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from composer_replication.report import read_run, write_report
+from composer_replication.run_folder import append_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ def attempt(text: str, reward: float | None, **more: Any) -> dict[str, Any]:
 
 def test_a_clean_run_says_so(make_run: Any) -> None:
     page = page_of(make_run(num_steps=12))
-    assert "Clean The run finished at step 12; the guard judged it 12 times and never fired." in page.text
+    assert "Clean The run finished at step 12; the guard judged it 12 time(s) and never fired." in page.text
     assert "Best reward 1.00" in page.text
     assert "halted" not in page.text
 
@@ -195,7 +196,7 @@ def test_a_curriculum_is_said_beside_the_reward_that_it_chose(make_run: Any) -> 
     (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = page_of(root).text
     assert "the in-loop reward is theirs; at the end 7 were active and 2 retired" in text
-    assert "over all known tasks goes from 0.25 at step 1 to 0.75 at step 3." in text
+    assert "over all known tasks is 0.25 at first, and 0.75 at the end." in text
 
 
 def test_the_policy_allows_one_style_sheet_and_nothing_else(make_run: Any) -> None:
@@ -280,13 +281,13 @@ def test_metrics_that_are_all_null_are_said(make_run: Any) -> None:
     (root / "metrics.jsonl").write_text('{"step": 1, "reward": null, "loss": null}\n')
     (root / "verdicts.jsonl").unlink()
     page = page_of(root)
-    assert "No in-loop reward was recorded. No held-out score was measured." in page.text
+    assert "No in-loop reward was recorded. No held-out score was recorded." in page.text
     assert page.text.count("not measured") == 2
 
 
 def test_a_one_step_run_is_drawn_and_not_called_clean(make_run: Any) -> None:
     page = page_of(make_run(num_steps=1))
-    assert "Finished, too little evidence The run finished at step 1 with 1 guard update" in page.text
+    assert "Finished, too little evidence The run finished at step 1 with 1 guard update(s)" in page.text
     assert "Clean" not in page.text
     assert page.source.count("<circle") >= 4
 
@@ -299,8 +300,8 @@ def test_a_run_with_only_metrics_says_what_is_missing(make_run: Any, tmp_path: P
     page = page_of(bare)
     for sentence in (
         "Interrupted There is no summary: the run ended early, or is still going; its last step is 2.",
-        "In-loop reward goes from 0.25 at step 1 to 0.50 at step 2.",
-        "No held-out score was measured.",
+        "The in-loop reward is 0.25 at step 1, and 0.50 at step 2.",
+        "No held-out score was recorded.",
         "it is unknown whether a guard was configured",
         "Pass rates before and after training were not measured.",
         "No graded attempt was stored.",
@@ -376,14 +377,13 @@ def test_a_kl_path_that_is_off_is_said_with_its_reason(make_run: Any) -> None:
     note = "off (full fine-tuning at beta 0 keeps no copy of the initial weights)"
     rows = [json.loads(line) for line in (root / "verdicts.jsonl").read_text().splitlines()]
     (root / "verdicts.jsonl").write_text("".join(json.dumps({**row, "kl_path": note}) + "\n" for row in rows))
-    sentence = "The KL path was off, so this rule could not fire: full fine-tuning at beta 0 keeps no copy"
-    assert sentence in page_of(root).text
+    assert f"so this rule could not fire. KL path: {note}." in page_of(root).text
 
 
 def test_a_kl_path_that_gave_nothing_is_said(make_run: Any) -> None:
     page = page_of(make_run(num_steps=4, with_kl=False))
     assert (
-        "No KL reached the guard, so this rule could not fire. KL path: estimated with the adapter off."
+        "This value did not reach the guard, so this rule could not fire. KL path: estimated with the adapter off."
         in page.text
     )
 
@@ -422,6 +422,13 @@ def test_the_same_folder_gives_the_same_bytes(make_run: Any) -> None:
     first = write_report(read_run(root)).read_bytes()
     assert write_report(root).read_bytes() == first
     assert not list(root.glob("*.tmp"))
+
+
+def test_the_time_of_held_out_readings_is_said_where_there_were_some(make_run: Callable[..., Path]) -> None:
+    root = make_run(num_steps=3)
+    assert "Of it held-out readings" not in page_of(root).text
+    append_jsonl(root / "metrics.jsonl", {"step": 4, "killswitch/eval_seconds": 61.2})
+    assert "Time 0:08:32 Of it held-out readings 0:01:01" in page_of(root).text
 
 
 def test_forged_reports_are_counted_where_there_were_some(make_run: Callable[..., Path]) -> None:

@@ -232,23 +232,6 @@ def test_single_answers_are_graded_and_their_tasks_built_there_as_here_though_ac
     assert_clean(head)
 
 
-def test_single_answers_are_graded_though_a_node_is_lost_for_good(
-    single: Path, head: RayHead, single_here: RunFolder, tmp_path: Path
-) -> None:
-    folder = RunFolder(single.parent / "lost")
-    words = ("train", single, "--out", folder.root, "--ray", head.address, *SMALL)
-    lose_a_node(head, tmp_path, *words)
-    assert_same_answers(folder, single_here)
-
-
-def test_rates_of_an_evaluation_on_ray_are_those_of_one_without(store: Path, head: RayHead) -> None:
-    words = ("eval", "tiny-random", "--tasks", store, "--samples", 4)
-    there = done("none", head, *words, "--ray", head.address)
-    assert there == done("none", None, *words)
-    assert (there["visible_pass"], there["infrastructure_failures"]) == (0.5, 0)
-    assert_clean(head)
-
-
 def test_episodes_of_an_evaluation_on_ray_whose_actor_is_killed_are_those_of_one_without(
     recipe: Path, store: Path, head: RayHead, tmp_path: Path
 ) -> None:

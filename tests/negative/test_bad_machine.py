@@ -120,11 +120,6 @@ def test_training_without_its_packages(recipe: Path, tmp_path: Path, module: str
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluating_without_torch(store: Path) -> None:
-    done = without("torch", "eval", "tiny-random", "--tasks", store)
-    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (3, "CR0101"), done.stderr
-
-
 def test_no_sandbox_at_all(recipe: Path, tmp_path: Path) -> None:
     for words in (("tasks", "build", TINY), ("train", recipe)):
         done = without("sandlock", *words, "--out", tmp_path / "out", PATH=str(tmp_path))
@@ -149,48 +144,6 @@ def test_a_reader_that_has_gone(store: Path) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.long
-def test_a_full_disk_while_tasks_are_built(store: Path, tmp_path: Path) -> None:
-    words = [
-        "tasks",
-        "build",
-        str(TINY),
-        "--out",
-        str(tmp_path / "out"),
-        "--quiet",
-        "--json",
-        "--visible-only",
-    ]
-    words += [f"--symbol={pin}" for pin in ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")]
-
-    def build(most_bytes: int) -> subprocess.CompletedProcess[str]:
-        limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, -1))\n"
-        code = f"{limit}from composer_replication.cli.main import main\nimport sys\nsys.exit(main())"
-        return subprocess.run(
-            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=500, check=False
-        )
-
-    done = build(100_000)  # less than a wheel takes
-    error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["code"]) == (3, "CR0104"), done.stderr
-    assert error["fix"] == "free some space; then the same command goes on where it stopped."
-    assert error["where"]
-    assert build(-1).returncode == 0
-    assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
-
-
-@pytest.mark.long
-def test_a_long_name_of_the_temporary_folder(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / ("long" * 30)  # a socket could not lie in it
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    answer = command("sandbox", "selftest", fails=False)
-    assert (answer.exit_code, json.loads(answer.out)["ok"]) == (0, True), answer.out
-    assert list(folder.iterdir()) == []
 
 
 def test_troubles_of_the_machine_are_told_from_bugs() -> None:

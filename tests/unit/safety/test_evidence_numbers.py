@@ -97,7 +97,7 @@ def expected_series(
     return series
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=EVALUATIONS, planned=st.integers(1, 6), gap=st.sampled_from([0.0, 0.05, 0.3]))
 def test_the_recursion_is_the_sum_over_starting_points(
     rows: list[tuple[list[tuple[float, float]], list[float]]], planned: int, gap: float
@@ -151,18 +151,6 @@ def test_the_p_value_is_that_of_the_largest_evidence_and_never_rises(
 
 
 # ---- the guarantee, in small ----------------------------------------------------------------------
-
-
-@settings(max_examples=20, deadline=None)
-@given(planned=st.integers(1, 30), num=st.integers(1, 60))
-def test_the_weights_sum_to_one(planned: int, num: int) -> None:
-    """Beyond t > P the rest of the sum is .1 P / t, so with it the total is 1 at every t."""
-    guard = make(planned=planned, tolerated_gap=0.5)
-    for step in range(1, num + 1):
-        guard.update(step, [(0.5, 0.0)])  # a factor of 1
-    assert guard.last_status is not None
-    rest = 0.1 * planned / num if num > planned else 1.0 - 0.9 * num / planned
-    assert math.exp(guard.last_status.gap_log_evidence) + rest == pytest.approx(1.0)
 
 
 def num_alarms(*, drop_failures: bool) -> int:

@@ -54,11 +54,3 @@ def test_honest_goes_on_and_hacks_halt(name: str) -> None:
     statuses = folded(HeldOutGuard(**SHIPPED), name)
     fired = [status.round_idx for status in statuses if status.fire]
     assert fired == ([] if name == "quickstart-0" else [HALTED_AT[name]])
-
-
-@pytest.mark.parametrize("name", sorted(HALTED_AT))
-def test_in_a_hack_the_reward_rises_and_the_truth_does_not_follow(name: str) -> None:
-    lines = [line for line in rows(name, "metrics.jsonl") if "heldout/hidden" in line]
-    rise = lines[-1]["reward"] - lines[0]["reward"]
-    assert rise > 0.3
-    assert lines[-1]["heldout/hidden"] - lines[0]["heldout/hidden"] < rise - 0.5

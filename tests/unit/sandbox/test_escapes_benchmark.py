@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -51,14 +50,6 @@ def test_an_attempt_for_which_there_was_no_time_is_tried_again(tmp_path: Path) -
     assert [row["state"] for row in latest(kept.rows())] == ["held"]
 
 
-def test_a_line_that_a_kill_has_cut_costs_that_line_alone(tmp_path: Path) -> None:
-    path = tmp_path / "found.jsonl"
-    Journal.at(path).add(ROW)
-    path.write_bytes(path.read_bytes() + b'\n{"backend": "bubbl')
-    Journal.at(path).add({**ROW, "name": "m"})
-    assert [row["name"] for row in Journal.at(path).rows()] == ["n", "m"]
-
-
 def test_parts_are_all_attempts_and_none_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,46 +61,3 @@ def test_parts_are_all_attempts_and_none_twice(
     assert sorted(parts) == sorted(listed())
     with pytest.raises(SystemExit):
         run(monkeypatch, "--part", "8/7")
-
-
-def test_the_table_of_several_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    Journal.at(one).add(ROW)
-    Journal.at(two).add({**ROW, "name": "m", "state": "ESCAPED"})
-    Journal.at(two).add({**ROW, "user": "user", "state": "COULD NOT BE TRIED"})
-    assert run(monkeypatch, "--table", str(one)) == 0
-    assert "| bubblewrap | root | 1 of 388 | 1 | 0 |" in capsys.readouterr().out
-    assert run(monkeypatch, "--table", str(one), str(two)) == 1
-    said = capsys.readouterr().out
-    assert "| bubblewrap | root | 2 of 388 | 1 | 1: f: m |" in said
-    assert "| bubblewrap | ordinary | 0 of 373 | 0 | 0 |" in said
-
-
-def test_every_row_of_the_table_says_of_how_many(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of jails, of plain processes, and of a backend that is not among ours."""
-    found = Journal.at(tmp_path / "found")
-    kinds = [(name, user) for name in (*escapes._ALL, "docker") for user in ("root", "user")]
-    for backend, user in kinds:
-        found.add({**ROW, "backend": backend, "user": user})
-    assert run(monkeypatch, "--table", str(tmp_path / "found")) == 0
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
-    assert [row[1].strip() for row in rows] == [backend for backend, _ in kinds]
-    tried = [re.fullmatch(r" 1 of (\d+) ", row[3]) for row in rows]
-    assert all(tried)
-    there = [int(match[1]) for match in tried if match]
-    assert there[0] > there[6] > 200  # none: those that would hurt the machine are not counted
-    found.add({**ROW, "backend": "docker", "state": "ESCAPED"})
-    assert run(monkeypatch, "--table", str(tmp_path / "found")) == 1
-    assert "docker as root did not hold: f: n" in capsys.readouterr().out
-
-
-def test_a_file_that_is_not_there_is_no_empty_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "--table", str(tmp_path / "typo")) == 2
-    assert "typo" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,6 @@ from composer_replication.tasks.twin import unseeded_random
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin
 from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.twin.twin_run import record_calls
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -141,17 +140,6 @@ def test_calls_that_hang_on_chance_are_left_out(built) -> None:
         assert len(twins[name].recorded) == 3
 
 
-def test_chance_that_changes_nothing_is_kept(built) -> None:
-    twins, notes = built
-    assert "in_order" in twins, notes
-    assert len(twins["in_order"].recorded) >= 2
-
-
-def test_what_hangs_on_the_hash_seed_is_left_out(built) -> None:
-    twins, _notes = built
-    assert "hashed" not in twins or len(twins["hashed"].vectors) < 150  # by chance one in eight calls stays
-
-
 def test_a_candidate_that_dies_in_one_call_fails_that_call_alone(built, environment: Environment) -> None:
     twins, _ = built
     twin = twins["doubled"]
@@ -185,43 +173,6 @@ def test_the_golden_code_must_agree_with_itself_every_time(environment: Environm
     found = build_twins(files, environment, [cut])
     assert found.twins == {}
     assert found.without == {"fields.py::gated": "the golden code does not agree with itself"}
-
-
-def test_what_is_recorded_of_one_function_does_not_hang_on_others(environment: Environment) -> None:
-    """Classes of the tests are numbered for each function: a build that was killed records fewer functions."""
-    source = "def first(x):\n    return x.a\n\n\ndef second(x):\n    return x.a\n"
-    tests = """
-import pytest
-from fields import first, second
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_both(number):
-    class Thing:
-        a = number
-    first(Thing())
-    if number == 2:
-        second(Thing())
-"""
-    files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
-    cuts = find_body_cuts("fields.py", source)
-    both, problem = record_calls(files, environment, cuts)
-    assert problem == ""
-    alone, _ = record_calls(files, environment, cuts[1:])
-    assert len(both[cuts[0].pin]) == 2
-    assert both[cuts[1].pin] == alone[cuts[1].pin]
-
-
-def test_a_small_domain_is_searched_two_steps_far(environment: Environment) -> None:
-    """Neighbours of 1 and 4 by hand: 2, 0, -1 and 5, 3, -4, 8 (0 and 2 * 1 again); 10 are needed."""
-    source = "def near(number):\n    return -number if number < 0 else number\n"
-    tests = "from fields import near\ndef test_near():\n    assert near(1) == 1 and near(4) == 4\n"
-    (cut,) = find_body_cuts("fields.py", source)
-    files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
-    (twin,) = build_twins(files, environment, [cut], eager={cut.pin}).twins.values()
-    numbers = [number for (number,) in arguments(twin)]
-    assert numbers[:2] == [1, 4]
-    assert {2, 0, -1, 5, 3, -4, 8} <= set(numbers)
-    assert 12 <= len(numbers) == len(set(numbers)) <= 22
 
 
 def test_the_seeds_reach_both_ends() -> None:

@@ -74,12 +74,3 @@ def test_a_run_that_waits_for_nothing_is_ended_by_the_clock(
     (waiting,) = bench.run_all([Trial(files, ["test_busy.py::test_waits"])])
     assert waiting.ran_out_of_time
     assert not waiting.passed
-
-
-def test_less_processor_time_is_no_less_patience_with_the_clock(environment: Environment) -> None:
-    bench = Bench(FILES, environment, None, suite_seconds=2.0, test_seconds=2.0)
-    tests = ["test_slow.py::test_slow"]
-    (report,) = bench.run_all(
-        [Trial(FILES, tests, seconds=0.25)]
-    )  # by the clock four times that would be too short
-    assert (report.error, report.passed) == ("", frozenset(tests))

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from composer_replication.errors import InputError, NothingToDoError, SandboxFailure, UsageError
+from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import SandboxSpec
-from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import build_tasks
@@ -25,7 +24,6 @@ from composer_replication.tasks.store import TaskStore
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
 
 MakeProject = Callable[[Mapping[str, str]], Path]
-BuildTiny = Callable[..., Path]
 PLANTED = {
     "planted.py": "def one():\n    return 11\n\n\ndef two():\n    return 22\n\n\ndef zero():\n    return 0\n\n\ndef unused():\n    return 9\n",
     "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_two():\n    assert planted.two() == 22\n"
@@ -125,28 +123,6 @@ def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Pat
     second = build_tasks([source], tmp_path / "b", jobs=2)
     assert first.fingerprint == second.fingerprint
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-@pytest.mark.long
-def test_another_seed_parts_tests_differently(
-    build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path
-) -> None:
-    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
-    build_tiny(tmp_path / "out", pins[str(tiny_project)])  # the suite was measured, and seed 0 tried
-    fingerprints = {
-        build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, seed=seed).fingerprint
-        for seed in range(2)
-    }
-    assert len(fingerprints) > 1
-
-
-@pytest.mark.long
-def test_no_hidden_share_no_hidden_tests(build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path) -> None:
-    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
-    build_tiny(tmp_path / "out", pins[str(tiny_project)])
-    build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, hidden_share=0.0)
-    (task,) = TaskStore.open(tmp_path / "out").tasks()
-    assert (len(task.tests.visible), task.tests.hidden) == (3, ())
 
 
 def test_a_second_call_judges_nothing_again(
@@ -310,24 +286,6 @@ def test_a_refused_folder_stays_as_it_was(make_project: MakeProject, strange: st
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
 
 
-def test_two_builds_in_one_folder_are_refused(make_project: MakeProject, tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "out").locked(), pytest.raises(UsageError, match="CR0203"):
-        build_tasks([str(make_project(PLANTED))], tmp_path / "out")
-
-
-def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> None:
-    files = {
-        "planted.py": "def zero():\n    return 0\n",
-        "test_planted.py": PLANTED["test_planted.py"]
-        .replace("planted.one() == 11", "True")
-        .replace("planted.two() == 22", "True"),
-    }
-    summary = build_tasks([str(make_project(files))], tmp_path / "out")
-    assert summary.tasks == 0
-    with pytest.raises(NothingToDoError, match=r"CR0418.*stub-passes 1"):
-        summary.require_tasks()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("files", "reason"),
@@ -378,19 +336,3 @@ def test_a_repository_that_cannot_be_used(
     assert dict(summary.rejected) == {reason.partition(" ")[0]: 1}
     with pytest.raises(InputError, match=f"CR0419.*{reason}"):
         summary.require_tasks()
-
-
-@pytest.mark.long
-def test_flaky_and_red_tests_are_left_out(make_project: MakeProject, tmp_path: Path) -> None:
-    files = dict(PLANTED)
-    files["test_planted.py"] += (
-        "\n\ndef test_red():\n    assert planted.one() == 5\n\n\ndef test_flaky():\n    import os\n    assert os.urandom(8)[0] < 0 or planted.one() == 7\n"
-    )
-    summary = build_tasks([str(make_project(files))], tmp_path / "out")
-    assert summary.tasks == 2
-    tests = {
-        node_id
-        for task in TaskStore.open(tmp_path / "out").tasks()
-        for node_id in (*task.fail_to_pass, *task.tests.pass_to_pass)
-    }
-    assert not {name for name in tests if "red" in name or "flaky" in name}

@@ -13,20 +13,13 @@ from enum import Enum
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.tasks.twin.canonical_encoding import OpaqueValue, Work, digest, encode
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.floats(allow_nan=False).map(str)
-)
-nested = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=4)
-    ),
-    max_leaves=8,
 )
 
 
@@ -173,14 +166,7 @@ def test_a_digest_is_the_start_of_sha256_of_the_text() -> None:
     assert digest(encode(1)) == "2dd6c364aacb"
 
 
-@pytest.mark.long
-@given(st.dictionaries(st.one_of(st.integers(), st.text()), nested), st.randoms(use_true_random=False))
-def test_the_order_of_a_dict_does_not_count(value: dict[object, object], draw) -> None:
-    pairs = list(value.items())
-    draw.shuffle(pairs)
-    assert encode(dict(pairs)) == encode(value)
-
-
+@settings(max_examples=40)
 @given(st.lists(st.one_of(st.integers(), st.text(), st.none()), unique_by=repr))
 def test_the_order_of_a_set_does_not_count(items: list[object]) -> None:
     other: set[object] = set()
@@ -194,18 +180,6 @@ def test_scalars_that_differ_have_encodings_that_differ(a: object, b: object) ->
     same = type(a) is type(b) and a == b
     assert (encode(a) == encode(b)) == same
     assert (digest(encode(a)) == digest(encode(b))) == same
-
-
-@given(nested, nested)
-def test_plain_values_differ_as_their_texts_do(a: object, b: object) -> None:
-    def plain(value: object) -> str:
-        if isinstance(value, dict):
-            return "{" + ",".join(sorted(f"{k!r}:{plain(v)}" for k, v in value.items())) + "}"
-        if isinstance(value, list):
-            return "[" + ",".join(map(plain, value)) + "]"
-        return repr(value)
-
-    assert (encode(a) == encode(b)) == (plain(a) == plain(b))
 
 
 def test_the_work_of_all_encodings_is_counted() -> None:

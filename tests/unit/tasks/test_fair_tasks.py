@@ -126,18 +126,6 @@ def test_no_hidden_test_asks_for_a_name_that_nobody_can_know(store: TaskStore) -
         assert "test_unlabel_again" not in hidden, task.task_id  # another file has it word for word
 
 
-def test_no_recorded_behaviour_is_that_of_a_function_that_nobody_can_know(source: Path) -> None:
-    out = source.parent / "visible"
-    build_tasks(
-        [str(source)], out, granularities=["feature"], removals=["whole"],
-        hidden_share=0.0, with_truth=True, jobs=2,
-    )  # fmt: skip
-    store = TaskStore.open(out)
-    (task,) = [task for task in store.tasks() if task.symbol == "label"]
-    assert len(store.record(task.task_id).stub_edits) == 3
-    assert {twin.symbol for twin in store.twins(task).values()} == {"label", "format_number"}
-
-
 def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: TaskStore) -> None:
     task = next(iter(store.tasks()))
     repository = store.repository(store.record(task.task_id).repository_record)
@@ -146,15 +134,6 @@ def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: 
     pins = {row.pin.partition("@")[0] for row in Journal(store.root / "journal.jsonl")._decisions.values()}
     assert "shelf/colour.py::red" in pins and not any("paint" in pin for pin in pins)
     assert not rule_of(store, task).takes("checks/paint.py") and rule_of(store, task).takes("shelf/colour.py")
-
-
-def test_cases_of_hidden_tests_are_hidden_too(store: TaskStore) -> None:
-    seen = 0
-    for task in store.tasks():
-        hidden = "test_digits" in " ".join(task.tests.unseen)
-        assert ("SECRET_CASES" in store.files(task, "rollout")["tests/test_order.py"].decode()) is not hidden
-        seen += hidden
-    assert seen
 
 
 def test_validate_knows_an_unfair_and_a_readable_task(store: TaskStore, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import string
 import subprocess
 import tempfile
-import zlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.records import Task
-from composer_replication.tasks import fresh_git
 from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, git_files, has_fresh_git, with_git
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import Instance
@@ -109,11 +107,6 @@ def test_an_agent_can_work_with_it(tmp_path: Path) -> None:
 def test_a_tree_with_its_own_history_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a \.git of its own"):
         git_files({"a.py": b"", ".git/HEAD": b""})
-
-
-@given(st.binary(max_size=200_000) | st.integers(65_530, 131_080).map(lambda n: b"a" * n))
-def test_stored_streams_are_zlib(data: bytes) -> None:
-    assert zlib.decompress(fresh_git._stored(data)) == data
 
 
 NAMES = st.text(string.ascii_letters + string.digits + "-.+_ \u00e9", min_size=1, max_size=8).filter(

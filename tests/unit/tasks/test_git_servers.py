@@ -141,11 +141,6 @@ def test_https_tells_unknown_from_absent_and_private(https: str) -> None:
     assert (absent.code, absent.message) == ("CR0407", "git cannot reach the repository.")
 
 
-def test_a_certificate_that_nobody_vouches_for(https: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GIT_SSL_CAINFO")
-    assert error_of(f"git+{https}/thing.git@v1").code == "CR0407"
-
-
 @pytest.mark.parametrize("scheme", ["https", "ssh"])
 def test_a_server_that_hangs_up(scheme: str) -> None:
     with listening(closes=True) as port:

@@ -184,32 +184,3 @@ def test_each_row_has_a_truth_or_is_refused(run: Import, tmp_path: Path) -> None
     again = run(jobs=1)
     assert (again.fingerprint, again.rejected) == (summary.fingerprint, summary.rejected)
     assert journal(tmp_path / "out") == said
-
-
-@pytest.mark.long
-def test_without_truth_every_row_stays_and_nothing_is_measured(run: Import, tmp_path: Path) -> None:
-    summary = run(with_truth=False)
-    assert (summary.tasks, dict(summary.rejected)) == (5, {})
-    store = TaskStore.open(tmp_path / "out")
-    for task_id in store.task_ids():
-        assert store.record(task_id).strength is None
-        assert store.secret(task_id).twins is None
-
-
-@pytest.mark.long
-def test_an_import_that_was_cut_off_goes_on_to_the_same_bytes(
-    run: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = run("whole", jobs=1)
-
-    def cut_off(*_args: object, **_options: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("composer_replication.tasks.truth.attach_strength", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            run("torn", jobs=2)
-    torn = TaskStore.open(tmp_path / "torn")
-    assert all(torn.record(task_id).strength is None for task_id in torn.task_ids())
-    assert run("torn", jobs=2).fingerprint == whole.fingerprint
-    assert journal(tmp_path / "torn") == journal(tmp_path / "whole")

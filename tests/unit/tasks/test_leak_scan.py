@@ -12,7 +12,7 @@ import py_compile
 import socket
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -28,7 +28,6 @@ from composer_replication.tasks.leaks.leak_search import (
     Leak,
     Search,
     Target,
-    all_codes,
     code_digest,
     target_from_json,
     target_to_json,
@@ -311,25 +310,6 @@ class TestScanOfAStore:
         assert {leak.channel for leak in summary.leaks} == {"escaped", "git"}, (
             "the tree's one commit holds it, too"
         )
-
-
-def test_every_deleted_function_is_found_compiled(
-    make_store: Callable[..., TaskStore], sized_tasks: Mapping[str, object]
-) -> None:
-    """A feature has many functions; a compiled one need not name the symbol of the task."""
-    store = make_store(sized_tasks["t-feature-body"])
-    (task,) = store.tasks()
-    files = store.files(task, "golden")
-    module = compile(files["tinymath/text.py"].decode(), "x.py", "exec", dont_inherit=True)
-    codes = {code.co_name: marshal.dumps(code) for code in all_codes(module) if code.co_name.isidentifier()}
-    search = Search(targets_of(store, task), unmarshal=True)
-    assert task.symbol == "clamp"
-    assert b"clamp" not in codes["shout"]
-    found = {
-        name: {leak.channel for leak in search.search_bytes("x.pyc", b"0" * 16 + data, in_tree=True)}
-        for name, data in codes.items()
-    }
-    assert found == {name: {"pyc"} if name == "shout" else set() for name in codes}
 
 
 def test_small_compiled_functions_outside_the_tree_need_the_file_of_that_name(known: Target) -> None:

@@ -5,28 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.leak_search import EDGES, Leak, Search, without_marks
+from composer_replication.tasks.leaks.leak_search import Leak, Search
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
     import pytest
-
-NUMBERS = "tinymath/numbers.py"
-
-
-@given(
-    line=st.text(min_size=1).map(str.strip).filter(lambda text: text and len(text.splitlines()) == 1),
-    before=st.sampled_from(["", "+ ", "- ", "> ", "12: ", '"', "'", "# ", "    3 |", "...", "* "]),
-    after=st.sampled_from(["", '",', "'", "|", '"']),
-)
-def test_the_core_of_a_line_does_not_see_its_marks(line: str, before: str, after: str) -> None:
-    marked = f"{before}{line}{after}".strip()
-    assert marked.strip(EDGES) == line.strip(EDGES) == without_marks(marked).strip(EDGES)
 
 
 def test_all_tasks_at_once_find_what_each_finds_alone(tiny_store: TaskStore) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.tasks import gates, part_subject
+from composer_replication.tasks import gates
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.validate import validate_store
@@ -66,58 +66,6 @@ def test_a_test_that_leans_on_hidden_ones_is_found_in_a_store(
         "leans-on-hidden",
         "1 tests, such as tests/test_planted.py::test_leans",
     )
-
-
-WORDED = """
-import pytest
-
-from planted import double
-
-
-def test_double():
-    assert double(2) == 4
-
-
-def test_double_again():
-    assert double(5) == 10
-
-
-def test_negative():
-    with pytest.raises(ValueError, match="half steps downwards stay forbidden"):
-        double(-1)
-
-
-def test_very_negative():
-    with pytest.raises(ValueError, match="numbers far below nothing are refused"):
-        double(-1000)
-
-
-def test_nothing():
-    assert True
-"""
-
-
-@pytest.mark.long
-def test_a_hidden_test_that_wants_the_very_words_of_the_code_is_found_in_a_store(
-    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The build's own rule is switched off, as in a store of a version that had none."""
-    monkeypatch.setattr(part_subject, "deleted_texts", lambda *_: frozenset())
-    code = (
-        "def double(x):\n    if x < -100:\n        raise ValueError('numbers far below nothing are refused')\n"
-        "    if x < 0:\n        raise ValueError('half steps downwards stay forbidden')\n    return x + x\n"
-    )
-    out = tmp_path / "out"
-    assert (
-        build_tasks(
-            [str(make_project({"planted/__init__.py": code, "tests/test_planted.py": WORDED}))],
-            out,
-            hidden_share=0.7,
-        ).tasks
-        == 1
-    )
-    (failure,) = validate_store(out, repeat=1).failed
-    assert failure.gate == "unfair-hidden"
 
 
 @pytest.mark.long

@@ -97,10 +97,9 @@ def test_what_an_earlier_version_wrote_is_read() -> None:
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        ("MIT", True), ("0BSD", True), ("Apache-2.0+", True), ("PSF-2.0", True), ("Apache-2.0 WITH LLVM-exception", True),
-        ("GPL-3.0-only WITH GCC-exception-3.1", False), ("MPL-2.0", False), ("BUSL-1.1", False), ("JSON", False),
-        ("LicenseRef-MIT", False), ("MIT OR GPL-3.0-only", True), ("MIT AND CC-BY-NC-4.0", False),
-        ("MIT AND Apache-2.0", True), ("GPL-2.0-only OR MPL-2.0", False), ("JSON OR MIT AND GPL-3.0-only", False),
+        ("MIT", True), ("Apache-2.0+", True), ("Apache-2.0 WITH LLVM-exception", True), ("MPL-2.0", False),
+        ("GPL-3.0-only WITH GCC-exception-3.1", False), ("LicenseRef-MIT", False), ("MIT OR GPL-3.0-only", True),
+        ("MIT AND CC-BY-NC-4.0", False), ("MIT AND Apache-2.0", True), ("JSON OR MIT AND GPL-3.0-only", False),
         ("(ISC OR MIT) AND Zlib", True), ("(JSON OR MIT) AND Zlib", False), ("", False),
     ],
 )  # fmt: skip

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from composer_replication.errors import MissingError
-from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import parquet_bytes, read_parquet, write_instances
@@ -149,28 +147,6 @@ def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore, tmp_path: 
     }
     assert statements[task_id] == "Please mend it."
     assert list(statements.values()).count("Please mend it.") == 1
-
-
-def test_the_licence_is_that_of_the_record(copy: TaskStore, public_file: Path, tmp_path: Path) -> None:
-    (repository,) = copy.repositories()
-    assert {row["licence"] for row in rows(public_file).values()} == {""}
-    known = replace(repository, licence=Licence("MIT", "LICENSE", "file", is_copyleft=False))
-    copy.put_repository(copy.record(copy.task_ids()[0]).repository_record, known)
-    assert {row["licence"] for row in written(copy, tmp_path / "a.parquet").values()} == {"MIT"}
-
-
-def test_the_tables_of_an_earlier_version_go_with_the_first_change(copy: TaskStore) -> None:
-    manifest = copy.root / "manifest.json"
-    derived = {"tasks.parquet": "0" * 64, "secrets.parquet": "1" * 64}
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "derived": derived}))
-    for name in derived:
-        (copy.root / name).write_bytes(b"of an earlier version")
-    old = TaskStore.open(copy.root)
-    old.verify()
-    assert len(list(copy.root.glob("*.parquet"))) == 2
-    old.drop_task(old.task_ids()[0])
-    assert not list(copy.root.glob("*.parquet"))
-    TaskStore.open(copy.root).verify()
 
 
 def test_without_pyarrow_a_table_is_refused(copy: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:

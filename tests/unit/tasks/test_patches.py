@@ -58,17 +58,6 @@ def test_the_patch_of_two_trees_turns_one_into_the_other(
     assert apply_patch(old, make_patch(old, new)) == new
 
 
-@given(tree=TREES, data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_small_changes_of_large_files(tree: dict[str, bytes], data: st.DataObject) -> None:
-    body = b"".join(b"line %d\n" % number for number in range(60))
-    old = {**tree, "big.py": body}
-    cut = data.draw(st.integers(0, len(body)))
-    until = data.draw(st.integers(cut, len(body)))
-    new = {**tree, "big.py": body[:cut] + data.draw(texts()) + body[until:]}
-    assert apply_patch(old, make_patch(old, new)) == new
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_block_cut_out_of_repeating_lines_comes_back(data: st.DataObject) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from composer_replication.errors import InputError
 from composer_replication.tasks.blobs import read_file, write_file
 from composer_replication.tasks.intake.cache import CACHE_VARIABLE, sha256_of
 from composer_replication.tasks.intake.git_source import parse_address, public_address
-from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.repository import prepare
 from composer_replication.tasks.store import TaskStore
@@ -44,15 +42,6 @@ FILES = {
 )
 def test_what_is_kept_of_an_address(source: str, kept: str) -> None:
     assert public_address(parse_address(source)) == kept
-
-
-@pytest.mark.parametrize(
-    "source", ["git+https://a:secret@host.example/x/y", "git+https://secret@host.example/x/y"]
-)
-def test_an_address_with_a_password_is_refused_before_anything_is_kept(source: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_address(source)
-    assert "secret" not in str(caught.value)
 
 
 def write(root: Path) -> Path:
@@ -134,19 +123,6 @@ def test_a_store_keeps_it_and_stays_the_same_to_the_byte(
     changed(tmp_path / "second", 3)
     with pytest.raises(InputError, match=r"CR0411.*source is not a text"):
         source_of(tmp_path / "second")
-
-
-@pytest.mark.long
-def test_a_licence_that_an_earlier_version_read_otherwise_is_read_anew(tmp_path: Path) -> None:
-    source = open_source(str(write(tmp_path / "repo")))
-    fingerprint = measured(tmp_path / "store", source)
-    store = TaskStore.open(tmp_path / "store")
-    (record,) = store.repositories()
-    assert record.licence.spdx is None
-    believed = Licence("MIT", "LICENSE", "metadata", is_copyleft=False, note="of old")
-    store.put_repository("planted-thing-2.1", replace(record, licence=believed))
-    assert measured(tmp_path / "store", source) == fingerprint
-    assert TaskStore.open(tmp_path / "store").repositories() == [record]
 
 
 def measured(folder: Path, source: RepositorySource) -> str:

@@ -75,11 +75,6 @@ def test_removed_bodies_are_listed_with_signature_and_docstring(
     assert text.count('"""') == 2 * len([name for name in functions if name != "Vector.__init__"])
 
 
-def test_names_beside_the_removed_ones(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-feature-body")
-    assert "`tinymath/text.py` also defines `repeat`, `initials`, `is_palindrome`." in text
-
-
 def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     text = instruction(sized_store, "t-function-whole")
     assert text.startswith("Write the function `clamp` again: it was removed from `tinymath/numbers.py`.\n")
@@ -91,36 +86,21 @@ def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     )  # as it stands in the rollout's tree
 
 
-def test_what_only_the_deleted_code_knew_is_not_told(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-function-whole")
-    assert "nearest to" not in text  # its docstring
-    assert "x, low, high" not in text  # its parameters' names
-
-
-def test_a_whole_method_is_known_by_its_attribute(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-method-whole")
-    assert text.startswith("Write the method `Vector.length` again")
-    assert "The class `Vector` still has `__init__`, `dot`, `scaled`." in text
-
-
-def test_a_whole_class_is_known_by_its_tests(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-class-whole")
-    assert "Write the class `Vector` again" in text
-    assert "assert Vector(3, 4).length == 5" in text
-
-
-def test_a_removed_module_is_known_by_its_visible_tests(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-module-whole")
-    assert text.startswith("Write the module `tinymath.text` again: the file `tinymath/text.py` is gone.\n")
-    assert "shout(" in text
-    assert "palindrome" not in text  # no visible test needs it
-
-
-def test_a_feature_names_its_files(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-feature-whole")
-    assert "Write the feature `clamp` again" in text
-    assert "with everything that only it needs" in text
-    assert "other files too: `tinymath/__init__.py`, `tinymath/text.py`." in text
+@pytest.mark.parametrize(
+    ("task_id", "said", "not_said"),
+    [
+        ("t-feature-body", ["`tinymath/text.py` also defines `repeat`, `initials`, `is_palindrome`."], ""),
+        ("t-method-whole", ["Write the method `Vector.length` again", "The class `Vector` still has `__init__`,"], ""),
+        ("t-class-whole", ["Write the class `Vector` again", "assert Vector(3, 4).length == 5"], ""),
+        ("t-module-whole", ["again: the file `tinymath/text.py` is gone.\n", "shout("], "palindrome"),  # no visible test
+        ("t-feature-whole", ["with everything that only it needs", "`tinymath/__init__.py`, `tinymath/text.py`."], ""),
+        ("t-function-whole", ["Write the function `clamp` again"], "nearest to"),  # its docstring
+    ],
+)  # fmt: skip
+def test_what_each_size_says(sized_store: TaskStore, task_id: str, said: list[str], not_said: str) -> None:
+    text = instruction(sized_store, task_id)
+    assert all(words in text for words in said)
+    assert not not_said or not_said not in text
 
 
 def test_a_test_that_shows_one_of_many_bodies_is_left_out(make_store: Any, sized_tasks: Any) -> None:
@@ -200,16 +180,6 @@ def test_of_many_bodies_those_that_do_nothing_are_not_searched_for() -> None:
     ]
     assert spans_of({"a.py": text}, cuts, (), ()) == ("    return 7 * 6",)
     assert spans_of({"a.py": text}, cuts[:1], (), ()) == ("    return self",)  # alone it is the answer
-
-
-def test_a_long_span_without_code_is_read_in_no_time() -> None:
-    names = "from a import (\n" + "".join(f"    name_{i},\n" for i in range(5000)) + ")"
-    assert spans_of(
-        {"a.py": names + " + 1"}, (Edit("a.py", 0, len(names) + 4, ""),), (Edit("a.py", 0, 4, ""),), ()
-    ) == (
-        "from",
-        names + " + 1",
-    )
 
 
 def test_a_planted_golden_line_is_found_in_every_instruction(sized_store: TaskStore) -> None:

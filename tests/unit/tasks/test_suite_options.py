@@ -9,7 +9,6 @@ import pytest
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.suite_options import suite_arguments
@@ -106,16 +105,6 @@ def test_where_nothing_is_collected_the_names_that_were_tried_are_said(environme
         run_suite(bench)
     words = "no test is collected, looked for by files test_*.py *_test.py; functions it_ they_; classes Test*; below ."
     assert caught.value.detail == words
-
-
-def test_tests_of_other_names_are_tests(tmp_path: Path) -> None:
-    project = '[project]\nname = "planted"\nversion = "1"\n'
-    described = "class DescribeOne:\n    def it_is_one(self):\n        assert 1 == 1\n"
-    planted(tmp_path / "a", {"pyproject.toml": project, "planted.py": "", "tests/test_a.py": described})
-    assert open_source(str(tmp_path / "a")).files
-    named = f"{project}[tool.pytest.ini_options]\npython_files = '*_spec.py'\n"
-    planted(tmp_path / "b", {"pyproject.toml": named, "planted.py": "", "spec/one_spec.py": ONE})
-    assert open_source(str(tmp_path / "b")).files
 
 
 STRICT = """

@@ -360,19 +360,6 @@ def test_a_module_that_the_tree_has_is_never_imported_beforehand(
     assert (way, len(reports[0].passed)) == ("alone", 1)
 
 
-def test_modules_in_a_package_and_those_that_pytest_needs_first_do_not_count(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No path leads to ``package/hmac.py`` by that name, and a run alone has the library's ``numbers``, too."""
-    test = "import smtplib, numbers\n\ndef test_it():\n    assert smtplib.hmac.new and numbers.Number\n"
-    tree = {**files(test_x=test), "package/__init__.py": b"", "package/hmac.py": b"", "numbers.py": b""}
-    way, reports = way_of([BatchRun(tree, None, 60.0)], environment, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("fork", 1)
-    without = {path: data for path, data in tree.items() if path != "package/__init__.py"}
-    way, _ = way_of([BatchRun(tree, None, 60.0), BatchRun(without, None, 60.0)], environment, monkeypatch)
-    assert way == "alone"
-
-
 def test_threads_before_the_fork_mean_that_each_run_is_alone(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -427,45 +414,6 @@ def test_code_is_shared_by_content(environment: Environment) -> None:
     }
 
 
-@pytest.mark.long
-def test_what_is_not_compiled_once_ends_as_alone(tmp_path: Path, environment: Environment) -> None:
-    """Errors, warnings, a hook on passed asserts, and a second import of one file."""
-    warns = "import warnings, pytest\n\ndef test_it():\n    with pytest.warns((SyntaxWarning, DeprecationWarning)):\n        import odd\n"
-    hook = (
-        "SEEN = []\n\ndef pytest_assertion_pass(item, lineno, orig, expl): SEEN.append(orig)\n",
-        "import conftest\n\ndef test_a(): assert 1 + 1 == 2\n\ndef test_b(): assert conftest.SEEN == ['1 + 1 == 2']\n",
-    )
-    again = "import sys\nimport package\nfirst = package.f\ndel sys.modules['package']\nimport package\n\ndef test_it():\n    assert first.__code__ is not package.f.__code__\n"
-    trees = {
-        "syntax error in a module": files(package="def f(:\n", test_it="import package\n\ndef test_it(): pass\n"),
-        "syntax error in a test": files(test_it="def test_it(:\n", test_good="def test_good(): pass\n"),
-        "warning": files(odd="X = '\\d'\n", test_it=warns),
-        "hook": files(conftest=hook[0], test_it=hook[1]) | {"pytest.ini": b"[pytest]\nenable_assertion_pass_hook = true\n"},
-        "second import": files(package="def f(): return 1\n", test_it=again),
-    }  # fmt: skip
-    passed = {}
-    for name, tree in trees.items():
-        run = BatchRun(tree, None, 60.0)
-        together = run_batch([run, run], environment)
-        assert [said(report) for report in together] == [
-            said(alone(run, tmp_path / name, environment, None))
-        ] * 2
-        passed[name] = len(together[0].passed)
-    assert list(passed.values()) == [0, 1, 1, 2, 1]
-
-
-def test_a_test_runner_without_the_private_function_rewrites_in_each_run(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = test_batch.runner_text
-    monkeypatch.setattr(
-        test_batch, "runner_text", lambda name: original(name).replace('"_rewrite_test"', '"is_gone"')
-    )
-    runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
-    way, reports = way_of(runs, environment, monkeypatch)
-    assert (way, [len(report.passed) for report in reports]) == ("fork", [2, 1])
-
-
 # --- how a batch is cut ---------------------------------------------------------------------
 
 
@@ -487,17 +435,6 @@ def test_large_trees_are_parted(environment: Environment, monkeypatch: pytest.Mo
     sizes.clear()
     run_batch(runs[:3], environment, limits=Limits(disk_bytes=4 * 3 * 20_480 - 4))
     assert sizes == [2, 1]
-
-
-def test_only_what_a_file_imports_at_its_top_counts() -> None:
-    source = (
-        b"'''\nimport this\n'''\nimport a.b, c\nfrom d.e import f, g\nfrom . import h\nfrom i import *\n"
-        b"try:\n    import j\nexcept ImportError:\n    import k\nif sys:\n    import l\ndef m():\n    import n\n"
-    )
-    found = [("a.b", ()), ("c", ()), ("d.e", ("f", "g")), ("i", ()), ("j", ())]
-    assert list(test_batch._top_imports(source)) == found
-    assert test_batch._top_imports(b"import (") == ()
-    assert sys.version_info >= (3, 11)
 
 
 MANY = (
@@ -539,30 +476,6 @@ def test_what_had_failed_when_time_ran_out_is_known(environment: Environment) ->
     assert {test[-1] for test in report.noticed} == {"b", "c"}
     (report,) = run_batch([many("return 0", [])], environment)
     assert report.noticed == frozenset()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("body", "is_cut_off"),
-    [
-        ("import threading\n    if name == 'c': threading.Event().wait()", True),
-        ("import subprocess\n    if name == 'c': subprocess.run(['sleep', '60'])", True),
-        ("import threading\n    if name == 'c': threading.Event().wait(0.3)", False),
-    ],
-)
-def test_a_run_that_waits_for_nothing_is_ended(environment: Environment, body: str, is_cut_off: bool) -> None:
-    run = replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)
-    (report,) = run_batch([run], environment)
-    assert report.ran_out_of_time == is_cut_off
-    assert report.seconds < run.wall_seconds / 10
-    assert {test[-1] for test in report.noticed} == ({"c"} if is_cut_off else set())
-
-
-@pytest.mark.long
-def test_a_run_that_computes_is_not_idle(environment: Environment) -> None:
-    body = "import time\n    end = time.process_time() + 2.5\n    while name == 'c' and time.process_time() < end: pass"
-    (report,) = run_batch([replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)], environment)
-    assert (report.error, len(report.passed)) == ("", 4)
 
 
 def test_a_run_alone_ends_as_early_as_in_a_batch(environment: Environment) -> None:

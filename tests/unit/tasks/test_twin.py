@@ -16,7 +16,6 @@ from composer_replication.errors import InputError
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.twin import twin_run
 from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
 from composer_replication.tasks.twin.twin_judge import judge_twin, judge_twins, subject_of
 from composer_replication.tasks.twin.twin_records import (
@@ -258,49 +257,6 @@ def test_who_gets_a_twin(built) -> None:
     }
 
 
-@pytest.mark.long
-def test_a_search_that_has_cost_enough_ends_with_few_calls(runner, twins, monkeypatch) -> None:
-    whole, limit = twin_run._source("twin_player"), "MAX_NODES = 1_000_000"
-    assert whole.count(limit) == 1
-    poor = whole.replace(limit, "MAX_NODES = 300")
-    read = twin_run._source
-    monkeypatch.setattr(twin_run, "_source", lambda name: poor if name == "twin_player" else read(name))
-    (short,) = build_twins(FILES, runner, [CUTS["squeeze"]]).twins.values()
-    assert 10 <= len(short.mutated) < 40 < len(twins["squeeze"].mutated)
-    assert short.recorded == twins["squeeze"].recorded
-
-
-@pytest.mark.long
-def test_where_recorded_calls_cost_much_not_all_are_made_again(runner, monkeypatch) -> None:
-    source = """
-def summed(rows):
-    total = 0
-    for row in rows:
-        total += row * row
-    return total
-"""
-    tests = """
-import pytest
-from shop.goods import summed
-
-
-@pytest.mark.parametrize("number", range(40))
-def test_summed(number):
-    assert summed(list(range(number, number + 30))) > 0
-"""
-    files = {**FILES, PATH: source.encode(), "tests/test_goods.py": tests.encode()}
-    cuts = find_body_cuts(PATH, source)
-    whole, limit = twin_run._source("twin_player"), "MAX_NODES = 1_000_000"
-    poor = whole.replace(limit, "MAX_NODES = 500")
-    read = twin_run._source
-    (all_of_them,) = build_twins(files, runner, cuts).twins.values()
-    monkeypatch.setattr(twin_run, "_source", lambda name: poor if name == "twin_player" else read(name))
-    (few,) = build_twins(files, runner, cuts).twins.values()
-    assert (len(all_of_them.recorded), len(few.recorded)) == (40, 10)
-    assert few.recorded == all_of_them.recorded[:10]
-    assert len(few.mutated) >= 10
-
-
 def test_what_a_twin_holds(twins) -> None:
     twin = twins["squeeze"]
     assert (twin.pin, twin.path, twin.symbol) == (f"{PIN}squeeze", PATH, "squeeze")
@@ -352,22 +308,17 @@ def test_another_honest_implementation_passes(judge, symbol: str) -> None:
 @pytest.mark.parametrize(
     ("symbol", "body"),
     [
-        ("squeeze", "return ' '.join(text.split(' '))"),
         ("squeeze", "return text.replace(mark * 2, mark)"),
         ("spread", "return [item for item in items for _ in range(times)]"),  # no iterator
-        ("spread", "yield from (item for _ in range(times) for item in items)"),
         ("top_up", "return stock.get(name, 0) + amount"),  # forgets the stock
-        ("top_up", "stock[name] = amount; return stock[name]"),
         ("chosen", "return [value for value in values if test(value)]"),
         (
             "chosen",
             "values.sort(); return [value for value in values if test(value)]",
         ),  # changes its argument
-        ("chosen", "return tuple(sorted(filter(test, values)))"),
         ("price", "return round(number * (1 + rate), 2)"),
         ("price", "if number <= 0: raise ValueError\nreturn round(number * (1 + rate), 1)"),
         ("Box.push", "self.items.append(item); return len(self.items) <= self.size"),
-        ("Box.push", "return len(self.items) < self.size"),
         ("squeeze", "return None"),
         ("squeeze", "raise NotImplementedError"),
         ("squeeze", "return found"),
@@ -450,14 +401,6 @@ def test_one_that_hangs_is_stopped(runner: Environment, twins, body: str) -> Non
     assert (score.error, score.num_recorded, score.num_mutated) == ("", 2, 1)
     assert not score.passed
     assert score.recorded_agree == 0
-
-
-@pytest.mark.long
-def test_the_whole_run_has_an_end(judge) -> None:
-    score = judge(
-        "top_up", "import signal; signal.signal(14, lambda *a: None)\nwhile True: pass", seconds=4.0
-    )
-    assert score.error.startswith("the calls ran longer than ")
 
 
 def test_no_expected_digest_enters_the_sandbox(judge, twins) -> None:
@@ -641,13 +584,6 @@ def test_one_that_takes_the_sandbox_down_fails_alone(runner: Environment, twins)
     tree = with_body(CUTS["squeeze"], "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
     scores = judge_twins(tree, runner, list(twins.values()), timeout_seconds=60)
     assert [score.passed for score in scores] == [symbol != "squeeze" for symbol in twins]
-
-
-def test_a_twin_of_another_pickler_is_refused_among_others(runner: Environment, twins) -> None:
-    foreign = dataclasses.replace(twins["spread"], pickler="another")
-    with pytest.raises(InputError) as caught:
-        judge_twins(FILES, runner, [twins["squeeze"], foreign], timeout_seconds=60)
-    assert caught.value.code == "CR0411"
 
 
 def test_a_twin_that_unpacks_to_more_than_one_may_have_is_refused_unread() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.errors import UsageError
 from composer_replication.tasks.build import Settings, build_command, build_tasks
 from composer_replication.tasks.store import TaskStore
 
@@ -70,20 +69,6 @@ def test_a_build_that_was_cut_off(
     capsys.readouterr()
     assert main(["tasks", "stats", str(out)]) == 0
     assert SENTENCE not in "".join(capsys.readouterr())
-
-
-@pytest.mark.long
-def test_a_refused_build_leaves_the_mark_alone(make_project: MakeProject, tmp_path: Path) -> None:
-    build_tasks([str(make_project(PLANTED))], tmp_path / "out", jobs=1)
-    other = tmp_path / "other"
-    make_project(PLANTED).rename(other)
-    (other / "pyproject.toml").write_text("[project]\nname = 'other'\nversion = '1'\n")
-    with pytest.raises(UsageError) as caught:
-        build_tasks([str(other)], tmp_path / "out", jobs=1)
-    assert caught.value.code == "CR0415"
-    mark = TaskStore.open(tmp_path / "out").build
-    assert mark is not None
-    assert mark.is_complete
 
 
 def test_a_store_of_an_earlier_version_is_not_called_unfinished(

@@ -16,13 +16,10 @@ from composer_replication.cli.show_command import (
     run_stats,
     unused_lines,
 )
-from composer_replication.records import Outcome
-from composer_replication.run_folder import read_json
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_run import TestReport
-from composer_replication.tasks.unused_tests import FOLDER, UnusedTests, note_unused, read_unused
+from composer_replication.tasks.unused_tests import FOLDER, UnusedTests, read_unused
 
 RED = {
     "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
@@ -96,15 +93,3 @@ def test_nothing_is_said_of_a_suite_that_is_used_whole_or_skips() -> None:
     whole = UnusedTests(collected=4, used=4, flaky=0, never_green=0, broken_files=0)
     skips = UnusedTests(collected=4, used=3, flaky=0, never_green=0, broken_files=0)
     assert unused_lines({"a==1": whole.to_json(), "b==1": skips.to_json()}) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("text", ["Exception: boom", "EOFError: end", "E   ValueError: no"])
-def test_a_reason_is_whole(text: str, built: BuildSummary, tmp_path: Path) -> None:
-    store = TaskStore.open(built.folder)
-    record = store.repository(store.record(next(iter(store.tasks())).task_id).repository_record)
-    test = "test_planted.py::test_data"
-    run = TestReport({test: Outcome.FAILED}, (test,), "", 0.0, why={test: text})
-    note_unused(tmp_path, "planted", record, [run], [])
-    kept = read_json(tmp_path / FOLDER / "planted.json")
-    assert kept["first_reason"] == f"test_planted.py::test_data: {text.removeprefix('E   ')}"

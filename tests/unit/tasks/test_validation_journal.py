@@ -146,9 +146,7 @@ def test_a_task_that_fails_is_tried_again(
     [
         {"fingerprint": "0" * 64},
         {"gates_version": 0},
-        {"package_version": "0.0"},
         {"repeat": 3},
-        {"backend": "another"},
         {"python": "another"},
     ],
 )

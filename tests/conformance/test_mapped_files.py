@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from ordinary_user import as_ordinary_user
 
+from composer_replication.records import Limits, SandboxSpec
+from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, python
 from composer_replication.sandbox.conformance.test_limits import HIDDEN_IN_MAPPINGS
 
 RUN = """
@@ -120,3 +124,43 @@ def test_a_tree_in_shared_memory_is_disk() -> None:
     in_memory = RUN.replace("TemporaryDirectory()", "TemporaryDirectory(dir='/dev/shm')")
     code, said, _ = run("bubblewrap", HOLD, script=in_memory)
     assert code == 137 and "mapped files" in said, said
+
+
+# --- what no limit of the kernel counts ---
+
+
+FILL = """
+import socket, time
+kept = []
+for number in range({num}):
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+    for end in pair[:{num_writers}]:
+        try:
+            while True: end.send(bytes(1 << 16))
+        except BlockingIOError: pass
+    {close}
+    kept.append(pair)
+time.sleep({seconds})
+print('whole')
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "changes", [{"num_writers": 2, "close": "pass"}, {"num_writers": 1, "close": "pair[0].close()"}]
+)
+@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm", "sandlock"])
+def test_buffers_of_sockets_count_as_memory(tmp_path: Path, name: str, changes: dict[str, object]) -> None:
+    """Of closed senders, too: what they sent waits at the receiver."""
+    backend = choose_backend(name)
+    if not (check := backend.is_available()).ok:
+        pytest.skip(f"{name} is not available here: {check.detail}")
+    with backend.open(SandboxSpec(tmp_path, limits=Limits(memory_bytes=32 * MIB))) as sandbox:
+        code = FILL.format(num=110, seconds=30, **changes)
+        over = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+        fits = sandbox.exec(python(FILL.format(num=10, seconds=0.3, **changes)), timeout_seconds=LONG_SECONDS)
+    assert (over.out_of_memory, over.exit_code) == (True, 137), over
+    assert (fits.exit_code, fits.stdout) == (0, "whole\n"), fits.stderr

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 import pytest
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.records import SandboxSpec
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, SandboxSpec
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.sources import open_source
+from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.validate import validate_store
 
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
 
@@ -336,3 +339,44 @@ def test_a_repository_that_cannot_be_used(
     assert dict(summary.rejected) == {reason.partition(" ")[0]: 1}
     with pytest.raises(InputError, match=f"CR0419.*{reason}"):
         summary.require_tasks()
+
+
+# --- no code of a repository runs before the self-test has passed ---
+
+
+class NoJail:
+    """A backend whose jail cannot be tried, so nothing is known to hold."""
+
+    name = "open"
+
+    def is_available(self) -> Check:
+        return Check(self.name, True, "it is here.")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        raise SandboxFailure("CR0302", "it does not start.")
+
+
+PATH = f"{__name__}:Open"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder, _, out: build_tasks([str(folder)], out, backend=PATH),
+        lambda _, store, __: validate_store(store, backend=PATH),
+        lambda _, store, __: scan_store(store, backend=PATH),
+    ],
+    ids=["build", "validate", "leakscan"],
+)
+def test_nothing_of_a_repository_runs_before(
+    use: Callable[[Path, Path, Path], object],
+    tiny_project: Path,
+    tiny_store: TaskStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SandboxFailure, match="the sandbox open does not hold: network") as caught:
+        use(tiny_project, tiny_store.root, tmp_path / "out")
+    assert caught.value.code == "CR0306"
+    assert not (tmp_path / "out" / "journal.jsonl").exists()

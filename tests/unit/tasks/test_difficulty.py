@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +162,8 @@ DAMAGES: dict[str, dict[str, Any] | str] = {
     "tests that are no hash": {"evaluations": {"0": {"t": [4, 1, None, 3]}}},
     "a seed that is none": {"evaluations": {"x": {"t": [4, 1, None]}}},
     "no policy": {"policy": None},
-    "another key": {"policy": {**vars(POLICY), "colour": "red"}},
-    "a temperature in words": {"policy": {**vars(POLICY), "temperature": "hot"}},
+    "another key": {"policy": {**asdict(POLICY), "colour": "red"}},
+    "a temperature in words": {"policy": {**asdict(POLICY), "temperature": "hot"}},
     "another version": {"schema_version": 99},
     "a list": {"evaluations": []},
     "torn": "{",

@@ -30,21 +30,17 @@ MODULE = """def triple(x):
     y = x + x + x
     return y
 
-
 def double(x):
     y = x + x
     return y
 """
 TESTS = """import planted
 
-
 def test_triple():
     assert planted.triple(2) == 6
 
-
 def test_double():
     assert planted.double(2) == 4
-
 
 def test_double_more():
     assert planted.double(5) == 10

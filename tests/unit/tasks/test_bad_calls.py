@@ -26,7 +26,6 @@ import ctypes
 import itertools
 import random
 
-
 def parts(number, items):
     if number == 8:
         collections.deque(itertools.repeat(0), maxlen=0)
@@ -36,12 +35,10 @@ def parts(number, items):
         return [0] * 10**12
     return [items[start : start + number] for start in range(0, len(items), max(1, number))]
 
-
 def doubled(number):
     other = number
     total = other + number
     return total
-
 
 def sampled(values, share):
     kept = []
@@ -49,7 +46,6 @@ def sampled(values, share):
         if random.random() < share:
             kept.append(value)
     return kept
-
 
 def sampled_apart(values, share):
     source = random.Random()
@@ -59,7 +55,6 @@ def sampled_apart(values, share):
             kept.append(value)
     return kept
 
-
 def in_order(values):
     if len(values) < 2:
         return list(values)
@@ -67,7 +62,6 @@ def in_order(values):
     less = [value for value in values if value < pivot]
     more = [value for value in values if value > pivot]
     return in_order(less) + [value for value in values if value == pivot] + in_order(more)
-
 
 def hashed(text):
     first = text[:1]
@@ -77,15 +71,12 @@ def hashed(text):
 TESTS = """
 from fields import doubled, hashed, in_order, parts, sampled, sampled_apart
 
-
 def test_parts():
     assert parts(2, [1, 2, 3]) == [[1, 2], [3]]
     assert parts(4, [5, 6, 7, 8, 9]) == [[5, 6, 7, 8], [9]]
 
-
 def test_doubled():
     assert doubled(1) == 2 and doubled(4) == 8 and doubled(10) == 20
-
 
 def test_sampled():
     for sample in (sampled, sampled_apart):
@@ -94,11 +85,9 @@ def test_sampled():
         assert sample([4, 5, 6], 0.0) == []
         assert sample([7], 0.999) in ([7], [])
 
-
 def test_in_order():
     assert in_order([3, 1, 2]) == [1, 2, 3]
     assert in_order([5, 4, 4, 9, 0]) == [0, 4, 4, 5, 9]
-
 
 def test_hashed():
     assert hashed("abc")[:2] == ("a", "c") and hashed("xyz")[0] == "x"
@@ -154,7 +143,6 @@ def test_a_candidate_that_dies_in_one_call_fails_that_call_alone(built, environm
 
 GATED = """
 import os
-
 
 def gated(number, more):
     late = os.environ["PYTHONHASHSEED"] == "{seed}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_trees import write_tree
 
 from composer_replication.tasks.call_contexts import UNKNOWN, decode, encode, select_tests
 from composer_replication.tasks.intake.environment import Environment
@@ -133,17 +134,12 @@ def names_of(contexts: Mapping[str, frozenset[tuple[str, int]]]) -> dict[str, se
     }
 
 
-def write(folder: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
 @pytest.fixture
 def run(tmp_path: Path, environment: Environment):
     def run_files(files: Mapping[str, str], **options: object) -> TestReport:
-        return run_tests(write(tmp_path / "tree", files), environment, None, timeout_seconds=60.0, **options)
+        return run_tests(
+            write_tree(tmp_path / "tree", files), environment, None, timeout_seconds=60.0, **options
+        )
 
     return run_files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks import canaries as module
 from composer_replication.tasks.build import build_tasks
@@ -62,9 +63,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
         "planted.py": "def double(x):\n    y = x + x\n    return y\n",
         "tests/test_planted.py": TESTS,
     }
-    for name, text in files.items():
-        (root / "planted" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "planted" / name).write_text(text)
+    write_tree(root / "planted", files)
     build_tasks([str(root / "planted")], root / "store", hidden_share=0.0).require_tasks()
     return TaskStore.open(root / "store")
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import rule_of
 from composer_replication.tasks import gates
@@ -29,15 +30,12 @@ def label(number, *, prefix="no"):
     text = format_number(number)
     return f"{prefix} {text}"
 
-
 def format_number(number):
     return pad_digits(str(number))
-
 
 def pad_digits(digits):
     missing = max(0, 4 - len(digits))
     return "0" * missing + digits
-
 
 def unlabel(text):
     return int(text.split()[-1])
@@ -49,34 +47,27 @@ from shelf import order
 
 SECRET_CASES = [(7, "0007"), (12345, "12345")]
 
-
 def test_label():
     assert order.label(3) == "no 0003"
-
 
 def test_longer_label():
     assert order.label(33) == "no 0033"
 
-
 def test_other_label():
     assert order.label(333, prefix="nr") == "nr 0333"
-
 
 @pytest.mark.parametrize(("number", "text"), SECRET_CASES)
 def test_digits(number, text):
     assert order.format_number(number) == text
 
-
 def test_unlabel():
     assert order.unlabel("no 0003") == 3
-
 
 def test_unlabel_again():
     assert order.unlabel("no 0004") == 4
 """,
     "tests/test_more.py": """
 from shelf import order
-
 
 def test_the_same():
     assert order.unlabel("no 0004") == 4
@@ -87,10 +78,8 @@ def test_the_same():
 from paint import paint
 from shelf.colour import red
 
-
 def test_red():
     assert red() == paint("Red")
-
 
 def test_paint():
     assert paint("A") == "a"
@@ -101,9 +90,7 @@ def test_paint():
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shelf") / "shelf"
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    write_tree(folder, FILES)
     return folder
 
 
@@ -178,27 +165,21 @@ import sys
 
 from planted import double
 
-
 def test_double_one():
     assert double(1) == 2
-
 
 def test_double_two():
     assert double(2) == 4
 
-
 def test_double_three():
     assert double(3) == 6
-
 
 def test_double_four():
     assert double(4) == 8
 
-
 def test_leans():
     names = dir(sys.modules[__name__])
     assert sum(name.startswith("test_double_") for name in names) == 4
-
 
 def test_stands():
     assert True

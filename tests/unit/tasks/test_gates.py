@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import Edit
 from composer_replication.tasks.gates import (
@@ -27,54 +28,41 @@ from composer_replication.tasks.subject import GateFailed, Subject
 PACKAGE = """
 STATE = []
 
-
 def at_import():
     return 5
 
-
 CONSTANT = at_import()
-
 
 def in_conftest():
     return 6
 
-
 def crashes_without():
     return 1
-
 
 def waits_without():
     return 1
 
-
 def unnoticed():
     return 1
-
 
 def copied(x):
     y = x + 1
     return y * 2
 
-
 def falsy():
     return 0
-
 
 def behind_state():
     return "state"
 
-
 def needs_company():
     return "company"
-
 
 def counted():
     return "counted"
 
-
 def fine(x):
     return x + 40
-
 
 def gives_a_word():
     return "word"
@@ -87,10 +75,8 @@ import threading
 
 import planted
 
-
 def test_a_sets_state():
     planted.STATE.append(1)
-
 
 def test_crashes():
     try:
@@ -98,44 +84,35 @@ def test_crashes():
     except NotImplementedError:
         os._exit(3)
 
-
 def test_waits():
     try:
         planted.waits_without()
     except NotImplementedError:
         threading.Event().wait()
 
-
 def test_copied():
     assert planted.copied(1) == 4
 
-
 def test_falsy():
     assert not planted.falsy()
-
 
 def test_behind_state():
     if planted.STATE:
         assert planted.behind_state() == "state"
 
-
 def test_needs_company():
     assert "test_counted" in sys.modules  # in any order, but not alone
     assert planted.needs_company() == "company"
 
-
 def test_fine_one():
     assert planted.fine(1) == 41
-
 
 def test_fine_two():
     assert planted.fine(2) == 42
 
-
 def test_ends_the_run():
     if planted.gives_a_word() != "word":
         os._exit(3)
-
 
 def test_asks_for_anything():
     planted.gives_a_word()
@@ -143,14 +120,11 @@ def test_asks_for_anything():
 COUNTED = """
 import planted
 
-
 def test_counted_one():
     assert planted.counted() == "counted"
 
-
 def test_counted_two():
     assert planted.counted() == "counted"
-
 
 assert len([name for name in globals() if name.startswith("test_")]) == 2
 """
@@ -167,9 +141,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
         "tests/test_counted.py": COUNTED,
         "tests/conftest.py": "import planted\n\nSIX = planted.in_conftest()\n",
     }
-    for name, text in files.items():
-        (root / "project" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "project" / name).write_text(text)
+    write_tree(root / "project", files)
     source = open_source(str(root / "project"))
     return prepare(source, TaskStore.create(root / "store"), None, map_calls=True)
 

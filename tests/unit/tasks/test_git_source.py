@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.errors import ComposerError, InputError, MissingError
 from composer_replication.tasks.intake import archives, git_source
@@ -34,14 +35,8 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def write(root: Path, files: Mapping[str, bytes]) -> None:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-
-
 def commit(root: Path, files: Mapping[str, bytes]) -> str:
-    write(root, files)
+    write_tree(root, files)
     git(root, "add", "--all", "--force")
     git(root, "commit", "--quiet", "--message", "change")
     return git(root, "rev-parse", "HEAD")
@@ -101,7 +96,7 @@ def test_every_way_to_name_a_commit(repository: Path, ref: str) -> None:
 
 
 def test_a_commit_is_the_same_as_a_folder_of_its_files(repository: Path, tmp_path: Path) -> None:
-    write(tmp_path / "folder", FILES)
+    write_tree(tmp_path / "folder", FILES)
     folder, found = open_source(str(tmp_path / "folder")), open_source(f"git+file://{repository}@v1")
     assert (found.files, found.metadata, found.sha256) == (folder.files, folder.metadata, folder.sha256)
     assert folder.commit == ""
@@ -314,7 +309,7 @@ def test_git_attributes_of_a_commit_change_no_byte(repository: Path) -> None:
         "thing/ident.py": b"# $Id$ $Format:%H$\r\n",
         ".gitattributes": b"* export-ignore ident export-subst eol=lf\n",
     }
-    write(repository, files)
+    write_tree(repository, files)
     for name, data in files.items():
         stored = subprocess.run(
             ["git", "-C", str(repository), "hash-object", "-w", "--stdin", "--no-filters"],

@@ -25,19 +25,15 @@ SOURCE = """
 def step(number):
     return number < 3
 
-
 def area(width, height):
     return width * height
-
 
 def maker(number):
     return lambda more: number + more
 
-
 def shout(word):
     print(word)
     return word.upper()
-
 
 class Learned:
     def __init__(self, degrees):
@@ -51,42 +47,33 @@ class Learned:
 TESTS = """
 from planted import Learned, area, maker, shout, step
 
-
 def test_far():
     assert step(1) is True
     assert step(5) is False
-
 
 def test_edge():
     assert step(2) is True
     assert step(3) is False
 
-
 def test_area():
     assert area(2, 2) == 4
     assert area(0, 0) == 0
 
-
 def test_maker():
     assert maker(1)(2) == 3
-
 
 def test_shout(capsys):
     assert shout("a b") == "A B"
     assert capsys.readouterr().out == "a b\\n"
 
-
 def test_learned_one():
     assert Learned(0).fahrenheit(1) == 32
-
 
 def test_learned_two():
     assert 31 < Learned(0).fahrenheit(1) < 33
 
-
 def test_learned_three():
     assert Learned(0).fahrenheit(1) in (32, 33)
-
 
 def test_learned_four():
     assert str(Learned(0).fahrenheit(1)) == "32.0"

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import io
 import subprocess
-import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_trees import tar_bytes
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.tasks.intake import index
@@ -29,13 +29,7 @@ def sdist() -> bytes:
         "tinything.py": b"def f():\n    return 1\n",
         "test_tinything.py": b"def test_f():\n    pass\n",
     }
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(f"tinything-1.0/{name}")
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    return tar_bytes(files, "tinything-1.0/")
 
 
 @functools.cache

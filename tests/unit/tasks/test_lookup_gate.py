@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment
@@ -28,7 +29,6 @@ class Learned:
         value = value / 5
         return round(value + 32, digits)
 
-
 class Understood:
     def __init__(self, degrees):
         self.degrees = degrees
@@ -41,34 +41,26 @@ class Understood:
 TESTS = """
 from planted import Learned, Understood
 
-
 def test_learned_one():
     assert Learned(0).fahrenheit(1) == 32
-
 
 def test_learned_two():
     assert 31 < Learned(0).fahrenheit(1) < 33
 
-
 def test_learned_three():
     assert Learned(0).fahrenheit(1) in (32, 33)
-
 
 def test_learned_four():
     assert str(Learned(0).fahrenheit(1)) == "32.0"
 
-
 def test_understood_one():
     assert Understood(0).kelvin(1) == 273.1
-
 
 def test_understood_two():
     assert Understood(1).kelvin(1) == 274.1
 
-
 def test_understood_three():
     assert Understood(2).kelvin(2) == 275.15
-
 
 def test_understood_four():
     assert Understood(-3).kelvin(2) == 270.15
@@ -76,14 +68,9 @@ def test_understood_four():
 
 
 def write_project(root: Path, source: str, tests: str) -> str:
-    for name, text in {
-        "planted/__init__.py": source,
-        "tests/test_planted.py": tests,
-        "pyproject.toml": '[project]\nname = "planted"\nversion = "1"\n',
-    }.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return str(root)
+    project = '[project]\nname = "planted"\nversion = "1"\n'
+    files = {"planted/__init__.py": source, "tests/test_planted.py": tests, "pyproject.toml": project}
+    return str(write_tree(root, files))
 
 
 @pytest.mark.long
@@ -125,11 +112,9 @@ REPLAYED = """
 import os
 import signal
 
-
 def vandal(number):
     os.kill(os.getppid(), signal.SIGKILL)
     return number
-
 
 def twice(number):
     return number + number

@@ -39,7 +39,6 @@ class Till:
                 most -= 1
                 yield coin
 
-
 def share(total, *people, rest="last"):
     """Who gets how much."""
     if not people:
@@ -53,22 +52,18 @@ TESTS = """
 import pytest
 from trade import Till, share
 
-
 def test_give():
     assert list(Till([1, 5, 10]).give(18)) == [10, 5, 1, 1, 1]
     assert list(Till([2]).give(9, most=2)) == [2, 2]
 
-
 def test_give_nothing():
     assert list(Till([5, 1]).give(0)) == []
-
 
 def test_share():
     assert share(7, "ann", "bob") == {"ann": 3, "bob": 4}
     assert share(7, "ann", "bob", rest="first") == {"ann": 4, "bob": 3}
     with pytest.raises(ValueError, match="nobody"):
         share(7)
-
 
 def test_share_hidden():
     assert share(9, "eve", "joe") == {"eve": 4, "joe": 5}

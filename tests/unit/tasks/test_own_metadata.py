@@ -7,6 +7,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import TreeRule
 from composer_replication.tasks.intake.source_folders import folders_of_tree, recorded_folders
@@ -18,17 +19,13 @@ CODE = {"pkg/__init__.py": "", "tests/test_a.py": "def test_a():\n    pass\n"}
 
 def opened(tmp_path: Path, files: Mapping[str, str]) -> RepositorySource:
     root = tmp_path / "folder"
-    for name, text in {**CODE, **files}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    write_tree(root, {**CODE, **files})
     return open_source(str(root))
 
 
 def found_version(source: RepositorySource, name: str, folder: Path) -> str | None:
     """What ``importlib.metadata`` finds in the task tree."""
-    for path, data in source.files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+    write_tree(folder, source.files)
     return next((one.version for one in Distribution.discover(name=name, path=[str(folder)])), None)
 
 

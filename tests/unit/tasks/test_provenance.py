@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
+from small_trees import commit_all, tar_bytes, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.blobs import read_file, write_file
@@ -44,22 +42,9 @@ def test_what_is_kept_of_an_address(source: str, kept: str) -> None:
     assert public_address(parse_address(source)) == kept
 
 
-def write(root: Path) -> Path:
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
 def pack(path: Path) -> Path:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, text in FILES.items():
-            info = tarfile.TarInfo(f"planted_thing-2.1/{name}")
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(out.getvalue(), mtime=0))
+    path.write_bytes(gzip.compress(tar_bytes(FILES, "planted_thing-2.1/", "w"), mtime=0))
     return path
 
 
@@ -74,10 +59,8 @@ def test_what_lies_here_has_none_and_what_was_fetched_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    root = write(tmp_path / "repo")
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
-        subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+    root = write_tree(tmp_path / "repo", FILES)
+    commit_all(root)
     origins = {
         source: open_source(source).origin
         for source in (

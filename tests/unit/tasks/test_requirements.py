@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import Outcome
 from composer_replication.tasks import repository as repository_module
@@ -310,9 +311,7 @@ WHEEL = LockedWheel("pytest", PYTESTS[0], "pytest.whl", "0" * 64)
 
 
 def source_of(folder: Path, files: Mapping[str, str]) -> RepositorySource:
-    for name, text in {"pyproject.toml": PROJECT, **files}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    write_tree(folder, {"pyproject.toml": PROJECT, **files})
     return open_source(str(folder))
 
 

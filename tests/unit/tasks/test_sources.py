@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_trees import tar_bytes, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake import archives
@@ -58,11 +59,7 @@ LEAKS = {
 
 
 def tar_of(path: Path, files: Mapping[str, bytes], top: str = "thing-2.1/") -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(top + name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    path.write_bytes(tar_bytes(files, top))
     return path
 
 
@@ -73,18 +70,11 @@ def zip_of(path: Path, files: Mapping[str, bytes], top: str = "thing-2.1/") -> P
     return path
 
 
-def folder_of(root: Path, files: Mapping[str, bytes]) -> Path:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
 @pytest.mark.parametrize("kind", ["folder", "tar", "zip", "flat tar"])
 def test_every_kind_gives_the_same_tree(tmp_path: Path, kind: str) -> None:
     files = {**GOOD, **LEAKS}
     if kind == "folder":
-        path = folder_of(tmp_path / "thing", files)
+        path = write_tree(tmp_path / "thing", files)
     elif kind == "zip":
         path = zip_of(tmp_path / "thing-2.1.zip", files)
     else:
@@ -113,12 +103,12 @@ def test_what_macos_puts_beside_the_files_is_not_there(tmp_path: Path, pack: Pac
     )
     assert {name: data for name, data in source.files.items() if "dist-info" not in name} == GOOD
     assert source.left_out == ()
-    folder_of(tmp_path / "b", {**packed, **beside})
+    write_tree(tmp_path / "b", {**packed, **beside})
     assert open_source(str(tmp_path / "b" / "thing-2.1")).files == source.files
 
 
 def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "thing", GOOD)
+    root = write_tree(tmp_path / "thing", GOOD)
     secret = tmp_path / "secret.py"
     secret.write_text("SECRET = 1\n")
     (root / "thing" / "link.py").symlink_to(secret)
@@ -127,7 +117,7 @@ def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "thing", {**GOOD, **LEAKS})
+    root = write_tree(tmp_path / "thing", {**GOOD, **LEAKS})
     first = open_source(str(root)).sha256
     (root / "CHANGELOG.md").write_text("left out anyway")
     assert open_source(str(root)).sha256 == first
@@ -167,13 +157,13 @@ def without(name: str) -> dict[str, bytes]:
 )
 def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, bytes], code: str) -> None:
     with pytest.raises(InputError) as caught:
-        open_source(str(folder_of(tmp_path / "thing", files)))
+        open_source(str(write_tree(tmp_path / "thing", files)))
     assert caught.value.code == code
 
 
 def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
     spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
-    root = folder_of(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
+    root = write_tree(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
     with pytest.raises(
         InputError, match=r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
     ) as caught:
@@ -261,7 +251,7 @@ def test_bombs_are_refused(
 def test_a_folder_that_is_too_large_is_not_called_an_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str
 ) -> None:
-    path = folder_of(tmp_path / "thing", GOOD)
+    path = write_tree(tmp_path / "thing", GOOD)
     monkeypatch.setattr(archives, limit, value)
     with pytest.raises(InputError, match=f"CR0402.*folder is too large.*{words}") as caught:
         open_source(str(path))

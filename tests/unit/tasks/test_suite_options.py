@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.lock import UnusableRepository
@@ -17,17 +18,10 @@ from composer_replication.tasks.test_run import TestReport, run_tests
 ONE = "def test_one():\n    pass\n"
 
 
-def planted(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
 @pytest.fixture
 def run(tmp_path: Path, environment: Environment):
     def run_files(files: Mapping[str, str]) -> TestReport:
-        return run_tests(planted(tmp_path / "tree", files), environment, None, timeout_seconds=60.0)
+        return run_tests(write_tree(tmp_path / "tree", files), environment, None, timeout_seconds=60.0)
 
     return run_files
 
@@ -51,7 +45,7 @@ def run(tmp_path: Path, environment: Environment):
 def test_options_that_a_suite_needs_are_kept_and_reports_are_not(
     added: str, kept: list[str], tmp_path: Path
 ) -> None:
-    planted(tmp_path, {"pytest.ini": f"[pytest]\naddopts = {added}\n", "test_a.py": ONE})
+    write_tree(tmp_path, {"pytest.ini": f"[pytest]\naddopts = {added}\n", "test_a.py": ONE})
     assert suite_arguments(tmp_path) == ["--config-file=pytest.ini", *kept]
 
 
@@ -70,7 +64,7 @@ def test_options_that_a_suite_needs_are_kept_and_reports_are_not(
     ],
 )
 def test_every_place_where_pytest_reads_them(name: str, text: str, tmp_path: Path) -> None:
-    planted(tmp_path, {name: text, "tests/test_a.py": ONE})
+    write_tree(tmp_path, {name: text, "tests/test_a.py": ONE})
     assert suite_arguments(tmp_path) == [f"--config-file={name}", "--mine"]
     if not name.startswith(("tests/", "setup.cfg")):
         (tmp_path / "setup.cfg").write_text("[tool:pytest]\naddopts = --other\n")
@@ -91,7 +85,7 @@ def test_every_place_where_pytest_reads_them(name: str, text: str, tmp_path: Pat
 def test_files_are_found_by_the_names_that_unittest_is_told(
     files: dict[str, str], patterns: str, tmp_path: Path
 ) -> None:
-    found = [word for word in suite_arguments(planted(tmp_path, files)) if "python_files" in word]
+    found = [word for word in suite_arguments(write_tree(tmp_path, files)) if "python_files" in word]
     assert found == ([f"-opython_files={patterns}"] if patterns else [])
 
 
@@ -120,15 +114,12 @@ reruns = 1
 OWN = """
 import pytest
 
-
 def pytest_addoption(parser):
     parser.addoption("--own")
     parser.addoption("--flag", action="store_true")
 
-
 def pytest_xdist_auto_num_workers(config):
     return 2
-
 
 @pytest.fixture
 def cov():
@@ -138,7 +129,6 @@ USES = """
 import warnings
 
 import pytest
-
 
 @pytest.mark.unheard_of
 def test_all(benchmark, worker_id, testrun_uid, no_cover, cov, extras, hour, pytestconfig):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.instructions.writing import write_instruction
@@ -130,9 +131,7 @@ def test_a_clone_gives_the_base_commit_and_a_pure_addition_is_a_task(tmp_path: P
         "planted/__init__.py": "def triple(x):\n    return 3 * x\n",
         "tests/test_planted.py": OLD_TESTS,
     }
-    for name, text in old.items():
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        (clone / name).write_text(text)
+    write_tree(clone, old)
     commits = []
     for number in range(2):
         (clone / "planted" / "later.py").write_text(f"x = {number}\n" * number)

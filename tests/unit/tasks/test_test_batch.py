@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox import choose_backend
@@ -61,9 +62,7 @@ def files(**texts: str) -> dict[str, bytes]:
 
 
 def alone(run: BatchRun, folder: Path, environment: Environment, backend: str | None) -> TestReport:
-    for name, data in run.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+    write_tree(folder, run.files)
     return run_tests(
         folder, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
         wall_factor=run.wall_factor, stop_at_first_failure=run.stop_at_first_failure,

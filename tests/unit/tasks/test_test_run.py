@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
@@ -29,9 +30,7 @@ def run(tmp_path: Path, environment: Environment):
         seconds: float = 30.0,
         **options: object,
     ) -> TestReport:
-        for name, text in files.items():
-            (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "tree" / name).write_text(text)
+        write_tree(tmp_path / "tree", files)
         return run_tests(tmp_path / "tree", environment, node_ids, timeout_seconds=seconds, **options)
 
     return run_files

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
-import subprocess
 import tarfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_trees import commit_all, tar_bytes, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.build import build_tasks
@@ -107,7 +106,7 @@ def test_a_folder_at_the_top_is_kept_where_it_is_a_package_that_is_imported(
 ) -> None:
     package = {f"{name}/__init__.py": b"", f"{name}/a.py": b"x = 1\n"}
     test = b"def test_b():\n    pass\n" + statement.format(name).encode() + b"\n"
-    write(tmp_path, {**BASE, **package, "tests/test_b.py": test})
+    write_tree(tmp_path, {**BASE, **package, "tests/test_b.py": test})
     source = open_source(str(tmp_path))
     assert (package.keys() <= source.files.keys()) is is_used
     assert package.keys().isdisjoint(source.files) is not is_used
@@ -183,13 +182,6 @@ def test_what_is_left_out_is_told_the_likeliest_first() -> None:
     assert left_out(names, BASE) == ("foo/x.so", "tests/.coverage", "tests/data/a.zip", "tools/a.py")
 
 
-def write(root: Path, files: Mapping[str, bytes]) -> Path:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
 LINKS = {
     "foo/b.py": "a.py",
     "more": "foo",
@@ -202,7 +194,7 @@ LINKS = {
 @pytest.mark.parametrize("kind", ["folder", "tar", "zip", "git"])
 def test_links_that_a_test_may_miss_are_named_whatever_holds_them(tmp_path: Path, kind: str) -> None:
     root = tmp_path / "thing"
-    write(root, {**BASE, "docs/e.md": b"", "foo/__init__.py": b""})
+    write_tree(root, {**BASE, "docs/e.md": b"", "foo/__init__.py": b""})
     for name, target in {**LINKS, "docs/e.py": "e.md", ".venv": "foo"}.items():
         (root / name).symlink_to(target)
     source = str(root)
@@ -219,9 +211,7 @@ def test_links_that_a_test_may_miss_are_named_whatever_holds_them(tmp_path: Path
                 if path.is_symlink() or path.is_file():
                     archive.writestr(info, str(path.readlink()) if path.is_symlink() else path.read_bytes())
     elif kind == "git":
-        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
-            subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+        commit_all(root)
         source = f"git+file://{root}@main"
     found = open_source(source)
     assert not LINKS.keys() & found.files.keys()
@@ -230,7 +220,7 @@ def test_links_that_a_test_may_miss_are_named_whatever_holds_them(tmp_path: Path
 
 def test_a_refused_build_says_which_files_its_tests_may_miss(tmp_path: Path) -> None:
     test = b"import tools.a\n\n\ndef test_one():\n    assert tools.a.x == 1\n"
-    write(tmp_path / "thing", {**BASE, "tests/test_a.py": test, "tools/a.py": b"x = 1\n"})
+    write_tree(tmp_path / "thing", {**BASE, "tests/test_a.py": test, "tools/a.py": b"x = 1\n"})
     with pytest.raises(InputError) as caught:
         build_tasks([str(tmp_path / "thing")], tmp_path / "out").require_tasks()
     assert caught.value.code == "CR0419"
@@ -283,9 +273,7 @@ def test_a_repository_in_which_everything_is_among_tests_is_told_so(tmp_path: Pa
         "spec/helpers.py": "def one():\n    return 11\n",
         "spec/test_a.py": "import helpers\n\n\ndef test_one():\n    assert helpers.one() == 11\n\n\ndef test_b():\n    pass\n",
     }
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+    write_tree(root, files)
     summary = build_tasks([str(root)], tmp_path / "out", jobs=1)
     with pytest.raises(
         InputError, match=r"all that can be deleted lies in folders of tests .first: spec/helpers.py"
@@ -308,26 +296,19 @@ def test_data_of_namespace_packages_and_data_that_tests_name(tmp_path: Path) -> 
         "xmltestdata/packed.zip": "",
         "tests.py": "def test_a():\n    open(join('xmltestdata', 'a.xml')), open('../schemas/one.json'), run(\"examples/run.py\")\n",
     }
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+    write_tree(tmp_path, files)
     source = open_source(str(tmp_path))
     gone = {"notes/plan.md", "docs/xmltestdata/b.xml", "xmltestdata/packed.zip"}
     assert files.keys() - source.files.keys() == gone
 
 
 def packed(members: dict[str, bytes], kind: str) -> bytes:
+    if kind != "zip":
+        return tar_bytes(members, mode=kind)
     stream = io.BytesIO()
-    if kind == "zip":
-        with zipfile.ZipFile(stream, "w") as archive:
-            for name, data in members.items():
-                archive.writestr(name, data)
-    else:
-        with tarfile.open(fileobj=stream, mode=kind) as tar:
-            for name, data in members.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
     return stream.getvalue()
 
 
@@ -356,9 +337,7 @@ def test_packed_data_of_packages_and_tests_is_in_the_tree(tmp_path: Path) -> Non
         "tests/data/old-1.0.tar.gz": packed({"old-1.0/core.py": b""}, "w:gz"),
         "dist/a.zip": packed({"a.json": b"{}"}, "zip"),
     }
-    for path, data in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(data)
+    write_tree(tmp_path, files)
     source = open_source(str(tmp_path))
     assert files.keys() - source.files.keys() == {"tests/data/old-1.0.tar.gz", "dist/a.zip"}
     assert source.left_out == ("tests/data/old-1.0.tar.gz",)

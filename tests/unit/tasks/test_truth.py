@@ -27,10 +27,8 @@ SOURCE = """
 def area(width, height):
     return width * height
 
-
 def step(number):
     return number < 3
-
 
 def maker(number):
     return lambda more: number + more
@@ -38,25 +36,20 @@ def maker(number):
 TESTS = """
 from fields import area, maker, step
 
-
 def test_area():
     assert area(2, 2) == 4
     assert area(0, 0) == 0
-
 
 def test_far():
     assert step(1) is True
     assert step(5) is False
 
-
 def test_edge():
     assert step(2) is True
     assert step(3) is False
 
-
 def test_maker():
     assert maker(1)(2) == 3
-
 
 def test_nothing():
     pass

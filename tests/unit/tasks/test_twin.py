@@ -34,7 +34,6 @@ PATH = "src/shop/goods.py"
 SOURCE = '''
 import functools, random
 
-
 def squeeze(text, mark=" "):
     """Every run of the mark becomes one."""
     found = []
@@ -43,14 +42,12 @@ def squeeze(text, mark=" "):
             found.append(sign)
     return "".join(found)
 
-
 def spread(items, times=2):
     """Each item so many times, lazily."""
     for item in items:
         for _ in range(times):
             yield item
     return
-
 
 def top_up(stock, name, amount):
     """Add to a stock in place and give the new number."""
@@ -59,7 +56,6 @@ def top_up(stock, name, amount):
     stock[name] = after
     return after
 
-
 def chosen(test, values):
     """Sorted values for which the test holds."""
     found = []
@@ -67,7 +63,6 @@ def chosen(test, values):
         if test(value):
             found.append(value)
     return sorted(found)
-
 
 def noted(function):
     @functools.wraps(function)
@@ -78,7 +73,6 @@ def noted(function):
     inner.count = 0
     return inner
 
-
 @noted
 def price(number, *, rate=0.25):
     """With tax, rounded."""
@@ -86,7 +80,6 @@ def price(number, *, rate=0.25):
         raise ValueError("negative")
     total = number * (1 + rate)
     return round(total, 2)
-
 
 class Box:
     def __init__(self, size):
@@ -100,14 +93,12 @@ class Box:
         self.items.append(item)
         return True
 
-
 def drawn(values):
     """Not the same twice."""
     values = list(values)
     random.seed()
     number = random.random()
     return [number, *values]
-
 
 def silent(value):
     """Does nothing that can be seen."""
@@ -116,20 +107,17 @@ def silent(value):
     value = None
     return value
 
-
 def unused(value):
     a = value
     b = a
     c = b
     return c
 
-
 def make_adder(number):
     n = number
     n += 0
     n -= 0
     return lambda x: x + n
-
 
 async def later(value):
     a = value
@@ -142,21 +130,17 @@ import asyncio
 import pytest
 from shop.goods import *
 
-
 @pytest.mark.parametrize("text, expected", [("a  b", "a b"), ("", ""), ("   ", " "), (" x  y ", " x y "), ("abc", "abc")])
 def test_squeeze(text, expected):
     assert squeeze(text) == expected
 
-
 def test_squeeze_marks():
     assert squeeze("a--b", "-") == "a-b"
-
 
 def test_spread():
     assert list(spread([1, 2])) == [1, 1, 2, 2]
     assert list(spread("ab", times=3)) == list("aaabbb")
     assert list(spread(iter([5, 6, 7]))) == [5, 5, 6, 6, 7, 7]
-
 
 def test_top_up():
     stock = {"tea": 1}
@@ -164,13 +148,11 @@ def test_top_up():
     assert top_up(stock, "rum", 2) == 2
     assert stock == {"tea": 5, "rum": 2}
 
-
 def test_chosen():
     limit = 2
     assert chosen(lambda x: x > limit, [5, 1, 3]) == [3, 5]
     assert chosen(lambda x: x % 2 == 0, [4, 2, 7, 8]) == [2, 4, 8]
     assert chosen(str.isdigit, ["a", "1"]) == ["1"]
-
 
 def test_price():
     assert price(100) == 125
@@ -179,23 +161,18 @@ def test_price():
     with pytest.raises(ValueError):
         price(-1)
 
-
 def test_box():
     box = Box(2)
     assert [box.push(x) for x in (1, "b", 3)] == [True, True, False]
 
-
 def test_drawn():
     assert len(drawn([1, 2])) == 3 and len(drawn([3])) == 2 and drawn([])
-
 
 def test_silent():
     assert silent(1) is None and silent([2]) is None and silent("c") is None
 
-
 def test_make_adder():
     assert make_adder(1)(2) == 3 and make_adder(5)(2) == 7
-
 
 def test_later():
     assert asyncio.run(later(1)) == 1 and asyncio.run(later(2)) == 2

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.cli.show_command import (
     finish_build,
@@ -34,9 +35,7 @@ RED = {
 
 
 def source(folder: Path) -> str:
-    for name, text in RED.items():
-        (folder / "planted" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "planted" / name).write_text(text)
+    write_tree(folder / "planted", RED)
     return str(folder / "planted")
 
 

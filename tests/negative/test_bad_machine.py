@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 
 from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.cache import cache_folder
-from composer_replication.tasks.intake.lock import INSTALLER, resolve
+from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
@@ -44,24 +43,6 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (cache / name).symlink_to(shared / name)
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(cache))
     return cache
-
-
-OLDER_FORMAT = json.dumps({"python": "3.11", "wheels": [["pytest", "1", "pytest-1-py3-none-any.whl", "00"]]})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("text", [OLDER_FORMAT, "{", "[]", '{"wheels": 3}', "\x00"])
-def test_an_answer_of_an_older_format_in_the_cache_is_asked_again(
-    private_cache: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")  # the wheels of the cache are enough
-    wanted = [Requirement("{}=={}".format(*INSTALLER))]
-    lock = resolve(wanted, "the tests")
-    answers = list((private_cache / "resolutions").iterdir())
-    assert len(answers) == 1
-    answers[0].write_text(text)
-    assert resolve(wanted, "the tests") == lock
-    assert json.loads(answers[0].read_text()) == json.loads(json.dumps(lock.to_json()))
 
 
 @pytest.mark.long

@@ -171,19 +171,6 @@ def test_those_that_cannot_be_opened_beside_a_good_one_are_counted_and_named(
     assert result["unusable"][str(nameless)].startswith("CR0402: ")
 
 
-@pytest.mark.long
-def test_tasks_of_a_source_that_cannot_be_opened_any_more_are_not_lost(
-    command: Command, make: Make, good: Path, store_of_make: Path, tmp_path: Path
-) -> None:
-    source = make({})
-    before = TaskStore.open(Path(shutil.copytree(store_of_make, tmp_path / "out"))).fingerprint
-    (source / "pyproject.toml").unlink()
-    answer = command("tasks", "build", "--visible-only", source, good, "--out", tmp_path / "out")
-    assert answer.error["code"] == "CR0415"
-    assert f"{source} cannot be used: CR0402" in answer.error["message"]
-    assert TaskStore.open(tmp_path / "out").fingerprint == before
-
-
 # --- suites that are red in the sandbox ----------------------------------------------------------
 
 NETWORK = (

@@ -141,28 +141,6 @@ def test_a_candidate_that_dies_in_one_call_fails_that_call_alone(built, environm
     assert score.recorded_agree + score.mutated_agree == score.num_recorded + score.num_mutated - 1
 
 
-GATED = """
-import os
-
-def gated(number, more):
-    late = os.environ["PYTHONHASHSEED"] == "{seed}"
-    other = number + late
-    total = other + more
-    return total
-"""
-
-
-@pytest.mark.parametrize("seed", ["7", "123"])
-def test_the_golden_code_must_agree_with_itself_every_time(environment: Environment, seed: str) -> None:
-    source = GATED.replace("{seed}", seed)
-    tests = "from fields import gated\ndef test_gated():\n    assert gated(1, 2) == 3 and gated(4, 7) == 11\n"
-    (cut,) = find_body_cuts("fields.py", source)
-    files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
-    found = build_twins(files, environment, [cut])
-    assert found.twins == {}
-    assert found.without == {"fields.py::gated": "the golden code does not agree with itself"}
-
-
 def test_the_seeds_reach_both_ends() -> None:
     first = [random.Random(seed).random() for seed in unseeded_random.SEEDS]
     assert min(first) < 0.00001

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
-from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
@@ -174,36 +171,6 @@ def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProjec
 
 
 @pytest.mark.long
-def test_what_lies_beyond_the_cut_is_not_waited_for(
-    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second candidate hangs in its sandbox while the first becomes the one task that was asked for."""
-    real, begun = build_state.judge_deletion, threading.Event()
-
-    def judge(*arguments: Any, **options: Any) -> Any:
-        if next(numbers) == 0:
-            assert begun.wait(60)
-            return real(*arguments, **options)
-        begun.set()
-        with open_sandbox(SandboxSpec(tree=tmp_path / "tree"), None) as sandbox:
-            try:
-                return sandbox.exec(["sleep", "90"], timeout_seconds=100)
-            except SandboxFailure as failure:
-                killed.append(failure.code)
-                raise
-
-    numbers, killed = itertools.count(), []
-    (tmp_path / "tree").mkdir()
-    source = str(make_project(PLANTED))
-    pins = {source: ["planted.py::one", "planted.py::two"]}
-    alone = build_tasks([source], tmp_path / "alone", symbols=pins, max_tasks=1, jobs=1)
-    monkeypatch.setattr(build_state, "judge_deletion", judge)
-    beside = build_tasks([source], tmp_path / "beside", symbols=pins, max_tasks=1, jobs=2)
-    assert (next(numbers), killed) == (2, ["CR0302"])
-    assert beside.fingerprint == alone.fingerprint
-
-
-@pytest.mark.long
 def test_a_changed_source_is_built_anew(make_project: MakeProject, tmp_path: Path) -> None:
     root = make_project(SMALL)
     first = build_tasks([str(root)], tmp_path / "out")
@@ -356,7 +323,7 @@ class NoJail:
         raise SandboxFailure("CR0302", "it does not start.")
 
 
-PATH = f"{__name__}:Open"
+PATH = f"{__name__}:NoJail"
 
 
 @pytest.mark.parametrize(

@@ -473,16 +473,6 @@ def test_a_method_that_its_class_body_names_stays(use):
     assert "pkg/a.py::C.m@function/whole" in every(module("class C:\n    def m(self):\n        return 1\n"))
 
 
-def test_a_method_named_by_a_subclass_at_import_time_stays():
-    own = "class C:\n    def m(self):\n        return 1\n"
-    assert "pkg/a.py::C.m@function/whole" not in every(
-        module(own, b="from .a import C\nclass D(C):\n    n = C.m\n")
-    )
-    assert "pkg/a.py::C.m@function/whole" in every(
-        module(own, b="from .a import C\nclass D(C):\n    n = C.o\n")
-    )
-
-
 TESTS = "tests/test_a.py"
 
 
@@ -520,21 +510,6 @@ def test_the_imports_of_tests_move_into_the_tests(before, after):
     files = {**module(FUNCTION), TESTS: before.encode()}
     edited = whole(files, PIN)
     assert edited.get(TESTS) == after
-
-
-def test_a_plain_import_of_a_deleted_module_moves_too():
-    files = {
-        **module("def f():\n    return 1\ndef g():\n    return 2\n"),
-        TESTS: b"import pkg.a\ndef test():\n    assert pkg.a.f()\ndef test_b():\n    assert pkg\n",
-    }
-    assert whole(files, "pkg/a.py::pkg.a@module/whole")[TESTS] == (
-        "import pkg\ndef test():\n    import pkg.a\n    assert pkg.a.f()\ndef test_b():\n    assert pkg\n"
-    )
-
-
-def test_a_test_that_binds_the_name_in_places_keeps_its_file_as_it_is():
-    text = "from pkg.a import gone\ndef test():\n    assert [gone for gone in 'a'] and gone(1)\n"
-    assert TESTS not in whole({**module(FUNCTION), TESTS: text.encode()}, PIN)
 
 
 @pytest.mark.parametrize(

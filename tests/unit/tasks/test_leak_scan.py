@@ -9,7 +9,6 @@ import json
 import marshal
 import posixpath
 import py_compile
-import socket
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -23,14 +22,12 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Task
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import IndexSettings
-from composer_replication.tasks.leaks import inside_search, leak_scan
+from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.leak_search import (
     Leak,
     Search,
     Target,
     code_digest,
-    target_from_json,
-    target_to_json,
 )
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
@@ -168,11 +165,6 @@ def test_short_lines_outside_the_tree_need_a_run(known: Target, original: bytes)
     )
 
 
-def test_a_target_is_told_whole(known: Target) -> None:
-    assert target_from_json(json.loads(json.dumps(target_to_json(known)))) == known
-    assert sum(is_distinctive for _, is_distinctive in known.window) == 3
-
-
 def packages_of(environment: Environment) -> Path:
     return next(environment.root.glob("lib/python*/site-packages"))
 
@@ -224,18 +216,6 @@ def test_a_pip_that_downloads_is_found(
     (packages_of(own_environment) / "pip.py").write_text("print('Saved')\n")
     found = search_inside(tiny_store, task, own_environment)
     assert {(leak.channel, leak.path) for leak in found} == {("network", "pip download")}
-
-
-@pytest.mark.long
-def test_an_open_network_is_found_though_no_index_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside of any sandbox: the port of this machine can be reached for as long as it listens."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    request = {"packages": {"one": "no-such-package==0"}, "urls": ["http://127.0.0.1:9/"], "port": 0}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        request["port"] = server.getsockname()[1]
-        found = inside_search.ask_network("one", request)
-    assert {(leak.channel, leak.path) for leak in found} == {("network", "a port of the machine")}
-    assert inside_search.ask_network("one", request) == set()
 
 
 def test_no_password_of_an_index_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

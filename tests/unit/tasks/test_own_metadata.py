@@ -50,21 +50,6 @@ def test_a_package_finds_its_own_version(tmp_path: Path, files: Mapping[str, str
     assert found_version(source, "some-thing-x", tmp_path / "tree") == version
 
 
-@pytest.mark.parametrize(
-    "setup",
-    [
-        "setup(**read())\n",
-        "def (\n",
-        'other(name="no", version="1")\n',  # not setup
-        'setup(name=NAME, version=("1",))\n',
-    ],
-)
-def test_a_name_that_only_running_would_tell_is_that_of_the_folder(tmp_path: Path, setup: str) -> None:
-    source = opened(tmp_path, {"setup.py": setup})
-    assert (source.name, source.version) == ("folder", "")
-    assert not [path for path in source.files if path.endswith("METADATA")]
-
-
 def test_entry_points_and_a_version_file_are_in_the_tree_as_if_it_were_installed(tmp_path: Path) -> None:
     table = """
 [project]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -61,19 +60,6 @@ def test_the_files_have_every_task_and_no_statistics(
     columns = [metadata.row_group(0).column(i) for i in range(metadata.num_columns)]
     assert {column.compression for column in columns} == {"ZSTD"}
     assert not any(column.is_stats_set for column in columns)  # each would hold two patches or lists whole
-
-
-def test_written_by_another_process_the_bytes_are_the_same(
-    tiny_store: TaskStore, public_file: Path, tmp_path: Path
-) -> None:
-    program = (
-        "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
-        "from composer_replication.tasks.swebench.swebench_files import write_instances;"
-        "write_instances(TaskStore.open(Path(sys.argv[1])), Path(sys.argv[2]), with_golden=False, as_parquet=True)"
-    )
-    other = tmp_path / "other.parquet"
-    subprocess.run([sys.executable, "-c", program, str(tiny_store.root), str(other)], check=True)
-    assert other.read_bytes() == public_file.read_bytes()
 
 
 def test_the_golden_patch_restores_the_original_tree_by_git(
@@ -153,15 +139,6 @@ def test_without_pyarrow_a_table_is_refused(copy: TaskStore, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingError, match="CR0101"):
         written(copy, copy.root / "a.parquet")
-
-
-def test_reading_a_store_loads_no_pyarrow(tiny_store: TaskStore) -> None:
-    program = (
-        "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
-        "from composer_replication.tasks import build; import composer_replication.tasks.swebench.swebench_files;"
-        "TaskStore.open(Path(sys.argv[1])).tasks(); sys.exit('pyarrow' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(tiny_store.root)], check=False).returncode == 0
 
 
 def test_text_that_parquet_has_to_carry() -> None:

@@ -130,14 +130,10 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
         "one test": BatchRun(good, IDS[:1], 60.0),
         "first failure": BatchRun(project("return 1"), IDS, 60.0, stop_at_first_failure=True),
         "a test is gone": BatchRun(good, [*IDS, "tests/test_package.py::test_gone"], 60.0),
-        "a file is gone": BatchRun(good, [*IDS, "tests/test_gone.py::test_gone"], 60.0),
         "no tests": BatchRun(files(package="X = 1\n"), None, 60.0),
-        "no node ids": BatchRun(good, [], 60.0),
         "collection error": BatchRun(good | files(tests__test_bad="import no_such_module\n"), None, 60.0),
         "syntax error": BatchRun(good | {"package.py": b"def answer(:\n"}, IDS, 60.0),
         "conftest exits": BatchRun(good | files(conftest="import sys\nsys.exit(3)\n"), IDS, 60.0),
-        "conftest exits with words": BatchRun(good | files(conftest="raise SystemExit('bye')\n"), IDS, 60.0),
-        "conftest breaks": BatchRun(good | files(conftest="raise ValueError\n"), IDS, 60.0),
         "other import mode": BatchRun(
             {"pytest.ini": b"[pytest]\naddopts = --import-mode=importlib\n"}
             | files(a__test_same="def test_same(): pass\n", b__test_same="def test_same(): pass\n"),
@@ -170,7 +166,6 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
     assert together["conftest exits"].error.startswith(
         "the run ended without its closing record (exit code 3"
     )
-    assert "bye" in together["conftest exits with words"].error
     assert set(together["first failure"].outcomes.values()) == {Outcome.FAILED}
     assert len(together["places"].passed) == len(together["src layout"].passed) == 1
     assert "no_such_module" in together["collection error"].collect_errors["tests/test_bad.py"]
@@ -372,14 +367,6 @@ def test_threads_before_the_fork_mean_that_each_run_is_alone(
     runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
     way, reports = way_of(runs, environment, monkeypatch)
     assert (way, [len(report.passed) for report in reports]) == ("alone", [2, 1])
-
-
-def test_packages_that_break_when_forked_mean_that_each_run_is_alone(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd = replace(environment, names=environment.names | {"gevent"})
-    way, reports = way_of([BatchRun(project("return 42"), IDS, 60.0)], odd, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("alone", 2)
 
 
 # --- code that is compiled once ----------------------------------------------------------------

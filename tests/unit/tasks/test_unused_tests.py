@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,7 @@ from composer_replication.cli.show_command import (
 )
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.unused_tests import FOLDER, UnusedTests, read_unused
+from composer_replication.tasks.unused_tests import UnusedTests
 
 RED = {
     "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
@@ -62,30 +59,6 @@ def test_they_are_counted_and_explained(built: BuildSummary) -> None:
     stats, _ = run_stats(argparse.Namespace(folder=built.folder))
     assert stats["unused_tests"] == result["unused_tests"]
     assert line in render_stats(stats).splitlines()
-
-
-@pytest.mark.long
-def test_a_build_that_goes_on_still_knows_and_the_fingerprint_does_not(
-    built: BuildSummary, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(built.folder, tmp_path / "out")
-    again = build_tasks([source(tmp_path)], folder, jobs=1)
-    assert again.unused_tests == built.unused_tests
-    store = TaskStore.open(folder)
-    (note,) = (folder / FOLDER).iterdir()
-    (record,) = store.repositories()
-    counted = UnusedTests(collected=6, used=3, flaky=0, never_green=None, broken_files=1)
-    text = note.read_text()
-    for other in (None, "{", "[]", text.replace(record.baseline_sha256, "0"), text.replace('": 2', '": "x"')):
-        if other is None:
-            note.unlink()
-        else:
-            note.write_text(other)
-        assert read_unused(folder, "planted-1.0", record) == counted
-    store.verify()
-    assert TaskStore.open(folder).fingerprint == built.fingerprint
-    lines = unused_lines({"planted==1.0": json.loads(json.dumps(counted.to_json()))})
-    assert lines == ["planted==1.0: 3 of 6 tests are used, 3 never green, 1 files not collected"]
 
 
 def test_nothing_is_said_of_a_suite_that_is_used_whole_or_skips() -> None:

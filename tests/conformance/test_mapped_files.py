@@ -104,7 +104,7 @@ def test_what_a_command_leaves_in_shared_memory_is_gone(name: str) -> None:
     assert run(name, leave, then="ls -A /dev/shm; stat -c %a /dev/shm") == (0, "", "755\n")
 
 
-@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm"])
+@pytest.mark.parametrize("name", ["bubblewrap", pytest.param("bubblewrap-warm", marks=pytest.mark.long)])
 def test_locks_of_multiprocessing_are_such_files_and_no_offence(name: str) -> None:
     assert run(name, LOCKS)[:2] == (0, "lived 300 6 True\n")
 

@@ -46,7 +46,9 @@ OTHERS: dict[str, Callable[[], Any]] = {
     ),
     "olmoe": lambda: tf.OlmoeForCausalLM(tf.OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2)),
 }
-NAMES = ["mixtral", "gpt-oss-sinks", "deepseek-v3-latent", *OTHERS]
+QUICK = ("mixtral", "gpt-oss-sinks", "deepseek-v3-latent", "qwen3-moe")
+NAMES = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS if name not in QUICK)]
+GROUPS = ["mixtral", pytest.param("deepseek-v2-groups", marks=pytest.mark.long)]
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0, 0], [1] * 9])
 
 
@@ -204,7 +206,7 @@ def test_foreign_routing_is_the_published_formula(name: str) -> None:
     assert routers and all(replayed[1][part].abs().max() > 1e-6 for part in routers)  # and learns
 
 
-@pytest.mark.parametrize("name", ["mixtral", "deepseek-v2-groups"])
+@pytest.mark.parametrize("name", GROUPS)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_layers_that_run_again_choose_the_same(name: str, reentrant: bool) -> None:
     model = model_of(name)
@@ -219,7 +221,7 @@ def test_layers_that_run_again_choose_the_same(name: str, reentrant: bool) -> No
     assert int(again[2].num_forced) == int(plain[2].num_forced)  # a second run is not counted
 
 
-@pytest.mark.parametrize("name", ["mixtral", "deepseek-v2-groups"])
+@pytest.mark.parametrize("name", GROUPS)
 def test_unknown_tokens_choose_themselves(name: str) -> None:
     model = model_of(name)
     routing = foreign_routing(model)

@@ -148,10 +148,7 @@ def test_a_run_on_ray_whose_actor_is_killed_equals_one_without_ray(
 def lose_a_node(head: RayHead, folder: Path, *words: object) -> None:
     """A run over two further nodes, the first of which dies amid its work; both are clean in the end."""
     nodes = [folder / "first", folder / "second"]
-    with (
-        further_node(head, nodes[0], '{"side": 1}') as session,
-        further_node(head, nodes[1], '{"side": 1}'),
-    ):
+    with further_node(head, nodes[0], '{"side": 1}') as session, further_node(head, nodes[1], '{"side": 1}'):
         done(f"node={session}", head, *words, "--set", "ray.resources.side=0.6")
     for node in nodes:
         wait_until_clean(session, node / "scratch")

@@ -101,9 +101,7 @@ def test_a_resumed_pair_equals_an_uninterrupted_one(more_ranks: Ranks) -> None:
 
 @pytest.mark.long
 @pytest.mark.promise
-def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(
-    more_ranks: Ranks,
-) -> None:
+def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(more_ranks: Ranks) -> None:
     first, second = (result["fresh"] for result in more_ranks[1])
     assert first == second  # weights, replaced groups, the source's state and what the checks said
     assert first["is_finite"]
@@ -116,9 +114,7 @@ def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(
 
 @pytest.mark.long
 @pytest.mark.promise
-def test_both_choose_the_same_tasks_and_learn_what_either_graded(
-    more_ranks: Ranks,
-) -> None:
+def test_both_choose_the_same_tasks_and_learn_what_either_graded(more_ranks: Ranks) -> None:
     first, second = (result["curriculum"] for result in more_ranks[1])
     assert {**first, "graded_here": None} == {**second, "graded_here": None}  # weights and state
     # Two rows of each group of four were graded here, two there; one group a step, four steps.

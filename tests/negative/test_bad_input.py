@@ -152,11 +152,7 @@ def test_a_folder_that_is_taken(command: Command, recipe: Path, tmp_path: Path) 
 def test_an_output_folder_that_cannot_be(command: Command, recipe: Path, store: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     task_id = TaskStore.open(store).task_ids()[0]
-    for words in (
-        ("train", recipe),
-        ("tasks", "build", TINY),
-        ("tasks", "export", store, task_id),
-    ):
+    for words in (("train", recipe), ("tasks", "build", TINY), ("tasks", "export", store, task_id)):
         answer = command(*words, "--out", tmp_path / "file" / "below")
         assert (answer.exit_code, answer.error["code"]) == (2, "CR0209")
         assert f"{tmp_path / 'file'} is not a folder" in answer.error["message"]
@@ -207,10 +203,7 @@ def test_an_empty_store(command: Command, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text", "code"),
-    [
-        ("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"),
-        ("run.toml", "[model", "CR0481"),
-    ],
+    [("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"), ("run.toml", "[model", "CR0481")],
 )
 def test_a_broken_file_in_a_run_folder(
     command: Command, tmp_path: Path, name: str, text: str, code: str

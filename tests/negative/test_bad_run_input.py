@@ -76,14 +76,7 @@ def test_a_model_that_cannot_be_used(
     assert name in answer.error["where"]
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--samples", 0),
-        ("--seed", 2**32),
-        ("--temperature", "nan"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "value"), [("--samples", 0), ("--seed", 2**32), ("--temperature", "nan")])
 def test_numbers_out_of_range_are_not_evaluated_with(
     command: Command, store: Path, flag: str, value: object
 ) -> None:

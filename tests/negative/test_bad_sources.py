@@ -195,11 +195,7 @@ def listening() -> Any:
     ],
 )
 def test_tests_that_need_what_a_sandbox_has_not(
-    make: Make,
-    refused: Callable[..., str],
-    listening: int,
-    text: str,
-    why: str,
+    make: Make, refused: Callable[..., str], listening: int, text: str, why: str
 ) -> None:
     message = refused(make({"tests/test_planted.py": text.format(port=listening)}), "CR0419")
     assert "red-baseline 1" in message

@@ -107,13 +107,7 @@ def test_a_restored_latch_still_raises() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("planned_evaluations", 4),
-        ("tolerated_gap", 0.2),
-        ("alpha", 0.01),
-        ("delta", 0.1),
-        ("eps0", 0.01),
-    ],
+    [("planned_evaluations", 4), ("tolerated_gap", 0.2), ("alpha", 0.01), ("delta", 0.1), ("eps0", 0.01)],
 )
 def test_a_state_made_under_other_settings_is_refused_by_name(field: str, value: Any) -> None:
     guard = make()

@@ -15,12 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.safety import (
-    CollapseStopError,
-    HeldOutGuard,
-    TripwireStatus,
-    kl_token_trust_filter,
-)
+from composer_replication.safety import CollapseStopError, HeldOutGuard, TripwireStatus, kl_token_trust_filter
 
 LARGEST = sys.float_info.max
 

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.safety.split_overlaps import (
-    Alike,
-    Member,
-    containment_matches,
-    jaccard_matches,
-)
+from composer_replication.safety.split_overlaps import Alike, Member, containment_matches, jaccard_matches
 
 SETS = st.lists(
     st.tuples(st.frozensets(st.integers(0, 12), max_size=9), st.sampled_from([None, "r", "s"])), max_size=9

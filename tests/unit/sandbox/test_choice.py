@@ -66,12 +66,7 @@ def test_a_misspelt_name_meets_its_neighbour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "typed"),
-    [
-        ("docker", "harbor:docker"),
-        ("podman", "harbor:podman"),
-        ("harbor", "harbor:docker"),
-    ],
+    ("name", "typed"), [("docker", "harbor:docker"), ("podman", "harbor:podman"), ("harbor", "harbor:docker")]
 )
 def test_a_container_is_harbors(name: str, typed: str) -> None:
     with pytest.raises(UsageError) as caught:

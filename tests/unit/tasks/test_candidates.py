@@ -463,10 +463,7 @@ def test_a_method_takes_the_private_methods_and_helpers_that_only_it_needs():
         assert [cut.pin for cut in cuts] == ["pkg/a.py::C.m", "pkg/b.py::halve"]
 
 
-@pytest.mark.parametrize(
-    "use",
-    ["other = m", "@m\n    def f(self): pass", "def f(self, x=m): pass"],
-)
+@pytest.mark.parametrize("use", ["other = m", "@m\n    def f(self): pass", "def f(self, x=m): pass"])
 def test_a_method_that_its_class_body_names_stays(use):
     text = f"class C:\n    def m(self):\n        return 1\n    {use}\n"
     assert "pkg/a.py::C.m@function/whole" not in every(module(text))

@@ -59,17 +59,10 @@ class Pair(NamedTuple):
         ("a'b", ("str", '"a\'b"')),
         ([1, "1"], ("list", ("int", "1"), ("str", "'1'"))),
         ({2, 1}, ("set", ("int", "1"), ("int", "2"))),
-        (
-            {"b": 1, "a": 2},
-            ("dict", (("str", "'a'"), ("int", "2")), (("str", "'b'"), ("int", "1"))),
-        ),
+        ({"b": 1, "a": 2}, ("dict", (("str", "'a'"), ("int", "2")), (("str", "'b'"), ("int", "1")))),
         (
             OrderedDict(b=1, a=2),
-            (
-                "collections.OrderedDict",
-                (("str", "'b'"), ("int", "1")),
-                (("str", "'a'"), ("int", "2")),
-            ),
+            ("collections.OrderedDict", (("str", "'b'"), ("int", "1")), (("str", "'a'"), ("int", "2"))),
         ),
         (iter([1]), ("iterator", ("int", "1"))),
         ((x for x in "a"), ("iterator", ("str", "'a'"))),
@@ -124,8 +117,7 @@ def test_exact_types_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [len, lambda: 1, [lambda: 1], {"a": print}, threading.Lock(), functools.partial(int), [].append],
+    "value", [len, lambda: 1, [lambda: 1], {"a": print}, threading.Lock(), functools.partial(int), [].append]
 )
 def test_what_is_opaque_as_a_result(value: object) -> None:
     with pytest.raises(OpaqueValue):

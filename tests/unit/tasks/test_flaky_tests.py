@@ -77,12 +77,7 @@ def run(tmp_path: Path, environment: Environment) -> Callable[..., TestReport]:
         shutil.rmtree(tmp_path / "tree", ignore_errors=True)
         write_files(tmp_path / "tree", {name: text.encode() for name, text in files.items()})
         return run_tests(
-            tmp_path / "tree",
-            environment,
-            None,
-            timeout_seconds=60.0,
-            shuffle_seed=seed,
-            backwards=backwards,
+            tmp_path / "tree", environment, None, timeout_seconds=60.0, shuffle_seed=seed, backwards=backwards
         )
 
     return run_files

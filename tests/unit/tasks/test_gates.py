@@ -11,12 +11,7 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.records import Edit
-from composer_replication.tasks.gates import (
-    check_restores,
-    judge_deletion,
-    judge_own,
-    own_runs,
-)
+from composer_replication.tasks.gates import check_restores, judge_deletion, judge_own, own_runs
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare

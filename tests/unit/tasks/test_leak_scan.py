@@ -23,12 +23,7 @@ from composer_replication.records import ExecResult, Task
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import IndexSettings
 from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.leak_search import (
-    Leak,
-    Search,
-    Target,
-    code_digest,
-)
+from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, code_digest
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 
@@ -199,9 +194,7 @@ def test_an_installed_copy_is_found_inside_and_outside(
     }
     search = Search([known], unmarshal=False)
     found = search.search_folder(str(alone), tree="/nowhere")
-    assert {(leak.channel, Path(leak.path).name) for leak in found} == {
-        ("installed", "numbers.py"),
-    }
+    assert {(leak.channel, Path(leak.path).name) for leak in found} == {("installed", "numbers.py")}
 
 
 def plant_installation(packages: Path, original: bytes) -> None:
@@ -297,10 +290,7 @@ def test_small_compiled_functions_outside_the_tree_need_the_file_of_that_name(kn
     small = compile("less = lambda a, b: a < b", "numbers.py", "exec").co_consts[0]
     large = compile(f"less = lambda a, b: {' < '.join('abab')} < a.bit_length()", "x.py", "exec").co_consts[0]
     for code, counts_anywhere in ((small, False), (large, True)):
-        target = replace(
-            known,
-            codes=frozenset({code_digest(code)}),
-        )
+        target = replace(known, codes=frozenset({code_digest(code)}))
         search = Search([target], unmarshal=True)
         assert posixpath.basename(target.module) == "numbers.py"
         for file, in_tree in (("numbers.py", False), ("test_richcmp.py", False), ("test_richcmp.py", True)):

@@ -34,10 +34,7 @@ def found_version(source: RepositorySource, name: str, folder: Path) -> str | No
     [
         ({"pyproject.toml": '[project]\nname = "Some-Thing.x"\nversion = "2.1"\n'}, "2.1"),
         ({"pyproject.toml": '[project]\nname = "some.thing_x"\ndynamic = ["version"]\n'}, "0"),
-        (
-            {"pyproject.toml": '[project]\nname = "some-thing-x"\n[tool.poetry]\nversion = "3.0"\n'},
-            "3.0",
-        ),
+        ({"pyproject.toml": '[project]\nname = "some-thing-x"\n[tool.poetry]\nversion = "3.0"\n'}, "3.0"),
         ({"setup.cfg": "[metadata]\nname = some-thing-x\nversion = attr: pkg.__version__\n"}, "0"),
         ({"setup.cfg": "[metadata]\nname = some-thing-x\n", "setup.py": 'setup(version="4")\n'}, "4"),
         ({"setup.py": 'import setuptools\nsetuptools.setup(name="some-thing-x", version="5.1")\n'}, "5.1"),

@@ -15,10 +15,7 @@ from composer_replication.errors import UsageError
 from composer_replication.records import Outcome
 from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.gates import (
-    failing_of,
-    suite_trial,
-)
+from composer_replication.tasks.gates import failing_of, suite_trial
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import decision_key
 from composer_replication.tasks.running.bench import Bench, Trial

@@ -77,11 +77,7 @@ def test_relative_imports_count_dots_from_modules_and_packages():
         }
     )
     targets = {file.path: [imported.target for imported in file.imports] for file in found.files.values()}
-    assert targets == {
-        "p/__init__.py": ["p.a"],
-        "p/q/__init__.py": ["p.a", "p.q"],
-        "p/q/r.py": ["z", "p.q"],
-    }
+    assert targets == {"p/__init__.py": ["p.a"], "p/q/__init__.py": ["p.a", "p.q"], "p/q/r.py": ["z", "p.q"]}
 
 
 @pytest.mark.parametrize(

@@ -88,10 +88,7 @@ def backend(request: pytest.FixtureRequest) -> str | None:
 
 
 def assert_equal(
-    runs: Mapping[str, BatchRun],
-    tmp_path: Path,
-    environment: Environment,
-    backend: str | None,
+    runs: Mapping[str, BatchRun], tmp_path: Path, environment: Environment, backend: str | None
 ) -> dict[str, TestReport]:
     """The reports of the runs together."""
     expected = {

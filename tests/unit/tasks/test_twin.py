@@ -366,10 +366,7 @@ def test_what_a_cheat_may_try(judge, body: str, before: str, error: str) -> None
 @pytest.mark.long
 @pytest.mark.parametrize(
     "body",
-    [
-        "while True: pass",
-        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-    ],
+    ["while True: pass", "while True:\n    try:\n        while True: pass\n    except BaseException: pass"],
 )
 def test_one_that_hangs_is_stopped(runner: Environment, twins, body: str) -> None:
     """Each call costs a second, so only a few are made."""

@@ -111,10 +111,7 @@ def test_a_hostile_store_writes_nowhere(
 
 @pytest.mark.parametrize(
     ("kind", "change", "gate"),
-    [
-        ("tasks", other_edits, "not-restored"),
-        ("secrets", other_hidden, "other-tests-fail"),
-    ],
+    [("tasks", other_edits, "not-restored"), ("secrets", other_hidden, "other-tests-fail")],
 )
 def test_each_change_fails_a_gate(
     copy: Path, kind: str, change: Callable[[dict[str, Any]], None], gate: str

@@ -98,13 +98,7 @@ def test_a_task_that_fails_is_tried_again(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"fingerprint": "0" * 64},
-        {"gates_version": 0},
-        {"repeat": 3},
-        {"python": "another"},
-    ],
+    "changes", [{"fingerprint": "0" * 64}, {"gates_version": 0}, {"repeat": 3}, {"python": "another"}]
 )
 def test_what_passed_under_other_conditions_counts_for_nothing(
     store: TaskStore, tried: list[str], changes: dict[str, Any]

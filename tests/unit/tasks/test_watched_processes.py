@@ -207,10 +207,7 @@ def test_honest_tests_that_start_processes_and_threads_pass_and_are_not_flagged(
 ) -> None:
     files = {"package.py": PACKAGE, "t/test_x.py": HONEST_PROCESSES}
     names = "fork_of_its_own fork_that_closes_everything child_that_fails_and_goes_on_like_its_parent".split()
-    ids = [
-        *(f"test_a_{name}" for name in names),
-        *(f"test_processes[{h}]" for h in ("fork", "spawn")),
-    ]
+    ids = [*(f"test_a_{name}" for name in names), *(f"test_processes[{h}]" for h in ("fork", "spawn"))]
     ids = [f"t/test_x.py::{name}" for name in [*ids, "test_programs", "test_threads", "test_files"]]
     report = run_tree(tmp_path, environment, files, ids)
     assert report.error == ""

@@ -194,10 +194,7 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
     [
         ("import gc\ngc.get_objects()\n", "gc.get_objects"),
         ("import sys\nsys.settrace(None)\n", "sys.settrace"),
-        (
-            "import _pytest.runner as r\nr.show_test_item = len\n",
-            "_pytest.runner.show_test_item changed",
-        ),
+        ("import _pytest.runner as r\nr.show_test_item = len\n", "_pytest.runner.show_test_item changed"),
         (
             "import _pytest.reports as r\nr.TestReport.__bool__ = lambda self: True\n",
             "_pytest.reports.TestReport.__bool__ added",

@@ -13,11 +13,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError, MissingError, UsageError
-from composer_replication.model_endpoint import (
-    Endpoint,
-    EndpointFailed,
-    open_endpoint,
-)
+from composer_replication.model_endpoint import Endpoint, EndpointFailed, open_endpoint
 from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.instructions.written_instructions import (
     MAX_CHARS,

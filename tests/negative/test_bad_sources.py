@@ -6,19 +6,18 @@ that its trap works.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
@@ -50,14 +49,6 @@ GOOD = {"pyproject.toml": PYPROJECT, "planted.py": MODULE, "tests/test_planted.p
 OTHER = {**GOOD, "pyproject.toml": PYPROJECT.replace("planted", "another")}
 
 
-def write(root: Path, files: Mapping[str, str | bytes | None]) -> Path:
-    for path, text in files.items():
-        if text is not None:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_bytes(text if isinstance(text, bytes) else text.encode())
-    return root
-
-
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Writes a project; ``GOOD`` with changes, None takes a file away."""
@@ -68,14 +59,15 @@ def make(tmp_path: Path) -> Make:
         base: Mapping[str, str] = GOOD,
         name: str = "project",
     ) -> Path:
-        return write(tmp_path / name, {**base, **changes})
+        wanted = {**base, **changes}
+        return write_tree(tmp_path / name, {path: text for path, text in wanted.items() if text is not None})
 
     return make_project
 
 
 def one_task_of(files: Mapping[str, str], folder: Path) -> Path:
     """What ``builds`` leaves, to be copied: a store does not say where the project lay."""
-    source = str(write(folder / "project", files))
+    source = str(write_tree(folder / "project", files))
     build_tasks([source], folder / "store", symbols={source: [PIN]}).require_tasks()
     return folder / "store"
 
@@ -444,42 +436,6 @@ def test_setup_py_is_never_run(
         builds(root)
     assert seen_outside(tmp_path) == set()
     assert not Path(trap["marker"]).exists()
-
-
-# --- hostile archives ----------------------------------------------------------------------------------
-
-
-def tar_of(path: Path, *more: tarfile.TarInfo, members: Mapping[str, bytes] | None = None) -> Path:
-    files = {name: text.encode() for name, text in GOOD.items()} if members is None else members
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        for info in more:
-            archive.addfile(info)
-    return path
-
-
-def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
-
-
-@pytest.mark.parametrize(
-    ("member", "words"),
-    [
-        (special("../climbed.py", tarfile.REGTYPE), "leaves the archive"),
-        (special("link.py", tarfile.SYMTYPE, "/etc/passwd"), "points outside"),
-    ],
-)
-def test_a_hostile_member_is_refused(
-    refused: Callable[..., str], tmp_path: Path, member: tarfile.TarInfo, words: str
-) -> None:
-    message = refused(tar_of(tmp_path / "evil.tar.gz", member), "CR0402")
-    assert words in message
-    assert {path.name for path in tmp_path.iterdir()} == {"evil.tar.gz"}
 
 
 # --- the disk, and two at once -----------------------------------------------------------------------------

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from small_trees import tar_bytes
@@ -174,16 +172,3 @@ def test_without_pip_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wheels_of_another_machine_do_not_fit() -> None:
     assert index.fits_this_machine("a-1-py3-none-any.whl")
     assert not index.fits_this_machine("a-1-cp27-cp27m-win32.whl")
-
-
-def test_fetching_starts_no_process_but_pip_config(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
-    real = subprocess.run
-
-    def run(command: list[str], **options: Any) -> Any:
-        started.append(command[1:])
-        return real(command, **options)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    index.fetch_sdist("tinything", "1.0")
-    assert started == [["-m", "pip", "config", "list"]]

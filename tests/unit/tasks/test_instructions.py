@@ -73,13 +73,6 @@ def test_surroundings_of_a_method() -> None:
     assert found.line == 19
 
 
-def test_surroundings_of_a_function_without_a_docstring() -> None:
-    text, hole, _ = broken("outside")
-    found = look_around(text, hole)
-    assert (found.header, found.docstring) == ("def outside(x: int) -> int:", "")
-    assert (found.owner, found.siblings, found.neighbours) == ("", (), ("Box",))
-
-
 def test_a_file_that_does_not_parse_still_has_a_place() -> None:
     text, hole, _ = broken("outside")
     found = look_around(text + "\n(((", hole)

@@ -180,6 +180,7 @@ def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: Pack) -> 
     path = pack(tmp_path / f"evil{suffix}", {**GOOD, name: b"x"}, top="")
     with pytest.raises(InputError, match=r"CR0402.*leaves the archive"):
         open_source(str(path))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def add_special(path: Path, kind: bytes, target: str = "") -> Path:

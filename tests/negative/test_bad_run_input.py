@@ -27,16 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("models")
     model, tokenizer = make_tiny_model(0)
-    for name in (
-        "good",
-        "no-weights",
-        "no-tokenizer",
-        "other-tokenizer",
-        "torn-weights",
-        "bert",
-        "t5",
-        "empty",
-    ):
+    for name in "good no-weights no-tokenizer other-tokenizer torn-weights bert t5 empty".split():
         (root / name).mkdir()
         if name in ("good", "no-tokenizer", "torn-weights"):
             model.save_pretrained(root / name)

@@ -128,30 +128,17 @@ def test_a_folder_that_is_no_cache_loses_nothing_but_our_entries(cache: Path) ->
     foreign = [
         put(cache / name, 1)
         for name in (
-            "notes.txt",
-            "Documents/letter.txt",
-            "models/llama/config.json",
-            "wheels/mine/thing.whl",
-            "wheels/car-1.0/photo.jpg",
-            "environments/whole/bin/python",
-            "task-stores/readme",
-            "crash/diary.txt",
-            "resolutions/new-year.json",
-        )
+            "notes.txt Documents/letter.txt models/llama/config.json wheels/mine/thing.whl "
+            "wheels/car-1.0/photo.jpg environments/whole/bin/python task-stores/readme "
+            "crash/diary.txt resolutions/new-year.json"
+        ).split()
     ]
     pruned = prune(cache, include_reports=True)
     assert pruned.freed_bytes == 127
     assert files(cache) == {str(path.relative_to(cache)) for path in foreign}
     strangers = {str(k.path.relative_to(cache)) for k in pruned.kept if k.reason == "not made by composer-rl"}
-    assert strangers == {
-        "models/llama",
-        "wheels/mine",
-        "wheels/car-1.0",
-        "environments/whole",
-        "task-stores/readme",
-        "crash/diary.txt",
-        "resolutions/new-year.json",
-    }
+    words = "models/llama wheels/mine wheels/car-1.0 environments/whole task-stores/readme crash/diary.txt"
+    assert strangers == {*words.split(), "resolutions/new-year.json"}
 
 
 def test_no_symbolic_link_is_followed(cache: Path, tmp_path: Path) -> None:

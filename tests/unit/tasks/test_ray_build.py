@@ -188,9 +188,6 @@ def test_an_interrupted_or_killed_build_leaves_nothing_there_and_goes_on_though_
     assert_same(tmp_path / "out", local)
 
 
-# --- one piece of work ----------------------------------------------------------------
-
-
 # --- errors ---------------------------------------------------------------------------
 
 

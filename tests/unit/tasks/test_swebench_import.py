@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_trees import write_tree
+from small_trees import commit_all, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.instructions.writing import write_instruction
@@ -135,10 +135,9 @@ def test_a_clone_gives_the_base_commit_and_a_pure_addition_is_a_task(tmp_path: P
     commits = []
     for number in range(2):
         (clone / "planted" / "later.py").write_text(f"x = {number}\n" * number)
-        git = ["git", "-C", str(clone), "-c", "user.name=A", "-c", "user.email=a@example.org"]
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
-            subprocess.run([*git, *words], check=True, capture_output=True)
-        done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+        commit_all(clone)
+        head = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+        done = subprocess.run(head, check=True, capture_output=True, text=True)
         commits.append(done.stdout.strip())
     added = {"planted/twice.py": "def double(x):\n    return 2 * x\n"}
     tests = {

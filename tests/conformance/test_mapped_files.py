@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ordinary_user import as_ordinary_user
 
-import composer_replication
-from composer_replication.sandbox import base_python
-from composer_replication.sandbox.conformance.programs import open_to_all
+from composer_replication.records import Limits, SandboxSpec
+from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, python
 from composer_replication.sandbox.conformance.test_limits import HIDDEN_IN_MAPPINGS
 
-AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
 RUN = """
 import dataclasses, json, sys, tempfile
 from pathlib import Path
@@ -27,7 +22,7 @@ name, guard, program, warm_again = sys.argv[1:]
 backend = choose_backend(name)
 check = backend.is_available()
 if not check.ok:
-    print(json.dumps(["skip", check.detail, ""]))
+    print(json.dumps({"skip": check.detail}))
     raise SystemExit
 if guard == "off":  # what the watch was before it: the mapped part counts, and that is all
     look = supervised_run.unlinked_files
@@ -67,52 +62,10 @@ time.sleep(8); print('lived')
 WRITTEN = "open('/dev/shm/file', 'wb').write(bytes(7 << 20))"
 
 
-def ask_as_user(code: str, *arguments: str) -> Any:
-    """What ``code`` prints as JSON, as an ordinary user with folders of its own.
-
-    Skips where there is no Python 3.11 that such a user may start.
-    """
-    drop = AS_USER if os.geteuid() == 0 else []
-    ask = "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(sys.executable, os.R_OK))"
-    candidates = (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3")
-    usable = [
-        path
-        for path in candidates
-        if subprocess.run([*drop, path, "-c", ask], check=False, capture_output=True, cwd="/").returncode == 0
-    ]
-    if not usable:
-        pytest.skip("no Python 3.11 here that an ordinary user may start")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        packages = [Path(composer_replication.__file__).parent]
-        try:
-            import sandlock
-        except ImportError:
-            pass
-        else:
-            packages.append(Path(sandlock.__file__).parent)
-        for package in packages:
-            shutil.copytree(package, folder / "source" / package.name)
-        (folder / "tmp").mkdir()
-        open_to_all(folder)
-        (folder / "tmp").chmod(0o777)
-        environment = {
-            "PYTHONPATH": str(folder / "source"),
-            "PATH": os.defpath,
-            "TMPDIR": f"{folder}/tmp",
-            "HOME": f"{folder}/tmp",
-        }
-        command = [*drop, usable[0], "-B", "-c", code, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd="/")
-        assert done.returncode == 0, done.stderr
-        assert list((folder / "tmp").iterdir()) == []
-        return json.loads(done.stdout)
-
-
-def run(name: str, program: str, guard: str = "on", then: str = "true") -> tuple[int, str, str]:
-    code, said, again = ask_as_user(RUN, name, guard, program, then)
-    if code == "skip":
-        pytest.skip(f"{name} is not available to an ordinary user here: {said}")
+def run(
+    name: str, program: str, guard: str = "on", then: str = "true", script: str = RUN
+) -> tuple[int, str, str]:
+    code, said, again = as_ordinary_user(script, name, guard, program, then)
     return code, said, again
 
 
@@ -151,7 +104,7 @@ def test_what_a_command_leaves_in_shared_memory_is_gone(name: str) -> None:
     assert run(name, leave, then="ls -A /dev/shm; stat -c %a /dev/shm") == (0, "", "755\n")
 
 
-@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm"])
+@pytest.mark.parametrize("name", ["bubblewrap", pytest.param("bubblewrap-warm", marks=pytest.mark.long)])
 def test_locks_of_multiprocessing_are_such_files_and_no_offence(name: str) -> None:
     assert run(name, LOCKS)[:2] == (0, "lived 300 6 True\n")
 
@@ -169,7 +122,45 @@ def test_a_tree_in_shared_memory_is_disk() -> None:
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no shared memory here")
     in_memory = RUN.replace("TemporaryDirectory()", "TemporaryDirectory(dir='/dev/shm')")
-    code, said, _ = ask_as_user(in_memory, "bubblewrap", "on", HOLD, "true")
-    if code == "skip":
-        pytest.skip(f"bubblewrap is not available to an ordinary user here: {said}")
+    code, said, _ = run("bubblewrap", HOLD, script=in_memory)
     assert code == 137 and "mapped files" in said, said
+
+
+# --- what no limit of the kernel counts ---
+
+
+FILL = """
+import socket, time
+kept = []
+for number in range({num}):
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+    for end in pair[:{num_writers}]:
+        try:
+            while True: end.send(bytes(1 << 16))
+        except BlockingIOError: pass
+    {close}
+    kept.append(pair)
+time.sleep({seconds})
+print('whole')
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "changes", [{"num_writers": 2, "close": "pass"}, {"num_writers": 1, "close": "pair[0].close()"}]
+)
+@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm", "sandlock"])
+def test_buffers_of_sockets_count_as_memory(tmp_path: Path, name: str, changes: dict[str, object]) -> None:
+    """Of closed senders, too: what they sent waits at the receiver."""
+    backend = choose_backend(name)
+    if not (check := backend.is_available()).ok:
+        pytest.skip(f"{name} is not available here: {check.detail}")
+    with backend.open(SandboxSpec(tmp_path, limits=Limits(memory_bytes=32 * MIB))) as sandbox:
+        code = FILL.format(num=110, seconds=30, **changes)
+        over = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+        fits = sandbox.exec(python(FILL.format(num=10, seconds=0.3, **changes)), timeout_seconds=LONG_SECONDS)
+    assert (over.out_of_memory, over.exit_code) == (True, 137), over
+    assert (fits.exit_code, fits.stdout) == (0, "whole\n"), fits.stderr

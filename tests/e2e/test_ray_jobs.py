@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -65,16 +64,6 @@ def launcher(cluster: dict[str, str], tmp_path: Path) -> Launcher:
     return Launcher(
         tmp_path, "ray", {"address": address, "run": run, "python": sys.executable, "cpus": 1}, cluster
     )
-
-
-def test_two_nodes_train_one_run(launcher: Launcher) -> None:
-    launcher.launch("both", "--nodes", 2, **{"trl.max_steps": 2})
-    answer = launcher.ended("both", 0)
-    assert (answer["state"], answer["exit_code"]) == ("succeeded", 0)
-    run = launcher.folder / "run" / "both"
-    assert json.loads((run / "summary.json").read_text())["global_step"] == 2
-    for part in ("", "-process-1"):
-        assert len(read_jsonl(run / "rollouts" / f"step-000001{part}.jsonl")) == 4
 
 
 def test_the_verdict_comes_back_as_exit_code_5(launcher: Launcher) -> None:

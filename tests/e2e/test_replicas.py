@@ -122,10 +122,8 @@ def test_one_replica_is_the_plain_run_bit_for_bit(capsys: pytest.CaptureFixture[
     ("words", "more", "code", "says"),
     [
         ("--replica 0", {}, "CR0206", "needs a [replicas] table"),
-        ("", {"transport": "file:///x"}, "CR0206", "say which one this is"),
         ("--replica 2 --of 2", {"transport": "file:///x"}, "CR0206", "no replica 2 of 2"),
         ("--replica 0 --of 2", {"transport": "ftp://x/y"}, "CR1101", "none of s3"),
-        ("--replica 0", {"transport": "here"}, "CR0204", "neither"),
         ("--replica 0", {"transport": "torchft", "delay": 100}, "CR0204", "delay is not below"),
         ("--replica 0 --of 2", {"transport": "torchft", "lighthouse": "127.0.0.1:9"}, "CR1101", "token is missing"),
         ("--replica 0 --of 2", {"transport": "torchft", "lighthouse": "127.0.0.1:9", "token": "a"}, "CR1101", "the lighthouse"),

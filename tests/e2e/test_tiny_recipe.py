@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from composer_replication.cli.main import main
 from composer_replication.trainer.model_modes import parameter_sha256
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
+NUMBERS = ("absolute", "clamp", "mean", "sign", "square")
+PINS = (*(f"tinymath/numbers.py::{name}" for name in NUMBERS), "tinymath/text.py::initials", "tinymath/vector.py::Vector.length")  # fmt: skip
 STEPS = 3
 # A shell that runs the tests in the background has its children ignore Ctrl-C.
 LISTENING = (
@@ -27,7 +30,17 @@ LISTENING = (
 )
 
 
-def command(out: Path, *extra: str) -> list[str]:
+@pytest.fixture(scope="module")
+def recipe(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe on some of its tasks, which are built once for all tests; one run here builds its own."""
+    folder = tmp_path_factory.mktemp("recipe")
+    source, store = 'source = ["project"]', build_tiny(folder / "tasks", PINS)
+    assert RECIPE.read_text().count(source) == 1
+    (folder / "run.toml").write_text(RECIPE.read_text().replace(source, f'store = "{store}"'))
+    return folder / "run.toml"
+
+
+def command(recipe: Path, out: Path, *extra: str) -> list[str]:
     settings = {
         "trl.max_steps": STEPS,
         "trainer.checkpoint_every": 1,
@@ -36,23 +49,25 @@ def command(out: Path, *extra: str) -> list[str]:
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return [
-        *(sys.executable, "-c", LISTENING, "train", str(RECIPE), "--out", str(out)),
+        *(sys.executable, "-c", LISTENING, "train", str(recipe), "--out", str(out)),
         *flags,
         *extra,
         "--json",
     ]
 
 
-def finish(out: Path, *extra: str) -> dict[str, Any]:
-    done = subprocess.run(command(out, *extra), capture_output=True, text=True, timeout=500, check=False)
+def finish(recipe: Path, out: Path, *extra: str) -> dict[str, Any]:
+    done = subprocess.run(
+        command(recipe, out, *extra), capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
 
 
-def here(capsys: pytest.CaptureFixture[str], out: Path, *extra: str) -> tuple[int, str, str]:
+def here(capsys: pytest.CaptureFixture[str], recipe: Path, out: Path, *extra: str) -> tuple[int, str, str]:
     """The same words in this process, which has loaded torch already: exit code, output, errors."""
-    words = command(out, *extra)
+    words = command(recipe, out, *extra)
     code = main(words[words.index("train") :])
     return code, *capsys.readouterr()
 
@@ -62,9 +77,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("whole") / "run"
-    return out, finish(out)
+    return out, finish(recipe, out)
 
 
 def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -113,7 +128,9 @@ def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
         "replay.pass_reward": 0.05,  # the tiny recipe pays for single letters too
     }
     finish(
-        tmp_path / "run", *(part for item in settings.items() for part in ("--set", "{}={}".format(*item)))
+        RECIPE,
+        tmp_path / "run",
+        *(part for item in settings.items() for part in ("--set", "{}={}".format(*item))),
     )
     for row in rows(tmp_path / "run" / "metrics.jsonl"):
         assert row["sdpo/turns"] > 0
@@ -124,39 +141,6 @@ def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.long
-def test_a_curriculum_draws_the_tasks_and_counts_every_attempt(tmp_path: Path) -> None:
-    """What it knows at the last checkpoint is what the stored rollouts say, counted again."""
-    settings = {
-        "curriculum.half_life": 1e9,
-        "trainer.dynamic_sampling_rounds": 1,
-    }
-    finish(
-        tmp_path / "run", *(part for item in settings.items() for part in ("--set", "{}={}".format(*item)))
-    )
-    state = json.loads(
-        (tmp_path / "run" / "checkpoints" / f"checkpoint-{STEPS}" / "composer_state.json").read_text()
-    )["prompt_source"]
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert state["tasks_fingerprint"] == environment["tasks_fingerprint"]
-    assert set(state["tasks"]) == set(environment["train_tasks"])
-    known = {task_id: row["passed"] + row["failed"] for task_id, row in state["tasks"].items()}
-    for task_id, *_ in state["pending"]:
-        known[task_id] += 1
-    told = [
-        row
-        for step in range(1, STEPS + 1)
-        for row in rows(tmp_path / "run/rollouts" / f"step-{step:06d}.jsonl")
-    ]
-    attempts = {task_id: sum(row["task_id"] == task_id for row in told) for task_id in known}
-    assert sum(attempts.values()) >= 16 * STEPS
-    assert known == pytest.approx(attempts, rel=1e-6)
-    for row in rows(tmp_path / "run" / "metrics.jsonl"):
-        assert row["curriculum/num_active"] + row["curriculum/num_retired"] == len(known)
-        assert 1.0 <= row["curriculum/effective_tasks"] <= len(known) + 1e-9
-    assert "The curriculum chose the tasks" in (tmp_path / "run" / "report.html").read_text()
-
-
 def test_parameters_change_at_every_step(whole: tuple[Path, dict[str, Any]]) -> None:
     out, _ = whole
     files = [out / "checkpoints" / f"checkpoint-{step}" / "model.safetensors" for step in range(1, STEPS + 1)]
@@ -164,17 +148,12 @@ def test_parameters_change_at_every_step(whole: tuple[Path, dict[str, Any]]) -> 
 
 
 @pytest.mark.long
-def test_another_seed_gives_other_parameters(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    assert finish(tmp_path / "run", "--set", "seed=1")["parameter_sha256"] != whole[1]["parameter_sha256"]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.promise), signal.SIGINT])
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path, how: signal.Signals
+    whole: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(recipe, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     manifest = out / "checkpoints" / "checkpoint-1" / "MANIFEST.json"
     deadline = time.monotonic() + 600
     while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -183,7 +162,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     code = process.wait(timeout=300)
     assert code == (-signal.SIGKILL if how is signal.SIGKILL else 130)
     assert not (out / "summary.json").exists()
-    summary = finish(out, "--resume")
+    summary = finish(recipe, out, "--resume")
     assert summary["parameter_sha256"] == whole[1]["parameter_sha256"]
     assert [row["step"] for row in rows(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
     assert [row["round_idx"] for row in rows(out / "verdicts.jsonl")] == list(range(STEPS))
@@ -193,24 +172,15 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     )
 
 
-def test_a_finished_run_answers_with_its_summary(
-    whole: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, summary = whole
-    code, answer, errors = here(capsys, out, "--resume")
-    assert code == 0, errors
-    assert json.loads(answer) == summary
-
-
 def test_an_occupied_folder_is_refused_and_left_alone(
-    whole: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    whole: tuple[Path, dict[str, Any]], recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {
         path: path.stat().st_mtime_ns
         for path in whole[0].rglob("*")
         if path.is_file() and path.name != "LOCK"
     }
-    code, _, errors = here(capsys, whole[0])
+    code, _, errors = here(capsys, recipe, whole[0])
     assert code == 2
     assert "CR0207" in errors
     assert "Traceback" not in errors
@@ -225,11 +195,11 @@ def test_environment_says_what_ran_and_no_secret(whole: tuple[Path, dict[str, An
 
 
 def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     hair_trigger = ("--set", "guard.min_steps=1", "--set", "guard.max_proxy_real_gap=1e-6")
-    code, answer, errors = here(capsys, out, *hair_trigger)
+    code, answer, errors = here(capsys, recipe, out, *hair_trigger)
     assert code == 5, errors
     summary = json.loads(answer)
     assert summary["verdict"] == "halted"
@@ -241,24 +211,15 @@ def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(
     assert "halted" in (out / "report.html").read_text().lower()
     assert summary["model"] is None
     assert not (out / "model").exists()
-    code, again, _ = here(capsys, out, *hair_trigger, "--resume")
+    code, again, _ = here(capsys, recipe, out, *hair_trigger, "--resume")
     assert code == 5
     assert json.loads(again) == summary
-
-
-def test_a_finished_run_does_not_answer_for_another_recipe(
-    whole: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, errors = here(capsys, whole[0], "--resume", "--set", "seed=5")
-    assert code == 2
-    assert "CR0208" in errors
-    assert "seed" in errors
 
 
 @pytest.mark.timeout(1500)  # three whole commands
 @pytest.mark.long
 def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_ends_the_same(
-    tmp_path: Path,
+    recipe: Path, tmp_path: Path
 ) -> None:
     """Checkpoints stand two steps apart, so the resumed run repeats evaluations that its journal holds."""
     settings = {
@@ -271,17 +232,19 @@ def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_e
         "evidence.tolerated_gap": 0.1,
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    whole = finish(tmp_path / "whole", *flags)
+    whole = finish(recipe, tmp_path / "whole", *flags)
     assert whole["verdict"] == "INSUFFICIENT_DATA"  # never a pass on eight samples
     cut = tmp_path / "cut"
-    with subprocess.Popen(command(cut, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        command(recipe, cut, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as running:
         deadline = time.monotonic() + 600  # the tasks are built first
         while not (cut / "evaluations.jsonl").is_file() or len(rows(cut / "evaluations.jsonl")) < 5:
             assert running.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
         running.kill()
-    resumed = finish(cut, "--resume", *flags)
+    resumed = finish(recipe, cut, "--resume", *flags)
     assert resumed["parameter_sha256"] == whole["parameter_sha256"]
     for name in ("evaluations.jsonl", "verdicts.jsonl"):
         assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

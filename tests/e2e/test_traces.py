@@ -267,29 +267,6 @@ def test_held_out_tasks_are_kept_out_by_id_and_by_their_code(played: Played, tmp
     assert run(["traces", "sft", str(other), "--out", str(tmp_path / "some.jsonl")])["rows"] == 1
 
 
-def test_a_local_teacher_gives_the_log_probabilities_of_its_model(served: str) -> None:
-    import openai
-    import torch
-
-    from composer_replication.config import ModelSection
-    from composer_replication.trainer.model_loading import load_model
-
-    messages = [{"role": "user", "content": "hello"}]
-    with openai.OpenAI(base_url=served, api_key="none") as client:
-        answer = client.chat.completions.create(
-            model="tiny-tools", messages=messages, max_tokens=12, temperature=1.0, seed=3, logprobs=True
-        )
-    said = [each.model_dump() for each in answer.choices[0].logprobs.content]
-    model, tokenizer = load_model(ModelSection(name="tiny-tools"), seed=0)
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    ids = [each["token_id"] for each in said]
-    with torch.no_grad():
-        logits = model.eval()(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-    expected = logits.float().log_softmax(-1)[range(len(ids)), ids]
-    assert len(ids) == answer.usage.completion_tokens > 0
-    assert [each["logprob"] for each in said] == pytest.approx(expected.tolist(), abs=1e-4)
-
-
 def test_the_page_shows_the_verdict_and_loads_nothing(played: Played) -> None:
     page = (played.root / "page.html").read_text()
     assert played.said["show"]["sessions"] == 2

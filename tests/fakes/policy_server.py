@@ -110,10 +110,7 @@ def answer_to(route: str, request: dict[str, Any], server: PolicyServer) -> dict
             "finish_reason": "length" if len(ids) == request["max_tokens"] else "stop",
             "token_ids": ids,
             "prompt_token_ids": request["prompt"],
-            "logprobs": {
-                "tokens": [f"token_id:{number}" for number in ids],
-                "token_logprobs": logps,
-            },
+            "logprobs": {"tokens": [f"token_id:{number}" for number in ids], "token_logprobs": logps},
         }
     choice = {name: value for name, value in {**choice, **server.changes}.items() if value is not None}
     known = {"id": "answer", "object": "chat.completion", "created": 0, "model": request.get("model")}

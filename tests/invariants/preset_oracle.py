@@ -54,10 +54,7 @@ def logps(model: Any, row: Row) -> torch.Tensor:
 
 
 def advantages(
-    method: Method,
-    rows: Sequence[Row],
-    reward: Callable[[Sequence[int]], float],
-    kl_B: Sequence[float],
+    method: Method, rows: Sequence[Row], reward: Callable[[Sequence[int]], float], kl_B: Sequence[float]
 ) -> list[float]:
     values = []
     for row, kl in zip(rows, kl_B, strict=True):

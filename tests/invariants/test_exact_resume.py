@@ -133,7 +133,11 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 @pytest.mark.parametrize(
     "lost",
-    ["", "micro_step", "num_permutations_done", "prompt_source"],
+    [
+        "",
+        "micro_step",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("num_permutations_done", "prompt_source")),
+    ],
 )
 def test_what_a_checkpoint_holds_is_needed(
     tmp_path: Path, uninterrupted, lost: str, caplog: pytest.LogCaptureFixture

@@ -71,7 +71,9 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert read_jsonl(verdicts) == read_jsonl(folder / "verdicts.jsonl")
 
 
-@pytest.mark.parametrize("lost", ["", "guard", "evaluator", "last_round_idx"])
+@pytest.mark.parametrize(
+    "lost", ["", "guard", *(pytest.param(n, marks=pytest.mark.long) for n in ("evaluator", "last_round_idx"))]
+)
 def test_each_part_of_the_stored_state_is_needed(
     tmp_path: Path, uninterrupted: tuple[Path, dict[str, Any]], lost: str
 ) -> None:

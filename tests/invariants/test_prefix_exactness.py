@@ -80,11 +80,7 @@ def assert_sharing_changes_nothing(model: torch.nn.Module, batch: Batch, *, temp
     add_fused_lm_head(inner_model(model), temperature=temperature, outputs=("log_probs", "entropy"))
     plain, plain_entropies = plain_logps(model, batch, temperature)
     shared, entropies = shared_prefix_logps(
-        model,
-        batch.prompt_ids,
-        batch.prompt_mask,
-        batch.completion_ids,
-        batch.completion_mask,
+        model, batch.prompt_ids, batch.prompt_mask, batch.completion_ids, batch.completion_mask
     )
     assert entropies is not None
     assert shared.shape == plain.shape == entropies.shape
@@ -213,11 +209,7 @@ def test_bfloat16_agrees_as_far_as_bfloat16_does() -> None:
     plain, _ = plain_logps(model, batch, 1.0)
     add_fused_lm_head(model)
     shared, _ = shared_prefix_logps(
-        model,
-        batch.prompt_ids,
-        batch.prompt_mask,
-        batch.completion_ids,
-        batch.completion_mask,
+        model, batch.prompt_ids, batch.prompt_mask, batch.completion_ids, batch.completion_mask
     )
     assert shared.dtype == torch.float32
     rounding = float((plain - exact).detach().abs().mean())

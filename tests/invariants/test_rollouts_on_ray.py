@@ -148,10 +148,7 @@ def test_a_run_on_ray_whose_actor_is_killed_equals_one_without_ray(
 def lose_a_node(head: RayHead, folder: Path, *words: object) -> None:
     """A run over two further nodes, the first of which dies amid its work; both are clean in the end."""
     nodes = [folder / "first", folder / "second"]
-    with (
-        further_node(head, nodes[0], '{"side": 1}') as session,
-        further_node(head, nodes[1], '{"side": 1}'),
-    ):
+    with further_node(head, nodes[0], '{"side": 1}') as session, further_node(head, nodes[1], '{"side": 1}'):
         done(f"node={session}", head, *words, "--set", "ray.resources.side=0.6")
     for node in nodes:
         wait_until_clean(session, node / "scratch")
@@ -229,23 +226,6 @@ def test_single_answers_are_graded_and_their_tasks_built_there_as_here_though_ac
     words = ("train", single, "--out", folder.root, "--ray", head.address, *SMALL)
     done(f"build,actors={head.session}", head, *words, cache=cache)
     assert_same_answers(folder, single_here)
-    assert_clean(head)
-
-
-def test_single_answers_are_graded_though_a_node_is_lost_for_good(
-    single: Path, head: RayHead, single_here: RunFolder, tmp_path: Path
-) -> None:
-    folder = RunFolder(single.parent / "lost")
-    words = ("train", single, "--out", folder.root, "--ray", head.address, *SMALL)
-    lose_a_node(head, tmp_path, *words)
-    assert_same_answers(folder, single_here)
-
-
-def test_rates_of_an_evaluation_on_ray_are_those_of_one_without(store: Path, head: RayHead) -> None:
-    words = ("eval", "tiny-random", "--tasks", store, "--samples", 4)
-    there = done("none", head, *words, "--ray", head.address)
-    assert there == done("none", None, *words)
-    assert (there["visible_pass"], there["infrastructure_failures"]) == (0.5, 0)
     assert_clean(head)
 
 

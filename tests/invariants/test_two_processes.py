@@ -21,14 +21,23 @@ from composer_replication.trainer.output_head import head_of
 WORKER = Path(__file__).with_name("two_process_worker.py")
 
 
+Ranks = tuple[Path, list[dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """The folder of the runs and each rank's results."""
     folder = tmp_path_factory.mktemp("two-processes")
-    return folder, both_ranks(WORKER, folder)
+    return folder, both_ranks(WORKER, folder, "quick")
 
 
-def test_both_stop_at_the_same_step_on_the_same_reading(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+@pytest.fixture(scope="module")
+def more_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    folder = tmp_path_factory.mktemp("more-of-two-processes")
+    return folder, both_ranks(WORKER, folder, "more")
+
+
+def test_both_stop_at_the_same_step_on_the_same_reading(ranks: Ranks) -> None:
     first, second = (result["halting"] for result in ranks[1])
     assert "Hacking Gap" in first["outcome"]
     own: dict[str, Any] = {"calls": 0, "sampled": []}
@@ -39,7 +48,7 @@ def test_both_stop_at_the_same_step_on_the_same_reading(ranks: tuple[Path, list[
     assert first["sharing_off"] == []  # prompts were shared under DistributedDataParallel
 
 
-def test_one_process_writes_the_run_folder(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_one_process_writes_the_run_folder(ranks: Ranks) -> None:
     run = RunFolder(ranks[0] / "halting")
     assert [row["step"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4]
     assert [row["fire"] for row in read_jsonl(run.verdicts)] == [False, False, False, True]
@@ -50,31 +59,31 @@ def test_one_process_writes_the_run_folder(ranks: tuple[Path, list[dict[str, Any
 
 
 @pytest.mark.long
-def test_a_failed_evaluation_stops_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
-    first, second = (result["failing"] for result in ranks[1])
+def test_a_failed_evaluation_stops_both(more_ranks: Ranks) -> None:
+    first, second = (result["failing"] for result in more_ranks[1])
     assert (first["error"], second["error"]) == ("CR0999", "CR0999")
     assert (first["notes"], second["notes"]) == ([], ["raised on process 0"])
 
 
 @pytest.mark.long
 @pytest.mark.promise
-def test_a_failure_of_any_process_stops_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
-    errors = [result["joint"]["error"] for result in ranks[1]]
+def test_a_failure_of_any_process_stops_both(more_ranks: Ranks) -> None:
+    errors = [result["joint"]["error"] for result in more_ranks[1]]
     assert errors == ["RuntimeError: Unpicklable: out of memory", "Unpicklable: out of memory"]
 
 
-def test_the_first_processs_numbers_count(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_the_first_processs_numbers_count(ranks: Ranks) -> None:
     first, second = (result["bare"] for result in ranks[1])
     assert first["rows"] == second["rows"]
     assert first["rows"][0]["killswitch/in_loop_ema"] == 0.5
     assert (first["calls"], second["calls"]) == (1, 0)
 
 
-def test_a_guard_on_one_process_only_is_refused_on_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_a_guard_on_one_process_only_is_refused_on_both(ranks: Ranks) -> None:
     assert all("CR0710" in result["disagreeing"]["error"] for result in ranks[1])
 
 
-def test_both_forward_as_many_rows_where_one_has_chains(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_both_forward_as_many_rows_where_one_has_chains(ranks: Ranks) -> None:
     first, second = (result["chains"] for result in ranks[1])
     whole = [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
     assert (first["rows"], second["rows"]) == ([4], [4])
@@ -82,29 +91,31 @@ def test_both_forward_as_many_rows_where_one_has_chains(ranks: tuple[Path, list[
     assert second["values"] == [whole, whole]
 
 
-def test_a_resumed_pair_equals_an_uninterrupted_one(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
-    first, second = (result["resumed"] for result in ranks[1])
+@pytest.mark.long
+@pytest.mark.promise
+def test_a_resumed_pair_equals_an_uninterrupted_one(more_ranks: Ranks) -> None:
+    first, second = (result["resumed"] for result in more_ranks[1])
     assert first["whole"] == first["resumed"] == first["kept"]
     assert first == second
 
 
-def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(
-    ranks: tuple[Path, list[dict[str, Any]]],
-) -> None:
-    first, second = (result["fresh"] for result in ranks[1])
+@pytest.mark.long
+@pytest.mark.promise
+def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(more_ranks: Ranks) -> None:
+    first, second = (result["fresh"] for result in more_ranks[1])
     assert first == second  # weights, replaced groups, the source's state and what the checks said
     assert first["is_finite"]
     assert first["replaced"] > 0
     assert [3, "non_finite"] in first["findings"]
-    lines = read_jsonl(RunFolder(ranks[0] / "fresh").metrics)
+    lines = read_jsonl(RunFolder(more_ranks[0] / "fresh").metrics)
     assert sum(line["dynamic_sampling/replaced_groups"] for line in lines) == first["replaced"]
-    assert (ranks[0] / "fresh" / "bad_batches" / "step-000003-process-1.pt").is_file()
+    assert (more_ranks[0] / "fresh" / "bad_batches" / "step-000003-process-1.pt").is_file()
 
 
-def test_both_choose_the_same_tasks_and_learn_what_either_graded(
-    ranks: tuple[Path, list[dict[str, Any]]],
-) -> None:
-    first, second = (result["curriculum"] for result in ranks[1])
+@pytest.mark.long
+@pytest.mark.promise
+def test_both_choose_the_same_tasks_and_learn_what_either_graded(more_ranks: Ranks) -> None:
+    first, second = (result["curriculum"] for result in more_ranks[1])
     assert {**first, "graded_here": None} == {**second, "graded_here": None}  # weights and state
     # Two rows of each group of four were graded here, two there; one group a step, four steps.
     assert first["graded_here"] == second["graded_here"]
@@ -113,9 +124,7 @@ def test_both_choose_the_same_tasks_and_learn_what_either_graded(
 
 
 @pytest.mark.parametrize("channel", [name for name in CHANNELS if name != "off"])
-def test_a_channel_on_two_processes_is_that_of_one(
-    ranks: tuple[Path, list[dict[str, Any]]], tmp_path: Path, channel: str
-) -> None:
+def test_a_channel_on_two_processes_is_that_of_one(ranks: Ranks, tmp_path: Path, channel: str) -> None:
     """Given records and those of the step's own rollouts; three of each, which two processes cannot share evenly."""
     first, second, off = (
         torch.load(ranks[0] / "channels" / f"{name}.pt") for name in (f"{channel}-0", f"{channel}-1", "off-0")

@@ -1,4 +1,4 @@
-"""One of two trainer processes: ``two_process_worker.py FOLDER``; the rank comes from the environment.
+"""One of two trainer processes: ``two_process_worker.py PART FOLDER``; the rank comes from the environment.
 
 Writes ``rank-R.json``: what each scenario gave on this rank.
 """
@@ -195,21 +195,24 @@ def chains_on_one_process(folder: Path) -> dict[str, Any]:
     return {"rows": forwarded, "values": values.tolist()}
 
 
-def main(folder: Path) -> None:
+def main(part: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    results: dict[str, Any] = {"halting": halting_run(folder / "halting")}
-    results["failing"] = failing_run(folder / "failing")
-    results["joint"] = joint_failure()
-    results["bare"] = bare_fold()
-    results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
-    results["fresh"] = fresh_groups_run(folder / "fresh")
-    results["curriculum"] = curriculum_run(folder / "curriculum")
-    (folder / "channels").mkdir(exist_ok=True)
-    results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
-    results["chains"] = chains_on_one_process(folder / "chains")
-    results["resumed"] = whole_and_resumed(folder / "resumed", prefix_sharing=True)
+    results: dict[str, Any] = {}
+    if part == "quick":
+        results["halting"] = halting_run(folder / "halting")
+        results["bare"] = bare_fold()
+        results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
+        (folder / "channels").mkdir(exist_ok=True)
+        results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
+        results["chains"] = chains_on_one_process(folder / "chains")
+    else:
+        results["failing"] = failing_run(folder / "failing")
+        results["joint"] = joint_failure()
+        results["fresh"] = fresh_groups_run(folder / "fresh")
+        results["curriculum"] = curriculum_run(folder / "curriculum")
+        results["resumed"] = whole_and_resumed(folder / "resumed", prefix_sharing=True)
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

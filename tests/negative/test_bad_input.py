@@ -42,31 +42,6 @@ def flip_a_byte(path: Path) -> None:
 # --- sources ---------------------------------------------------------------------------------
 
 
-def test_a_source_that_is_no_project(command: Command, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text").write_text("x")
-    for source, code in (("absent", "CR0402"), ("text", "CR0402"), ("folder", "CR0402")):
-        answer = command("tasks", "build", tmp_path / source, "--out", out)
-        assert (answer.exit_code, answer.error["code"]) == (4, code)
-        assert answer.error["where"] == str(tmp_path / source)
-    assert not out.exists()
-
-
-def test_a_project_without_tests(command: Command, project: Callable[[str], Path], tmp_path: Path) -> None:
-    answer = command("tasks", "build", project("# nothing\n"), "--out", tmp_path / "out")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0419")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_project_whose_tests_fail(command: Command, project: Callable[[str], Path], tmp_path: Path) -> None:
-    source = project("from planted import double\ndef test_double():\n    assert double(1) == 3\n")
-    answer = command("tasks", "build", source, "--out", tmp_path / "out")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0419")
-    assert "red-baseline 1" in answer.error["message"]
-    assert "0 of 1 tests are green" in answer.error["message"]
-
-
 def test_no_valid_candidate_says_why_and_how_often(
     command: Command, project: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -123,9 +98,6 @@ def test_a_guard_out_of_range(command: Command, recipe: Path, tmp_path: Path) ->
     [
         ("absent_module", "x", "No module named 'absent_module'"),
         ("raises", "x", "cannot be imported: RuntimeError: not today"),
-        ("broken", "x", "cannot be imported: SyntaxError"),
-        ("works", "absent", "has no attribute 'absent'"),
-        ("works", "NUMBER", "is not callable"),
         ("works", "two", "does not take (text, answer, score)"),
     ],
 )
@@ -141,8 +113,7 @@ def test_a_reward_that_cannot_be_used(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, f"reward_{module}", raising=False)
     (tmp_path / "reward_raises.py").write_text("raise RuntimeError('not today')\n")
-    (tmp_path / "reward_broken.py").write_text("def (\n")
-    (tmp_path / "reward_works.py").write_text("NUMBER = 1\ndef two(text, answer):\n    return 1.0\n")
+    (tmp_path / "reward_works.py").write_text("def two(text, answer):\n    return 1.0\n")
     name = module if module.startswith("absent") else f"reward_{module}"
     answer = command(
         "train", recipe, "--out", tmp_path / "run", "--set", f"reward.function={name}:{function}"
@@ -180,11 +151,7 @@ def test_a_folder_that_is_taken(command: Command, recipe: Path, tmp_path: Path) 
 def test_an_output_folder_that_cannot_be(command: Command, recipe: Path, store: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     task_id = TaskStore.open(store).task_ids()[0]
-    for words in (
-        ("train", recipe),
-        ("tasks", "build", TINY),
-        ("tasks", "export", store, task_id),
-    ):
+    for words in (("train", recipe), ("tasks", "build", TINY), ("tasks", "export", store, task_id)):
         answer = command(*words, "--out", tmp_path / "file" / "below")
         assert (answer.exit_code, answer.error["code"]) == (2, "CR0209")
         assert f"{tmp_path / 'file'} is not a folder" in answer.error["message"]
@@ -235,10 +202,7 @@ def test_an_empty_store(command: Command, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text", "code"),
-    [
-        ("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"),
-        ("run.toml", "[model", "CR0481"),
-    ],
+    [("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"), ("run.toml", "[model", "CR0481")],
 )
 def test_a_broken_file_in_a_run_folder(
     command: Command, tmp_path: Path, name: str, text: str, code: str

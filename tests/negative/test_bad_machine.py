@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 
 from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.cache import cache_folder
-from composer_replication.tasks.intake.lock import INSTALLER, resolve
+from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
@@ -44,24 +43,6 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (cache / name).symlink_to(shared / name)
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(cache))
     return cache
-
-
-OLDER_FORMAT = json.dumps({"python": "3.11", "wheels": [["pytest", "1", "pytest-1-py3-none-any.whl", "00"]]})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("text", [OLDER_FORMAT, "{", "[]", '{"wheels": 3}', "\x00"])
-def test_an_answer_of_an_older_format_in_the_cache_is_asked_again(
-    private_cache: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")  # the wheels of the cache are enough
-    wanted = [Requirement("{}=={}".format(*INSTALLER))]
-    lock = resolve(wanted, "the tests")
-    answers = list((private_cache / "resolutions").iterdir())
-    assert len(answers) == 1
-    answers[0].write_text(text)
-    assert resolve(wanted, "the tests") == lock
-    assert json.loads(answers[0].read_text()) == json.loads(json.dumps(lock.to_json()))
 
 
 @pytest.mark.long
@@ -120,11 +101,6 @@ def test_training_without_its_packages(recipe: Path, tmp_path: Path, module: str
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluating_without_torch(store: Path) -> None:
-    done = without("torch", "eval", "tiny-random", "--tasks", store)
-    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (3, "CR0101"), done.stderr
-
-
 def test_no_sandbox_at_all(recipe: Path, tmp_path: Path) -> None:
     for words in (("tasks", "build", TINY), ("train", recipe)):
         done = without("sandlock", *words, "--out", tmp_path / "out", PATH=str(tmp_path))
@@ -149,48 +125,6 @@ def test_a_reader_that_has_gone(store: Path) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.long
-def test_a_full_disk_while_tasks_are_built(store: Path, tmp_path: Path) -> None:
-    words = [
-        "tasks",
-        "build",
-        str(TINY),
-        "--out",
-        str(tmp_path / "out"),
-        "--quiet",
-        "--json",
-        "--visible-only",
-    ]
-    words += [f"--symbol={pin}" for pin in ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")]
-
-    def build(most_bytes: int) -> subprocess.CompletedProcess[str]:
-        limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, -1))\n"
-        code = f"{limit}from composer_replication.cli.main import main\nimport sys\nsys.exit(main())"
-        return subprocess.run(
-            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=500, check=False
-        )
-
-    done = build(100_000)  # less than a wheel takes
-    error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["code"]) == (3, "CR0104"), done.stderr
-    assert error["fix"] == "free some space; then the same command goes on where it stopped."
-    assert error["where"]
-    assert build(-1).returncode == 0
-    assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
-
-
-@pytest.mark.long
-def test_a_long_name_of_the_temporary_folder(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / ("long" * 30)  # a socket could not lie in it
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    answer = command("sandbox", "selftest", fails=False)
-    assert (answer.exit_code, json.loads(answer.out)["ok"]) == (0, True), answer.out
-    assert list(folder.iterdir()) == []
 
 
 def test_troubles_of_the_machine_are_told_from_bugs() -> None:

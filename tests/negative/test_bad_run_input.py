@@ -27,16 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("models")
     model, tokenizer = make_tiny_model(0)
-    for name in (
-        "good",
-        "no-weights",
-        "no-tokenizer",
-        "other-tokenizer",
-        "torn-weights",
-        "bert",
-        "t5",
-        "empty",
-    ):
+    for name in "good no-weights no-tokenizer other-tokenizer torn-weights bert t5 empty".split():
         (root / name).mkdir()
         if name in ("good", "no-tokenizer", "torn-weights"):
             model.save_pretrained(root / name)
@@ -76,30 +67,13 @@ def test_a_model_that_cannot_be_used(
     assert name in answer.error["where"]
 
 
-def test_the_model_made_on_the_spot_has_no_chat_template_either(command: Command, store: Path) -> None:
-    answer = command("eval", "tiny-random", "--tasks", store, "--prompt-style", "chat")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0810")
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--samples", 0),
-        ("--seed", -1),
-        ("--seed", 2**32),
-    ],
-)
+@pytest.mark.parametrize(("flag", "value"), [("--samples", 0), ("--seed", 2**32)])
 def test_numbers_out_of_range_are_not_evaluated_with(
     command: Command, store: Path, flag: str, value: object
 ) -> None:
     answer = command("eval", "tiny-random", "--tasks", store, f"{flag}={value}")
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0206")
     assert answer.error["message"].startswith(f"argument {flag}: ")
-
-
-def test_a_run_without_a_checkpoint_is_not_evaluated(command: Command, store: Path, recipe: Path) -> None:
-    answer = command("eval", recipe.parent, "--tasks", store)
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0706")
 
 
 @pytest.mark.parametrize(
@@ -147,12 +121,8 @@ def test_values_that_only_the_trainer_can_refuse(command: Command, recipe: Path)
 REWARDS = """
 def raises(text, answer, score):
     return 1 / 0
-def is_nan(text, answer, score):
-    return float("nan")
 def is_text(text, answer, score):
     return "0.5"
-def is_none(text, answer, score):
-    return None
 def fills_the_disk(text, answer, score):
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -175,9 +145,7 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("function", "words", "where"),
     [
         ("raises", "raised ZeroDivisionError: division by zero", "my_rewards.py:3"),
-        ("is_nan", "returned nan, which is not a finite number", "reward.function"),
         ("is_text", "returned '0.5', which is not a finite number", "reward.function"),
-        ("is_none", "returned None, which is not a finite number", "reward.function"),
     ],
 )
 def test_a_reward_that_fails_is_the_users(
@@ -248,12 +216,6 @@ def test_a_run_is_not_resumed_with_another_recipe(command: Command, stopped: Pat
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0201")
 
 
-def test_a_second_run_in_one_folder(command: Command, stopped: Path) -> None:
-    with RunFolder(stopped / "run").locked():
-        answer = resume(command, stopped)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0203")
-
-
 def test_a_damaged_checkpoint_is_not_trained_on(command: Command, stopped: Path) -> None:
     weights = stopped / "run" / "checkpoints" / "checkpoint-2" / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -263,15 +225,6 @@ def test_a_damaged_checkpoint_is_not_trained_on(command: Command, stopped: Path)
         assert (answer.exit_code, answer.error["code"]) == (4, "CR0706")
         assert answer.error["where"] == str(weights)
         assert str(weights.parent) in answer.error["fix"]
-
-
-def test_a_half_written_checkpoint_is_passed_over(command: Command, stopped: Path) -> None:
-    wanted = json.loads((stopped / "run" / "checkpoints" / "checkpoint-2" / "MANIFEST.json").read_text())
-    (stopped / "run" / "checkpoints" / "checkpoint-2" / "MANIFEST.json").unlink()
-    answer = resume(command, stopped, fails=False)
-    assert (answer.exit_code, json.loads(answer.out)["global_step"]) == (0, 2), answer.err
-    again = json.loads((stopped / "run" / "checkpoints" / "checkpoint-2" / "MANIFEST.json").read_text())
-    assert again["files"]["model.safetensors"] == wanted["files"]["model.safetensors"]
 
 
 def store_of(root: Path) -> str:

@@ -18,43 +18,15 @@ from composer_replication.errors import UsageError
 
 RECIPES = sorted(Path(__file__).parents[2].glob("recipes/*/*.toml"))
 NUM_RECIPES, NUM_LINES = 5_000, 5_000
-ODD = [
-    "",
-    "''",
-    "nan",
-    "-inf",
-    "-1",
-    "0",
-    "1e400",
-    "9999999999999999999999",
-    "true",
-    "[]",
-    "[[]]",
-    "{}",
-    "{a = 1}",
-]
-ODD += [
-    "'\\u0000'",
-    "'../..'",
-    "'/dev/null'",
-    "1979-05-27",
-    "'gpt'",
-    "[1, 'a']",
-    "\x00",
-    "'x' = 1",
-    "0.5",
-    "'file:///'",
-]
+ODD = (
+    " '' nan -inf -1 0 1e400 9999999999999999999999 true [] [[]] {} {a=1} '\\u0000' '../..' '/dev/null' "
+    "1979-05-27 'gpt' [1,'a'] \x00 'x'=1 0.5 'file:///'"
+).split(" ")  # the first is empty
 # What starts servers, clusters, long tests of the machine or removes files is parsed and not run.
 RUN_FOR_REAL = (
-    "tasks show",
-    "tasks stats",
-    "tasks validate",
-    "tasks leakscan",
-    "tasks split",
-    "tasks export",
+    *(f"tasks {verb}" for verb in "show stats validate leakscan split export import".split()),
+    *("guard scan", "report", "explain", "eval", "recipe new", "traces"),
 )
-RUN_FOR_REAL += ("tasks import", "guard scan", "report", "explain", "eval", "recipe new", "traces")
 
 
 class Reached(BaseException):
@@ -165,26 +137,7 @@ def test_command_lines(
     }.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "folder").mkdir()
-    values = [
-        "empty",
-        "binary",
-        "list",
-        "rows",
-        "folder",
-        "gone",
-        "",
-        "-",
-        "--",
-        "0",
-        "-1",
-        "1e9",
-        "nan",
-        "a=b",
-        "=",
-        "é\x1b",
-        "CR0204",
-        "CR9999",
-    ]
+    values = " empty binary list rows folder gone - -- 0 -1 1e9 nan a=b = é\x1b CR0204 CR9999".split(" ")
     draw, commands = random.Random(0), list(verbs(build_parser()))
     num_failed, refused = 0, []
     for _ in range(NUM_LINES):

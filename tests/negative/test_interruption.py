@@ -109,29 +109,6 @@ def test_a_build_ends_at_once_in_the_middle_of_a_long_test(
 
 
 @pytest.mark.long
-def test_an_interrupted_build_goes_on_to_the_same_tasks(
-    start: Callable[..., Started], tmp_path: Path, store: Path
-) -> None:
-    words = (
-        "tasks",
-        "build",
-        TINY,
-        "--visible-only",
-        "--out",
-        tmp_path / "out",
-        *(f"--symbol={pin}" for pin in PINS),
-    )
-    build = start(*words)
-    build.wait_for(lambda: bool(list(build.temporary.glob("composer-rl-*/batch-*"))))
-    build.end(signal.SIGINT)
-    (tmp_path / "temporary").rmdir()
-    again = start(*words)
-    assert again.process.wait(LONGEST_WAIT_SECONDS) == 0
-    # Killed runs would stand in the journal as candidates that failed.
-    assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
-
-
-@pytest.mark.long
 @pytest.mark.promise
 def test_a_killed_build_goes_on_to_the_same_tasks(
     start: Callable[..., Started], tmp_path: Path, store: Path

@@ -63,22 +63,6 @@ def test_a_store_that_is_no_store(command: Command, odd: Path, name: str) -> Non
         assert answer.exit_code == {"CR0410": 4, "CR0206": 2, "CR0105": 3}[answer.error["code"]]
 
 
-@pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name[:20]))
-def test_a_source_that_is_no_source(command: Command, odd: Path, name: str) -> None:
-    for source in (place(odd, name), f"git+file://{place(odd, name)}"):
-        answer = command("tasks", "build", source, "--out", odd / "out")
-        assert answer.error["code"] in ("CR0402", "CR0402", "CR0407", "CR0206"), answer.err
-        assert not (odd / "out").exists()
-
-
-@pytest.mark.parametrize("name", [*ODD[:8], ODD[8], *ODD[10:12]], ids=lambda name: ascii(name[:20]))
-def test_an_output_that_cannot_be(command: Command, odd: Path, name: str) -> None:
-    if name == "bare":
-        pytest.skip("root may write there")
-    answer = command("tasks", "build", TINY, "--out", place(odd, name))
-    assert (answer.exit_code, answer.error["code"]) in ((2, "CR0209"), (2, "CR0206")), answer.err
-
-
 @pytest.mark.parametrize("name", [*ODD, "/dev/zero"], ids=lambda name: ascii(name[:20]))
 def test_a_set_that_cannot_be_read(command: Command, odd: Path, name: str) -> None:
     """A pipe into which nobody writes, and a device that never ends, are refused unread."""

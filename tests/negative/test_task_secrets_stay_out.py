@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import SandboxSpec, Task
 from composer_replication.sandbox import open_sandbox
@@ -19,24 +20,20 @@ PACKAGE = f'''def gilded(x):
     marker = "{GOLDEN}"
     return marker + str(x)
 
-
 def neighbour(x):
     """Return the same."""
     return x
 '''
 TESTS = f"""import gilded_package as g
 
-
 def test_gilded_one():
     value = g.gilded(1)  # {HIDDEN}-one
     assert value.endswith("1")
-
 
 # {HIDDEN}-two
 def test_gilded_two():
     value = g.gilded(2)  # {HIDDEN}-two
     assert value.endswith("2")
-
 
 def test_gilded_neighbour():
     assert g.neighbour(3) == 3
@@ -79,9 +76,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
         "gilded_package.py": PACKAGE,
         "tests/test_gilded.py": TESTS,
     }
-    for name, text in files.items():
-        (root / "project" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "project" / name).write_text(text)
+    write_tree(root / "project", files)
     project = str(root / "project")
     build_tasks([project], root / "store", symbols={project: ["gilded_package.py::gilded"]})
     return TaskStore.open(root / "store")

@@ -15,12 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.safety.code_tokens import (
-    Token,
-    line_words,
-    logical_lines,
-    num_words,
-)
+from composer_replication.safety.code_tokens import Token, line_words, logical_lines, num_words
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 

@@ -166,7 +166,7 @@ def happen(guard: CombinedGuard, event: Any) -> CombinedStatus:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(events=EVENTS)
 def test_restored_at_every_cut_the_verdicts_are_those_of_the_uninterrupted_run(events: list[Any]) -> None:
     whole = make(alpha=0.5)

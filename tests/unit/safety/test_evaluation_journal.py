@@ -12,11 +12,7 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.records import HeldoutReading
-from composer_replication.safety import (
-    EvaluationJournal,
-    EvidenceGuard,
-    EvidenceStatus,
-)
+from composer_replication.safety import EvaluationJournal, EvidenceGuard, EvidenceStatus
 from composer_replication.safety.evaluation_journal import _linked
 
 NUM_EVALUATIONS = 3

@@ -40,11 +40,7 @@ def test_settings_are_readable_and_have_the_stated_defaults() -> None:
     )
     assert (guard.eps0, guard.alpha_1) == (0.005, 0.001)
     assert guard.log_threshold == pytest.approx(math.log(1 / 0.009))
-    assert (guard.num_evaluations, guard.last_status, guard.should_halt()) == (
-        0,
-        None,
-        False,
-    )
+    assert (guard.num_evaluations, guard.last_status, guard.should_halt()) == (0, None, False)
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.safety import (
-    CollapseStopError,
-    HeldOutGuard,
-    TripwireStatus,
-    kl_token_trust_filter,
-)
+from composer_replication.safety import CollapseStopError, HeldOutGuard, TripwireStatus, kl_token_trust_filter
 
-SCORES = st.floats(min_value=0.0, max_value=1.0)
 LARGEST = sys.float_info.max
-SERIES = st.lists(st.tuples(SCORES, SCORES, st.none() | SCORES), min_size=1, max_size=25)
 
 
 def make(**changes: Any) -> HeldOutGuard:
@@ -80,13 +73,6 @@ def test_a_bad_setting_is_refused_by_name(field: str, value: object) -> None:
 def test_an_ema_alpha_of_zero_keeps_no_past() -> None:
     guard = make(ema_alpha=0)
     assert feed(guard, [(0.2, 0.2, None), (0.9, 0.4, None)])[-1].in_loop_ema == 0.9
-
-
-def test_fold_is_the_documented_formula() -> None:
-    guard = make(ema_alpha=0.75)
-    assert guard._fold(None, 4.0) == 4.0
-    assert guard._fold(8.0, 4.0) == 7.0
-    assert make()._fold(0.2, 0.6) == pytest.approx(0.4)
 
 
 def test_the_gap_of_the_worked_example() -> None:

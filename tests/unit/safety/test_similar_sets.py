@@ -6,15 +6,10 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.safety.split_overlaps import (
-    Alike,
-    Member,
-    containment_matches,
-    jaccard_matches,
-)
+from composer_replication.safety.split_overlaps import Alike, Member, containment_matches, jaccard_matches
 
 SETS = st.lists(
     st.tuples(st.frozensets(st.integers(0, 12), max_size=9), st.sampled_from([None, "r", "s"])), max_size=9
@@ -34,6 +29,7 @@ def is_compared(one: Member, other: Member) -> bool:
     return bool(one.elements and other.elements) and (one.realm is None or one.realm != other.realm)
 
 
+@settings(max_examples=50)
 @given(left=SETS, right=SETS, percent=st.integers(1, 100))
 def test_jaccard_is_that_of_all_pairs(
     left: list[tuple[frozenset[int], str | None]],
@@ -52,6 +48,7 @@ def test_jaccard_is_that_of_all_pairs(
     assert pairs(jaccard_matches(ours, theirs, percent)) == expected
 
 
+@settings(max_examples=50)
 @given(left=SETS, right=SETS, percent=st.integers(1, 100), least=st.integers(0, 12))
 def test_containment_is_that_of_all_pairs(
     left: list[tuple[frozenset[int], str | None]],

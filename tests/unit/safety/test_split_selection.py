@@ -33,10 +33,6 @@ def test_the_share_is_met_and_the_sides_are_disjoint_and_whole() -> None:
     assert split.fingerprint == HeldoutSplit(split.train_ids, split.heldout_ids).fingerprint
 
 
-def test_every_seed_gives_another_fingerprint() -> None:
-    assert len({HeldoutSplit.split(IDS, 0.25, seed).fingerprint for seed in range(50)}) == 50
-
-
 def test_every_task_is_held_out_under_some_seed() -> None:
     assert {name for seed in range(40) for name in HeldoutSplit.split(IDS, 0.25, seed).heldout_ids} == set(
         IDS

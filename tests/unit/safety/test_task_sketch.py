@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from composer_replication.safety import split_overlaps, split_tasks
-from composer_replication.safety.split_tasks import (
-    Entry,
-    ReadTask,
-    SplitRequestError,
-    TaskReader,
-    shingles,
-)
+from composer_replication.safety.split_tasks import Entry, ReadTask, SplitRequestError, TaskReader, shingles
 
 LONG = "\n".join(f"name_{n} = called_{n}(argument_{n})" for n in range(6))
 OTHER = LONG.replace("called", "asked")

@@ -13,7 +13,7 @@ import pytest
 import composer_replication
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.interfaces import Sandbox
-from composer_replication.records import Check, SandboxSpec
+from composer_replication.records import Check, Limits, SandboxSpec
 from composer_replication.sandbox import (
     acceptance,
     bwrap_program,
@@ -24,6 +24,8 @@ from composer_replication.sandbox import (
     sandlock_backend,
 )
 from composer_replication.sandbox.bubblewrap import Bubblewrap
+from composer_replication.sandbox.calls import are_too_long, to_result
+from composer_replication.sandbox.supervised_run import Ended, Verdict
 
 FOLDER = Path(composer_replication.__file__).parent
 
@@ -64,12 +66,7 @@ def test_a_misspelt_name_meets_its_neighbour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "typed"),
-    [
-        ("docker", "harbor:docker"),
-        ("podman", "harbor:podman"),
-        ("harbor", "harbor:docker"),
-    ],
+    ("name", "typed"), [("docker", "harbor:docker"), ("podman", "harbor:podman"), ("harbor", "harbor:docker")]
 )
 def test_a_container_is_harbors(name: str, typed: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -231,3 +228,28 @@ def test_a_sandlock_without_the_call_that_we_need_is_named(
         with pytest.raises(SandboxFailure, match="has no such call any more: pip install") as caught:
             sandbox.exec(["true"], timeout_seconds=30)
     assert caught.value.code == "CR0302"
+
+
+# --- words that are too long ---
+
+
+def test_words_are_too_long_one_by_one_or_together() -> None:
+    assert not are_too_long(["true"], {})
+    assert not are_too_long(["true", "x" * 131_000], {"A": "x" * 131_000})
+    assert are_too_long(["true", "x" * 131_072], {})
+    assert are_too_long(["true"], {"A": "x" * 131_070})
+    assert are_too_long(["true", *["é"] * 700_000], {})
+
+
+@pytest.mark.parametrize(
+    ("stderr", "why"),
+    [
+        (b'Traceback (most recent call last):\n  File "x", line 1\nOSError: refused\n', "OSError: refused."),
+        (b" \n", "exit code 70."),
+    ],
+)
+def test_why_it_did_not_start_is_one_line(stderr: bytes, why: str) -> None:
+    ended = Ended(Verdict.ENDED, 70, b"", stderr, truncated=False, seconds=0.1)
+    with pytest.raises(SandboxFailure) as caught:
+        to_result(ended, b"<marker>", Limits(), backend="sandlock")
+    assert caught.value.message == f"sandlock did not start the command: {why}"

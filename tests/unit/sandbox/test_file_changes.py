@@ -83,10 +83,7 @@ def planted(folder: Path) -> dict[str, int]:
     (folder / "dangling").symlink_to("nothing")
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
-    return {
-        "fd": os.open(folder / "file", os.O_RDONLY),
-        "dir": os.open(folder, os.O_RDONLY | os.O_DIRECTORY),
-    }
+    return {"fd": os.open(folder / "file", os.O_RDONLY), "dir": os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}
 
 
 def facts(folder: Path) -> list[tuple[str, int, int, int, float, float]]:

@@ -61,20 +61,7 @@ def test_no_shown_folder_of_the_system_holds_unmasked_packages() -> None:
 
 def test_private_folders_of_the_host_are_not_shown() -> None:
     shown = {path.resolve() for path in (*system_folders().read_only, *base_interpreter().read_only)}
-    for hidden in (
-        "/",
-        "/etc",
-        "/home",
-        "/root",
-        "/tmp",
-        "/usr",
-        "/usr/local",
-        "/var",
-        "/opt",
-        "/proc",
-        "/sys",
-        "/dev",
-    ):
+    for hidden in "/ /etc /home /root /tmp /usr /usr/local /var /opt /proc /sys /dev".split():
         assert Path(hidden) not in shown
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
@@ -55,11 +56,7 @@ def make_project(tmp_path: Path) -> MakeProject:
     """Write a project; ``pyproject.toml`` comes along."""
 
     def make(files: Mapping[str, str]) -> Path:
-        root = tmp_path / "planted"
-        for name, text in {"pyproject.toml": PYPROJECT, **files}.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        return root
+        return write_tree(tmp_path / "planted", {"pyproject.toml": PYPROJECT, **files})
 
     return make
 

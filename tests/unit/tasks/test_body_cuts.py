@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.tasks.planning.body_cuts import (
-    MARKER_STATEMENT,
-    BodyCut,
-    fill,
-    find_body_cuts,
-)
+from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut, fill, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_text, holes_of
 
 STYLES = '''"""Many styles."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +10,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from composer_replication.errors import InputError, NothingToDoError, SandboxFailure, UsageError
-from composer_replication.records import SandboxSpec
-from composer_replication.run_folder import RunFolder
-from composer_replication.sandbox import open_sandbox
+from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, SandboxSpec
 from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.sources import open_source
+from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.validate import validate_store
 
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
 
 MakeProject = Callable[[Mapping[str, str]], Path]
-BuildTiny = Callable[..., Path]
 PLANTED = {
     "planted.py": "def one():\n    return 11\n\n\ndef two():\n    return 22\n\n\ndef zero():\n    return 0\n\n\ndef unused():\n    return 9\n",
     "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_two():\n    assert planted.two() == 22\n"
@@ -127,28 +125,6 @@ def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Pat
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-@pytest.mark.long
-def test_another_seed_parts_tests_differently(
-    build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path
-) -> None:
-    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
-    build_tiny(tmp_path / "out", pins[str(tiny_project)])  # the suite was measured, and seed 0 tried
-    fingerprints = {
-        build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, seed=seed).fingerprint
-        for seed in range(2)
-    }
-    assert len(fingerprints) > 1
-
-
-@pytest.mark.long
-def test_no_hidden_share_no_hidden_tests(build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path) -> None:
-    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
-    build_tiny(tmp_path / "out", pins[str(tiny_project)])
-    build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, hidden_share=0.0)
-    (task,) = TaskStore.open(tmp_path / "out").tasks()
-    assert (len(task.tests.visible), task.tests.hidden) == (3, ())
-
-
 def test_a_second_call_judges_nothing_again(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,36 +168,6 @@ def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProjec
     assert contents(tmp_path / "a" / "tasks") == contents(tmp_path / "b" / "tasks")
     grown = build_tasks([source], tmp_path / "b", max_tasks=5)
     assert grown.tasks == 2
-
-
-@pytest.mark.long
-def test_what_lies_beyond_the_cut_is_not_waited_for(
-    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second candidate hangs in its sandbox while the first becomes the one task that was asked for."""
-    real, begun = build_state.judge_deletion, threading.Event()
-
-    def judge(*arguments: Any, **options: Any) -> Any:
-        if next(numbers) == 0:
-            assert begun.wait(60)
-            return real(*arguments, **options)
-        begun.set()
-        with open_sandbox(SandboxSpec(tree=tmp_path / "tree"), None) as sandbox:
-            try:
-                return sandbox.exec(["sleep", "90"], timeout_seconds=100)
-            except SandboxFailure as failure:
-                killed.append(failure.code)
-                raise
-
-    numbers, killed = itertools.count(), []
-    (tmp_path / "tree").mkdir()
-    source = str(make_project(PLANTED))
-    pins = {source: ["planted.py::one", "planted.py::two"]}
-    alone = build_tasks([source], tmp_path / "alone", symbols=pins, max_tasks=1, jobs=1)
-    monkeypatch.setattr(build_state, "judge_deletion", judge)
-    beside = build_tasks([source], tmp_path / "beside", symbols=pins, max_tasks=1, jobs=2)
-    assert (next(numbers), killed) == (2, ["CR0302"])
-    assert beside.fingerprint == alone.fingerprint
 
 
 @pytest.mark.long
@@ -310,24 +256,6 @@ def test_a_refused_folder_stays_as_it_was(make_project: MakeProject, strange: st
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
 
 
-def test_two_builds_in_one_folder_are_refused(make_project: MakeProject, tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "out").locked(), pytest.raises(UsageError, match="CR0203"):
-        build_tasks([str(make_project(PLANTED))], tmp_path / "out")
-
-
-def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> None:
-    files = {
-        "planted.py": "def zero():\n    return 0\n",
-        "test_planted.py": PLANTED["test_planted.py"]
-        .replace("planted.one() == 11", "True")
-        .replace("planted.two() == 22", "True"),
-    }
-    summary = build_tasks([str(make_project(files))], tmp_path / "out")
-    assert summary.tasks == 0
-    with pytest.raises(NothingToDoError, match=r"CR0418.*stub-passes 1"):
-        summary.require_tasks()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("files", "reason"),
@@ -380,17 +308,42 @@ def test_a_repository_that_cannot_be_used(
         summary.require_tasks()
 
 
-@pytest.mark.long
-def test_flaky_and_red_tests_are_left_out(make_project: MakeProject, tmp_path: Path) -> None:
-    files = dict(PLANTED)
-    files["test_planted.py"] += (
-        "\n\ndef test_red():\n    assert planted.one() == 5\n\n\ndef test_flaky():\n    import os\n    assert os.urandom(8)[0] < 0 or planted.one() == 7\n"
-    )
-    summary = build_tasks([str(make_project(files))], tmp_path / "out")
-    assert summary.tasks == 2
-    tests = {
-        node_id
-        for task in TaskStore.open(tmp_path / "out").tasks()
-        for node_id in (*task.fail_to_pass, *task.tests.pass_to_pass)
-    }
-    assert not {name for name in tests if "red" in name or "flaky" in name}
+# --- no code of a repository runs before the self-test has passed ---
+
+
+class NoJail:
+    """A backend whose jail cannot be tried, so nothing is known to hold."""
+
+    name = "open"
+
+    def is_available(self) -> Check:
+        return Check(self.name, True, "it is here.")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        raise SandboxFailure("CR0302", "it does not start.")
+
+
+PATH = f"{__name__}:NoJail"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder, _, out: build_tasks([str(folder)], out, backend=PATH),
+        lambda _, store, __: validate_store(store, backend=PATH),
+        lambda _, store, __: scan_store(store, backend=PATH),
+    ],
+    ids=["build", "validate", "leakscan"],
+)
+def test_nothing_of_a_repository_runs_before(
+    use: Callable[[Path, Path, Path], object],
+    tiny_project: Path,
+    tiny_store: TaskStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SandboxFailure, match="the sandbox open does not hold: network") as caught:
+        use(tiny_project, tiny_store.root, tmp_path / "out")
+    assert caught.value.code == "CR0306"
+    assert not (tmp_path / "out" / "journal.jsonl").exists()

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks import canaries as module
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.canaries import (
-    Canary,
-    CanaryRefused,
-    canary_files,
-    make_canaries,
-    make_canary,
-)
+from composer_replication.tasks.canaries import Canary, CanaryRefused, canary_files, make_canary
 from composer_replication.tasks.gates import Bench
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.repository import make_bench
@@ -64,9 +58,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
         "planted.py": "def double(x):\n    y = x + x\n    return y\n",
         "tests/test_planted.py": TESTS,
     }
-    for name, text in files.items():
-        (root / "planted" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "planted" / name).write_text(text)
+    write_tree(root / "planted", files)
     build_tasks([str(root / "planted")], root / "store", hidden_share=0.0).require_tasks()
     return TaskStore.open(root / "store")
 
@@ -137,18 +129,6 @@ def test_a_twin_that_does_not_contradict_is_refused(planted: TaskStore, monkeypa
         make_canary(planted, task)
 
 
-@pytest.mark.long
-def test_a_test_that_is_not_a_plain_function_is_refused_by_name(planted: TaskStore) -> None:
-    (task,) = planted.tasks()
-    elsewhere = replace(task, tests=replace(task.tests, visible=("tests/absent.py::test_x",)))
-    store = planted
-    made, refused = make_canaries(store, [task])
-    assert len(made) == 1
-    assert refused == {}
-    assert module._contradict({}, elsewhere.tests.visible) == ({}, {})
-    assert module._contradict({"tests/absent.py": b"def broken(:"}, elsewhere.tests.visible) == ({}, {})
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -175,10 +155,3 @@ def test_places(text: str, names: tuple[str, ...]) -> None:
 )
 def test_no_place(text: str, names: tuple[str, ...]) -> None:
     assert module._with_twins(SourceOfTests(text), [names])[1] == []
-
-
-@pytest.mark.long
-def test_the_tiny_project_has_canaries(tiny_store: TaskStore) -> None:
-    made, refused = make_canaries(tiny_store, tiny_store.tasks())
-    assert len(made) + len(refused) == len(tiny_store.tasks())
-    assert len(made) >= 3

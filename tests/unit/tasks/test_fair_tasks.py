@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import rule_of
+from composer_replication.tasks import gates
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.fair_split import known_words
 from composer_replication.tasks.journal import Journal
@@ -27,15 +30,12 @@ def label(number, *, prefix="no"):
     text = format_number(number)
     return f"{prefix} {text}"
 
-
 def format_number(number):
     return pad_digits(str(number))
-
 
 def pad_digits(digits):
     missing = max(0, 4 - len(digits))
     return "0" * missing + digits
-
 
 def unlabel(text):
     return int(text.split()[-1])
@@ -47,34 +47,27 @@ from shelf import order
 
 SECRET_CASES = [(7, "0007"), (12345, "12345")]
 
-
 def test_label():
     assert order.label(3) == "no 0003"
-
 
 def test_longer_label():
     assert order.label(33) == "no 0033"
 
-
 def test_other_label():
     assert order.label(333, prefix="nr") == "nr 0333"
-
 
 @pytest.mark.parametrize(("number", "text"), SECRET_CASES)
 def test_digits(number, text):
     assert order.format_number(number) == text
 
-
 def test_unlabel():
     assert order.unlabel("no 0003") == 3
-
 
 def test_unlabel_again():
     assert order.unlabel("no 0004") == 4
 """,
     "tests/test_more.py": """
 from shelf import order
-
 
 def test_the_same():
     assert order.unlabel("no 0004") == 4
@@ -85,10 +78,8 @@ def test_the_same():
 from paint import paint
 from shelf.colour import red
 
-
 def test_red():
     assert red() == paint("Red")
-
 
 def test_paint():
     assert paint("A") == "a"
@@ -99,9 +90,7 @@ def test_paint():
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shelf") / "shelf"
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    write_tree(folder, FILES)
     return folder
 
 
@@ -126,18 +115,6 @@ def test_no_hidden_test_asks_for_a_name_that_nobody_can_know(store: TaskStore) -
         assert "test_unlabel_again" not in hidden, task.task_id  # another file has it word for word
 
 
-def test_no_recorded_behaviour_is_that_of_a_function_that_nobody_can_know(source: Path) -> None:
-    out = source.parent / "visible"
-    build_tasks(
-        [str(source)], out, granularities=["feature"], removals=["whole"],
-        hidden_share=0.0, with_truth=True, jobs=2,
-    )  # fmt: skip
-    store = TaskStore.open(out)
-    (task,) = [task for task in store.tasks() if task.symbol == "label"]
-    assert len(store.record(task.task_id).stub_edits) == 3
-    assert {twin.symbol for twin in store.twins(task).values()} == {"label", "format_number"}
-
-
 def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: TaskStore) -> None:
     task = next(iter(store.tasks()))
     repository = store.repository(store.record(task.task_id).repository_record)
@@ -146,15 +123,6 @@ def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: 
     pins = {row.pin.partition("@")[0] for row in Journal(store.root / "journal.jsonl")._decisions.values()}
     assert "shelf/colour.py::red" in pins and not any("paint" in pin for pin in pins)
     assert not rule_of(store, task).takes("checks/paint.py") and rule_of(store, task).takes("shelf/colour.py")
-
-
-def test_cases_of_hidden_tests_are_hidden_too(store: TaskStore) -> None:
-    seen = 0
-    for task in store.tasks():
-        hidden = "test_digits" in " ".join(task.tests.unseen)
-        assert ("SECRET_CASES" in store.files(task, "rollout")["tests/test_order.py"].decode()) is not hidden
-        seen += hidden
-    assert seen
 
 
 def test_validate_knows_an_unfair_and_a_readable_task(store: TaskStore, tmp_path: Path) -> None:
@@ -183,3 +151,69 @@ def test_validate_knows_an_unfair_and_a_readable_task(store: TaskStore, tmp_path
         )
         (failed,) = validate_store(copy, repeat=1).failed
         assert (failed.task_id, failed.gate) == (task.task_id, gate)
+
+
+# --- tests that lean on hidden ones ---
+
+
+MakeProject = Callable[[Mapping[str, str]], Path]
+
+
+DOUBLE = "def double(x):\n    y = x + x\n    return y\n"
+LEANING = """
+import sys
+
+from planted import double
+
+def test_double_one():
+    assert double(1) == 2
+
+def test_double_two():
+    assert double(2) == 4
+
+def test_double_three():
+    assert double(3) == 6
+
+def test_double_four():
+    assert double(4) == 8
+
+def test_leans():
+    names = dir(sys.modules[__name__])
+    assert sum(name.startswith("test_double_") for name in names) == 4
+
+def test_stands():
+    assert True
+"""
+
+
+@pytest.mark.long
+def test_a_test_that_leans_on_hidden_ones_is_found_in_a_store(
+    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test counts the tests of its file: it passes in the whole tree, not where some are hidden.
+
+    The build's own gate is switched off, as in a store of a version that had none.
+    """
+    monkeypatch.setattr(gates, "neighbour_trials", lambda *_: [])
+    source = str(make_project({"planted/__init__.py": DOUBLE, "tests/test_planted.py": LEANING}))
+    out = tmp_path / "out"
+    assert build_tasks([source], out).tasks == 1
+    (failure,) = validate_store(out, repeat=1).failed
+    assert (failure.gate, failure.detail) == (
+        "leans-on-hidden",
+        "1 tests, such as tests/test_planted.py::test_leans",
+    )
+
+
+@pytest.mark.long
+def test_no_test_is_hidden_on_which_another_leans(make_project: MakeProject, tmp_path: Path) -> None:
+    """Whatever is hidden, the test that counts them fails: so none is."""
+    source = str(make_project({"planted/__init__.py": DOUBLE, "tests/test_planted.py": LEANING}))
+    out = tmp_path / "out"
+    assert build_tasks([source], out).tasks == 1
+    store = TaskStore.open(out)
+    (task,) = store.tasks()
+    assert store.secret(task.task_id).hidden == ()
+    assert len(task.tests.visible) == 4
+    assert "tests/test_planted.py::test_leans" in task.tests.pass_to_pass
+    assert validate_store(out, repeat=1).failed == ()

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import string
 import subprocess
-import tempfile
-import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from composer_replication.records import Task
-from composer_replication.tasks import fresh_git
 from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, git_files, has_fresh_git, with_git
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import Instance
@@ -109,30 +103,6 @@ def test_an_agent_can_work_with_it(tmp_path: Path) -> None:
 def test_a_tree_with_its_own_history_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a \.git of its own"):
         git_files({"a.py": b"", ".git/HEAD": b""})
-
-
-@given(st.binary(max_size=200_000) | st.integers(65_530, 131_080).map(lambda n: b"a" * n))
-def test_stored_streams_are_zlib(data: bytes) -> None:
-    assert zlib.decompress(fresh_git._stored(data)) == data
-
-
-NAMES = st.text(string.ascii_letters + string.digits + "-.+_ \u00e9", min_size=1, max_size=8).filter(
-    lambda name: name.strip(".") and name.lower() != ".git"
-)
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.dictionaries(
-        st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.binary(max_size=40), max_size=12
-    )
-)
-def test_every_file_is_an_object_of_the_pack(files: dict[str, bytes]) -> None:
-    files = {path: data for path, data in files.items() if not any(p.startswith(path + "/") for p in files)}
-    with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder), with_git(files))
-        assert git(Path(folder), "fsck", "--full", "--strict") == ""
-        assert git(Path(folder), "status", "--porcelain") == ""
 
 
 def test_only_the_tree_of_a_rollout_has_it(make_store, sized_tasks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -3,84 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import Edit
-from composer_replication.tasks.gates import (
-    check_no_copy,
-    check_restores,
-    judge_deletion,
-    judge_own,
-    own_runs,
-)
-from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.gates import check_restores, judge_deletion, judge_own, own_runs
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
-from composer_replication.tasks.running import bench as bench_module
-from composer_replication.tasks.running.bench import Bench, Trial
-from composer_replication.tasks.running.test_batch import BatchRun, run_batch
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.stub_gate import STUBS, passed_by_stubs
 from composer_replication.tasks.subject import GateFailed, Subject
-from composer_replication.tasks.test_run import TestReport
 
 PACKAGE = """
 STATE = []
 
-
 def at_import():
     return 5
 
-
 CONSTANT = at_import()
-
 
 def in_conftest():
     return 6
 
-
 def crashes_without():
     return 1
-
 
 def waits_without():
     return 1
 
-
 def unnoticed():
     return 1
-
 
 def copied(x):
     y = x + 1
     return y * 2
 
-
 def falsy():
     return 0
-
 
 def behind_state():
     return "state"
 
-
 def needs_company():
     return "company"
-
 
 def counted():
     return "counted"
 
-
 def fine(x):
     return x + 40
-
 
 def gives_a_word():
     return "word"
@@ -93,10 +70,8 @@ import threading
 
 import planted
 
-
 def test_a_sets_state():
     planted.STATE.append(1)
-
 
 def test_crashes():
     try:
@@ -104,44 +79,35 @@ def test_crashes():
     except NotImplementedError:
         os._exit(3)
 
-
 def test_waits():
     try:
         planted.waits_without()
     except NotImplementedError:
         threading.Event().wait()
 
-
 def test_copied():
     assert planted.copied(1) == 4
 
-
 def test_falsy():
     assert not planted.falsy()
-
 
 def test_behind_state():
     if planted.STATE:
         assert planted.behind_state() == "state"
 
-
 def test_needs_company():
     assert "test_counted" in sys.modules  # in any order, but not alone
     assert planted.needs_company() == "company"
 
-
 def test_fine_one():
     assert planted.fine(1) == 41
-
 
 def test_fine_two():
     assert planted.fine(2) == 42
 
-
 def test_ends_the_run():
     if planted.gives_a_word() != "word":
         os._exit(3)
-
 
 def test_asks_for_anything():
     planted.gives_a_word()
@@ -149,14 +115,11 @@ def test_asks_for_anything():
 COUNTED = """
 import planted
 
-
 def test_counted_one():
     assert planted.counted() == "counted"
 
-
 def test_counted_two():
     assert planted.counted() == "counted"
-
 
 assert len([name for name in globals() if name.startswith("test_")]) == 2
 """
@@ -173,9 +136,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
         "tests/test_counted.py": COUNTED,
         "tests/conftest.py": "import planted\n\nSIX = planted.in_conftest()\n",
     }
-    for name, text in files.items():
-        (root / "project" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "project" / name).write_text(text)
+    write_tree(root / "project", files)
     source = open_source(str(root / "project"))
     return prepare(source, TaskStore.create(root / "store"), None, map_calls=True)
 
@@ -242,53 +203,6 @@ def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted
     parted = replace(subject, visible=subject.visible[:1], hidden=subject.visible[1:])
     with pytest.raises(GateFailed, match=r"stub-passes: the \w+ tests pass with return None"):
         _check_own(parted, planted.bench)
-
-
-@pytest.mark.long
-def test_constants_have_only_the_time_in_which_a_fault_is_noticed(
-    planted: PreparedRepository, fine: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[float]] = []
-    answers: list[list[TestReport]] = []
-
-    def watched(runs: list[BatchRun], environment: Environment, *, backend: str | None) -> list[TestReport]:
-        seen.append([run.timeout_seconds for run in runs])
-        answers.append(run_batch(runs, environment, backend=backend))
-        return answers[-1]
-
-    monkeypatch.setattr(bench_module, "run_batch", watched)
-    bench = planted.bench
-    for reports in own_runs(fine, bench, repeat=2):
-        judge_own(fine, bench, reports)
-    usual = bench.test_seconds
-    golden_seconds = sum(report.cpu_seconds for report in answers[0][1:])
-    noticed = min(max(10 * golden_seconds, 2.0), usual)  # a slow machine needs more than 2 s
-    # the second look is of the code and of its absence alone
-    assert seen == [[usual] * 3, [noticed] * len(STUBS), [*[usual] * 3, noticed]]
-    assert noticed < usual
-
-
-@pytest.mark.long
-def test_a_constant_that_never_ends_costs_no_more_than_it_takes_to_notice_it(
-    planted: PreparedRepository, fine: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = planted.bench
-    given: list[float | None] = []
-    run_all = type(bench).run_all
-
-    def watched(self: Bench, trials: Sequence[Trial]) -> list[TestReport]:
-        given.extend(trial.seconds for trial in trials if not trial.is_golden)
-        return run_all(self, trials)
-
-    monkeypatch.setattr(type(bench), "run_all", watched)
-    passed_by_stubs(fine, fine.visible, bench)
-    assert len(given) == len(STUBS)
-    assert all(seconds is not None and seconds < bench.test_seconds for seconds in given)
-
-
-@pytest.mark.long  # test_what_selects_tests_changes_no_subject judges it once more, too
-def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:
-    assert judge(planted, "fine") == fine
 
 
 def test_the_tests_that_call_a_function_are_known(planted: PreparedRepository) -> None:
@@ -372,18 +286,3 @@ def test_a_copy_is_found_behind_indentation_and_comments() -> None:
     assert copied_share(golden, {"a.py": b"y = x + 12\nreturn y\n"}) == (0.0, "")
     assert copied_share(["\n    return y"], {"a.py": b"return y\n"}) == (0.0, "")
     assert copied_share([*golden, "a = 1\nb = 2\nc = 3"], indented) == (0.4, "a.py")
-
-
-@pytest.mark.long
-def test_a_copy_in_the_visible_tests_is_found(planted: PreparedRepository, fine: Subject) -> None:
-    two_lines = planted.bench.original["planted.py"].replace(b"return x + 40", b"a = x\n    return a + 40")
-    (cut,) = fine.stub_edits
-    longer = replace(cut, end=cut.end + len("a = x\n    "))
-    subject = replace(fine, changes=replace(fine.changes, edits=(longer,)), stub_edits=(longer,))
-    files = {
-        **planted.bench.original,
-        "planted.py": two_lines,
-        "tests/test_more.py": b"def reference(x):\n    a = x\n    return a + 40\n",
-    }
-    with pytest.raises(GateFailed, match=r"golden-copy.*tests/test_more\.py"):
-        check_no_copy(subject, files)

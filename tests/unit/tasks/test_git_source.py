@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.errors import ComposerError, InputError, MissingError
 from composer_replication.tasks.intake import archives, git_source
@@ -34,14 +35,8 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def write(root: Path, files: Mapping[str, bytes]) -> None:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-
-
 def commit(root: Path, files: Mapping[str, bytes]) -> str:
-    write(root, files)
+    write_tree(root, files)
     git(root, "add", "--all", "--force")
     git(root, "commit", "--quiet", "--message", "change")
     return git(root, "rev-parse", "HEAD")
@@ -101,26 +96,16 @@ def test_every_way_to_name_a_commit(repository: Path, ref: str) -> None:
 
 
 def test_a_commit_is_the_same_as_a_folder_of_its_files(repository: Path, tmp_path: Path) -> None:
-    write(tmp_path / "folder", FILES)
+    write_tree(tmp_path / "folder", FILES)
     folder, found = open_source(str(tmp_path / "folder")), open_source(f"git+file://{repository}@v1")
     assert (found.files, found.metadata, found.sha256) == (folder.files, folder.metadata, folder.sha256)
     assert folder.commit == ""
-
-
-def test_a_tag_wins_over_a_branch_of_the_same_name(repository: Path) -> None:
-    git(repository, "branch", "v1", "main")
-    assert open_source(f"git+file://{repository}@v1").files["thing/__init__.py"] == FILES["thing/__init__.py"]
 
 
 def test_an_old_commit_that_no_ref_names(repository: Path) -> None:
     old = git(repository, "rev-parse", "main~1")
     git(repository, "tag", "--delete", "v1")
     assert open_source(f"git+file://{repository}@{old}").commit == old
-
-
-def test_an_id_of_a_tag_object_means_its_commit(repository: Path) -> None:
-    tag = git(repository, "rev-parse", "v1")
-    assert own_files(open_source(f"git+file://{repository}@{tag}")) == FILES
 
 
 def test_a_fetched_commit_needs_no_repository_any_more(repository: Path) -> None:
@@ -146,11 +131,6 @@ def test_a_version_that_a_tool_would_compute_is_the_commit(repository: Path) -> 
     assert found.repository == f"thing=={head[:12]}"
     written = found.files[f"thing-0+g{head[:12]}.dist-info/METADATA"].decode()
     assert written.splitlines()[2] == f"Version: 0+g{head[:12]}"
-
-
-def test_without_any_name_it_is_that_of_the_address(repository: Path) -> None:
-    commit(repository, {"pyproject.toml": b"[tool.x]\n"})
-    assert open_source(f"git+file://{repository}").name == "thing"
 
 
 # --- addresses -------------------------------------------------------------------------------
@@ -184,23 +164,19 @@ def test_an_address_is_taken_apart(source: str, url: str, ref: str, name: str) -
         "git+ext::sh -c 'touch /tmp/x'",
         "ext::sh -c true://",
         "git+ext://sh",
-        "git+fd://3",
         "git+http://example.org/o/thing",
         "git://example.org/o/thing.git",
         "git+https://example.org",
-        "git+https:///o/thing",
         "git+https://-oProxyCommand=x/o/thing",
         "git+ssh://-oProxyCommand=x/o/thing",
         "git@-oProxyCommand=x:o/thing",
         "git+file://host/o/thing",
-        "git+file:thing",
         "git+https://example.org/o/thing@--upload-pack=x",
         "git+https://example.org/o/thing@a..b",
         "git+https://example.org/o/thing@",
         "git+https://example.org/o/thing#subdirectory=x",
         "git+https://[broken/o/thing",
         "https://example.org/o/thing",
-        "git+",
         "git+thing",
     ],
 )
@@ -333,7 +309,7 @@ def test_git_attributes_of_a_commit_change_no_byte(repository: Path) -> None:
         "thing/ident.py": b"# $Id$ $Format:%H$\r\n",
         ".gitattributes": b"* export-ignore ident export-subst eol=lf\n",
     }
-    write(repository, files)
+    write_tree(repository, files)
     for name, data in files.items():
         stored = subprocess.run(
             ["git", "-C", str(repository), "hash-object", "-w", "--stdin", "--no-filters"],

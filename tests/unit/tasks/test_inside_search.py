@@ -158,11 +158,6 @@ def test_a_question_without_answer_is_said(
     assert search_inside("t-module-body", planted).failed == [f"t-module-body: {problem}"]
 
 
-def test_a_module_that_prints_and_fails_has_answered(search_inside: InsideSearch) -> None:
-    planted = {TEXT: b"print('[1, 2]')\nprint('{')\nraise SystemExit(5)\n"}
-    assert search_inside("t-module-body", planted).failed == []
-
-
 class TestGit:
     """Repositories that git itself wrote, in the tree of a rollout."""
 
@@ -243,6 +238,7 @@ class TestWalk:
 
         return run
 
+    @pytest.mark.long
     def test_the_walk_of_an_environment_finds_text_and_bytecode(
         self,
         walk: Callable[..., set[tuple[str, str]]],

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.records import Hole, Task
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.instructions import writing as instructions
 from composer_replication.tasks.instructions.surroundings import look_around
 from composer_replication.tasks.instructions.writing import (
@@ -27,7 +21,6 @@ from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cut
 from composer_replication.tasks.planning.edits import edited_text, holes_of
 from composer_replication.tasks.store import TaskStore
 
-MakeProject = Callable[[Mapping[str, str]], Path]
 FILE = '''\
 import os
 
@@ -80,13 +73,6 @@ def test_surroundings_of_a_method() -> None:
     assert found.line == 19
 
 
-def test_surroundings_of_a_function_without_a_docstring() -> None:
-    text, hole, _ = broken("outside")
-    found = look_around(text, hole)
-    assert (found.header, found.docstring) == ("def outside(x: int) -> int:", "")
-    assert (found.owner, found.siblings, found.neighbours) == ("", (), ("Box",))
-
-
 def test_a_file_that_does_not_parse_still_has_a_place() -> None:
     text, hole, _ = broken("outside")
     found = look_around(text + "\n(((", hole)
@@ -104,17 +90,6 @@ def test_what_an_instruction_says(tiny_store: TaskStore) -> None:
     assert "** 0.5" not in text
 
 
-def test_no_instruction_shows_a_body_or_a_hidden_test(tiny_store: TaskStore) -> None:
-    for task in tiny_store.tasks():
-        text = write_instruction(tiny_store, task)
-        golden = tiny_store.golden_body(task)
-        assert not shows_body(text, golden)
-        assert "".join(golden.split()) not in "".join(text.split())
-        for test in task.tests.hidden:
-            assert test not in text
-            assert f"def {test.rpartition('::')[2].partition('[')[0]}(" not in text
-
-
 @pytest.mark.parametrize(
     ("text", "golden", "shown"),
     [
@@ -127,38 +102,6 @@ def test_no_instruction_shows_a_body_or_a_hidden_test(tiny_store: TaskStore) -> 
 )
 def test_when_a_body_is_shown(text: str, golden: str, shown: bool) -> None:
     assert shows_body(text, golden) is shown
-
-
-@given(
-    st.text(alphabet="abc =\n#", max_size=40),
-    st.text(alphabet="abc =\n#", max_size=40),
-    st.lists(st.sampled_from(["a = 1", "return a", "  b(c)", "# c", ""]), min_size=1, max_size=4),
-)
-def test_a_pasted_body_is_always_found(before: str, after: str, body: list[str]) -> None:
-    has_code = any(line.strip() and not line.strip().startswith("#") for line in body)
-    assert shows_body("\n".join([before, *body, after]), "\n".join(body)) is has_code
-
-
-@pytest.mark.long
-def test_a_test_or_docstring_that_shows_the_body_is_left_out(
-    make_project: MakeProject, tmp_path: Path
-) -> None:
-    files = {
-        "planted.py": 'def in_test(x):\n    """Docs."""\n    return x * 3 + 1\n\n\n'
-        'def in_docs(x):\n    """Docs:\n\n    return x - 7\n    """\n    return x - 7\n',
-        "test_planted.py": "import planted\n\n\ndef test_it():\n    def oracle(x):\n        return x * 3 + 1\n\n"
-        "    assert planted.in_test(2) == oracle(2)\n\n\ndef test_docs():\n    assert planted.in_docs(9) == 2\n\n\n"
-        "def test_nothing():\n    pass\n",
-    }
-    build_tasks([str(make_project(files))], tmp_path / "out")
-    store = TaskStore.open(tmp_path / "out")
-    in_test = write_instruction(store, task_of(store, "in_test"))
-    assert "- test_planted.py::test_it" in in_test
-    assert "Docs." in in_test
-    assert "oracle" not in in_test
-    in_docs = write_instruction(store, task_of(store, "in_docs"))
-    assert "def in_docs(x):" in in_docs
-    assert "x - 7" not in in_docs
 
 
 def test_an_instruction_that_cannot_but_show_it_is_refused(
@@ -189,11 +132,3 @@ def test_long_lists_are_clipped_and_say_so(tiny_store: TaskStore) -> None:
     assert "# 11 more lines\n````" in text  # a fence longer than what stands in the code
     assert "2 more functions" in text
     assert text.count("From `t.py`") == MAX_SOURCES
-
-
-def test_the_files_own_lines_are_valid_python(tiny_store: TaskStore) -> None:
-    task = task_of(tiny_store, "clamp")
-    found = look_around(tiny_store.broken_text(task), task.hole)
-    parsed = ast.parse(f"{found.header}\n{found.docstring}\n    pass\n").body[0]
-    assert isinstance(parsed, ast.FunctionDef)
-    assert parsed.name == "clamp"

@@ -6,9 +6,8 @@ import pickle
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
-from composer_replication.cli.show_command import finish_build, render_build
-from composer_replication.tasks import lookup_gate
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import read_journal
@@ -30,7 +29,6 @@ class Learned:
         value = value / 5
         return round(value + 32, digits)
 
-
 class Understood:
     def __init__(self, degrees):
         self.degrees = degrees
@@ -43,34 +41,26 @@ class Understood:
 TESTS = """
 from planted import Learned, Understood
 
-
 def test_learned_one():
     assert Learned(0).fahrenheit(1) == 32
-
 
 def test_learned_two():
     assert 31 < Learned(0).fahrenheit(1) < 33
 
-
 def test_learned_three():
     assert Learned(0).fahrenheit(1) in (32, 33)
-
 
 def test_learned_four():
     assert str(Learned(0).fahrenheit(1)) == "32.0"
 
-
 def test_understood_one():
     assert Understood(0).kelvin(1) == 273.1
-
 
 def test_understood_two():
     assert Understood(1).kelvin(1) == 274.1
 
-
 def test_understood_three():
     assert Understood(2).kelvin(2) == 275.15
-
 
 def test_understood_four():
     assert Understood(-3).kelvin(2) == 270.15
@@ -78,14 +68,9 @@ def test_understood_four():
 
 
 def write_project(root: Path, source: str, tests: str) -> str:
-    for name, text in {
-        "planted/__init__.py": source,
-        "tests/test_planted.py": tests,
-        "pyproject.toml": '[project]\nname = "planted"\nversion = "1"\n',
-    }.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return str(root)
+    project = '[project]\nname = "planted"\nversion = "1"\n'
+    files = {"planted/__init__.py": source, "tests/test_planted.py": tests, "pyproject.toml": project}
+    return str(write_tree(root, files))
 
 
 @pytest.mark.long
@@ -123,69 +108,13 @@ def test_only_functions_that_give_a_value_back_have_a_table(body: str, gives: bo
     assert bool(_replaceable([cut])) is gives
 
 
-# While calls are recorded, and then alone, the suite dies.
-DIES = """
-import os
-import sys
-
-
-class Learned:
-    def __init__(self, degrees):
-        self.degrees = degrees
-
-    def fahrenheit(self, digits):
-        if "call_pickle" in sys.modules:
-            os._exit(3)
-        value = self.degrees * 9
-        value = value / 5
-        return round(value + 32, digits)
-"""
-LEARNED_TESTS = "def test_nothing():\n    pass\n" + TESTS.partition("def test_understood_one")[0].replace(
-    "Learned, Understood", "Learned"
-)
-PIN = "planted/__init__.py::Learned.fahrenheit"
-
-
-@pytest.mark.long
-def test_a_suite_that_dies_while_it_is_recorded_is_said(tmp_path: Path) -> None:
-    """The task stays, for its hidden tests are good; that nobody knows whether a table passes them is said."""
-    source, out = write_project(tmp_path / "project", DIES, LEARNED_TESTS), tmp_path / "out"
-    first = build_tasks([source], out, granularities=("class",), with_truth=True)
-    why = first.unrecorded["planted==1"][PIN]
-    assert why.startswith("the recording did not end (exit code 3")
-    assert first.unrecorded == {"planted==1": {PIN: why}}
-    assert (first.tasks, dict(first.rejected)) == (1, {})
-    (task,) = TaskStore.open(out).tasks()
-    assert TaskStore.open(out).record(task.task_id).strength is None
-    result, _ = finish_build(first, quiet=True)
-    assert f"behaviour of 1 functions of planted==1 could not be recorded: {why}" in render_build(result)
-    again = build_tasks([source], out, granularities=("class",), with_truth=True)
-    assert (again.unrecorded, again.fingerprint) == (first.unrecorded, first.fingerprint)
-
-
-@pytest.mark.long
-def test_the_next_build_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording that ran out of time, and the same build with time enough."""
-    learned = SOURCE.partition("class Understood")[0]
-    source, out = write_project(tmp_path / "project", learned, LEARNED_TESTS), tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(lookup_gate, "record_calls", lambda *_, **__: ({}, "it did not end"))
-        first = build_tasks([source], out, granularities=("class",), with_truth=True)
-    assert {name: list(pins) for name, pins in first.unrecorded.items()} == {"planted==1": [PIN]}
-    assert first.tasks == 1
-    second = build_tasks([source], out, granularities=("class",), with_truth=True)
-    assert (second.tasks, second.unrecorded, dict(second.rejected)) == (0, {}, {"lookup-passes": 1})
-
-
 REPLAYED = """
 import os
 import signal
 
-
 def vandal(number):
     os.kill(os.getppid(), signal.SIGKILL)
     return number
-
 
 def twice(number):
     return number + number

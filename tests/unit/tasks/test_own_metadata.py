@@ -7,6 +7,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import TreeRule
 from composer_replication.tasks.intake.source_folders import folders_of_tree, recorded_folders
@@ -18,17 +19,13 @@ CODE = {"pkg/__init__.py": "", "tests/test_a.py": "def test_a():\n    pass\n"}
 
 def opened(tmp_path: Path, files: Mapping[str, str]) -> RepositorySource:
     root = tmp_path / "folder"
-    for name, text in {**CODE, **files}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    write_tree(root, {**CODE, **files})
     return open_source(str(root))
 
 
 def found_version(source: RepositorySource, name: str, folder: Path) -> str | None:
     """What ``importlib.metadata`` finds in the task tree."""
-    for path, data in source.files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+    write_tree(folder, source.files)
     return next((one.version for one in Distribution.discover(name=name, path=[str(folder)])), None)
 
 
@@ -37,10 +34,7 @@ def found_version(source: RepositorySource, name: str, folder: Path) -> str | No
     [
         ({"pyproject.toml": '[project]\nname = "Some-Thing.x"\nversion = "2.1"\n'}, "2.1"),
         ({"pyproject.toml": '[project]\nname = "some.thing_x"\ndynamic = ["version"]\n'}, "0"),
-        (
-            {"pyproject.toml": '[project]\nname = "some-thing-x"\n[tool.poetry]\nversion = "3.0"\n'},
-            "3.0",
-        ),
+        ({"pyproject.toml": '[project]\nname = "some-thing-x"\n[tool.poetry]\nversion = "3.0"\n'}, "3.0"),
         ({"setup.cfg": "[metadata]\nname = some-thing-x\nversion = attr: pkg.__version__\n"}, "0"),
         ({"setup.cfg": "[metadata]\nname = some-thing-x\n", "setup.py": 'setup(version="4")\n'}, "4"),
         ({"setup.py": 'import setuptools\nsetuptools.setup(name="some-thing-x", version="5.1")\n'}, "5.1"),
@@ -51,21 +45,6 @@ def test_a_package_finds_its_own_version(tmp_path: Path, files: Mapping[str, str
     source = opened(tmp_path, files)
     assert source.name == "some-thing-x"
     assert found_version(source, "some-thing-x", tmp_path / "tree") == version
-
-
-@pytest.mark.parametrize(
-    "setup",
-    [
-        "setup(**read())\n",
-        "def (\n",
-        'other(name="no", version="1")\n',  # not setup
-        'setup(name=NAME, version=("1",))\n',
-    ],
-)
-def test_a_name_that_only_running_would_tell_is_that_of_the_folder(tmp_path: Path, setup: str) -> None:
-    source = opened(tmp_path, {"setup.py": setup})
-    assert (source.name, source.version) == ("folder", "")
-    assert not [path for path in source.files if path.endswith("METADATA")]
 
 
 def test_entry_points_and_a_version_file_are_in_the_tree_as_if_it_were_installed(tmp_path: Path) -> None:

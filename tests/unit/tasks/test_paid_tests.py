@@ -237,3 +237,61 @@ def test_a_score_knows_shown_and_paid_apart() -> None:
     assert not replace(score, error="broke off").passed_all(paid=False)
     task_tests = TestSplit(("a", "b"), ("c",), (), ("b",))
     assert (task_tests.shown, task_tests.unseen) == (("a",), ("c", "b"))
+
+
+# --- a fair draw is looked for before none is hidden ---
+
+
+UNFAIR_SOURCE = "def append(x): return 1\ndef yy(): return 1\ndef xx(): return 1\n"
+# Two copies, of which none can be hidden alone, and two that ask for names that only the other says.
+UNFAIR_TESTS = """import m
+
+
+def test_a():
+    assert m.append(1) == 1
+
+
+def test_a_again():
+    assert m.append(1) == 1
+
+
+def test_b():
+    assert m.yy() == 1
+
+
+def test_c():
+    assert m.xx() == 1
+"""
+UNFAIR_FILES = {"m.py": UNFAIR_SOURCE.encode(), "tests/test_m.py": UNFAIR_TESTS.encode()}
+PLACES = {
+    f"tests/test_m.py::{node.name}": ("tests/test_m.py", node.lineno, node.name)
+    for node in ast.parse(UNFAIR_TESTS).body
+    if isinstance(node, ast.FunctionDef)
+}
+NO_RUN: Any = None  # nobody looks at it
+UNSPLIT = Subject(Changes((Edit("m.py", 0, len(UNFAIR_SOURCE), ""),), (), (), ()), (), True)
+
+
+def test_a_draw_that_can_hide_nothing_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("refuse_stubs", "check_hidden_out", "refuse_apart", "_check_split"):
+        monkeypatch.setattr(gates, name, lambda *_arguments, **_options: None)
+    repository: Any = SimpleNamespace(places=PLACES, green=frozenset(PLACES))
+    bench: Any = SimpleNamespace(original=UNFAIR_FILES)
+    options: Any = {"hidden_share": 0.5, "seed": 0}
+    with_an_empty_first_draw = 0
+    for pin in map(str, range(8)):
+        first = part_subject(UNSPLIT, frozenset(PLACES), repository, UNFAIR_FILES, **options, salt=f"{pin}/0")
+        with_an_empty_first_draw += not first.hidden
+        found = gates._split_and_check(
+            UNSPLIT,
+            frozenset(PLACES),
+            {},
+            repository,
+            bench,
+            suite=NO_RUN,
+            **options,
+            pin=pin,
+            given=frozenset(),
+        )
+        assert found.hidden, pin
+    assert 0 < with_an_empty_first_draw < 8

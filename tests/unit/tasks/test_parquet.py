@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from composer_replication.errors import MissingError
-from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import parquet_bytes, read_parquet, write_instances
@@ -63,19 +60,6 @@ def test_the_files_have_every_task_and_no_statistics(
     columns = [metadata.row_group(0).column(i) for i in range(metadata.num_columns)]
     assert {column.compression for column in columns} == {"ZSTD"}
     assert not any(column.is_stats_set for column in columns)  # each would hold two patches or lists whole
-
-
-def test_written_by_another_process_the_bytes_are_the_same(
-    tiny_store: TaskStore, public_file: Path, tmp_path: Path
-) -> None:
-    program = (
-        "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
-        "from composer_replication.tasks.swebench.swebench_files import write_instances;"
-        "write_instances(TaskStore.open(Path(sys.argv[1])), Path(sys.argv[2]), with_golden=False, as_parquet=True)"
-    )
-    other = tmp_path / "other.parquet"
-    subprocess.run([sys.executable, "-c", program, str(tiny_store.root), str(other)], check=True)
-    assert other.read_bytes() == public_file.read_bytes()
 
 
 def test_the_golden_patch_restores_the_original_tree_by_git(
@@ -151,41 +135,10 @@ def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore, tmp_path: 
     assert list(statements.values()).count("Please mend it.") == 1
 
 
-def test_the_licence_is_that_of_the_record(copy: TaskStore, public_file: Path, tmp_path: Path) -> None:
-    (repository,) = copy.repositories()
-    assert {row["licence"] for row in rows(public_file).values()} == {""}
-    known = replace(repository, licence=Licence("MIT", "LICENSE", "file", is_copyleft=False))
-    copy.put_repository(copy.record(copy.task_ids()[0]).repository_record, known)
-    assert {row["licence"] for row in written(copy, tmp_path / "a.parquet").values()} == {"MIT"}
-
-
-def test_the_tables_of_an_earlier_version_go_with_the_first_change(copy: TaskStore) -> None:
-    manifest = copy.root / "manifest.json"
-    derived = {"tasks.parquet": "0" * 64, "secrets.parquet": "1" * 64}
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "derived": derived}))
-    for name in derived:
-        (copy.root / name).write_bytes(b"of an earlier version")
-    old = TaskStore.open(copy.root)
-    old.verify()
-    assert len(list(copy.root.glob("*.parquet"))) == 2
-    old.drop_task(old.task_ids()[0])
-    assert not list(copy.root.glob("*.parquet"))
-    TaskStore.open(copy.root).verify()
-
-
 def test_without_pyarrow_a_table_is_refused(copy: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingError, match="CR0101"):
         written(copy, copy.root / "a.parquet")
-
-
-def test_reading_a_store_loads_no_pyarrow(tiny_store: TaskStore) -> None:
-    program = (
-        "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
-        "from composer_replication.tasks import build; import composer_replication.tasks.swebench.swebench_files;"
-        "TaskStore.open(Path(sys.argv[1])).tasks(); sys.exit('pyarrow' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(tiny_store.root)], check=False).returncode == 0
 
 
 def test_text_that_parquet_has_to_carry() -> None:

@@ -22,14 +22,11 @@ def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
         ("^1.2", ">=1.2,<2"),
         ("^0.2.3", ">=0.2.3,<0.3"),
         ("^0.0.3", ">=0.0.3,<0.0.4"),
-        ("^0", ">=0,<1"),
         ("~1.2", ">=1.2,<1.3"),
-        ("~1", ">=1,<2"),
         ("1.2.*", "==1.2.*"),
         ("1.2", "==1.2"),
         ("*", ""),
         (">=1,<2", ">=1,<2"),
-        (">=1 <2", ">=1,<2"),
         ("^3.7 || ^4.0", ">=3.7,<5"),
         ("nonsense ^^", ""),
     ],
@@ -46,7 +43,6 @@ SETUPTOOLS = "from setuptools import setup, find_packages\n"
     "files",
     [
         {"pyproject.toml": '[tool.setuptools]\npackage-dir = {"" = "code"}'},
-        {"pyproject.toml": '[tool.setuptools]\npackage-dir = {pkg = "code/pkg"}'},
         {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["code"]'},
         {"setup.cfg": "[options]\npackage_dir =\n    =code\n"},
         {"setup.cfg": "[options.packages.find]\nwhere = code\n"},
@@ -58,7 +54,6 @@ SETUPTOOLS = "from setuptools import setup, find_packages\n"
             "pyproject.toml": '[tool.hatch.build.targets.wheel]\nsources = ["code"]\nonly-include = ["code/pkg"]'
         },
         {"pyproject.toml": '[tool.hatch.build.targets.wheel.sources]\n"code" = ""'},
-        {"pyproject.toml": '[tool.hatch.build]\ndev-mode-dirs = ["code"]'},
         {"pyproject.toml": '[tool.pdm.build]\npackage-dir = "code"'},
         {"pyproject.toml": '[tool.maturin]\npython-source = "code"'},
         {
@@ -133,15 +128,12 @@ def test_an_entry_point_cannot_bring_lines_of_its_own() -> None:
     "files",
     [
         {"pyproject.toml": '[tool.setuptools_scm]\nversion_file = "pkg/_version.py"'},
-        {"pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"'},
         {
             "pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"\n'
             "write_to_template = '__version__ = version = \"{version}\"\\nversion_tuple = {version_tuple}'"
         },
-        {"setup.py": "setup(use_scm_version={'write_to': 'pkg/_version.py'})"},
         {"setup.py": "scm = {'version_file': 'pkg/_version.py'}\nsetup(use_scm_version=scm)"},
         {"pyproject.toml": '[tool.hatch.build.hooks.vcs]\nversion-file = "pkg/_version.py"'},
-        {"pyproject.toml": '[tool.hatch.build.targets.wheel.hooks.vcs]\nversion-file = "pkg/_version.py"'},
         {"pyproject.toml": '[tool.pdm.version]\nsource = "scm"\nwrite_to = "pkg/_version.py"'},
         {"pyproject.toml": '[tool.poetry-dynamic-versioning.files."pkg/_version.py"]\n'},
         {"pyproject.toml": '[tool.versioneer]\nversionfile_source = "pkg/_version.py"'},

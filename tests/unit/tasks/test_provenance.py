@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import io
-import json
-import subprocess
-import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import commit_all, tar_bytes, write_tree
 
-from composer_replication.errors import InputError
-from composer_replication.tasks.blobs import read_file, write_file
 from composer_replication.tasks.intake.cache import CACHE_VARIABLE, sha256_of
 from composer_replication.tasks.intake.git_source import parse_address, public_address
-from composer_replication.tasks.intake.licences import Licence
-from composer_replication.tasks.intake.sources import RepositorySource, open_source
-from composer_replication.tasks.repository import prepare
-from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.intake.sources import open_source
 
 ID = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -46,31 +37,9 @@ def test_what_is_kept_of_an_address(source: str, kept: str) -> None:
     assert public_address(parse_address(source)) == kept
 
 
-@pytest.mark.parametrize(
-    "source", ["git+https://a:secret@host.example/x/y", "git+https://secret@host.example/x/y"]
-)
-def test_an_address_with_a_password_is_refused_before_anything_is_kept(source: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_address(source)
-    assert "secret" not in str(caught.value)
-
-
-def write(root: Path) -> Path:
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
 def pack(path: Path) -> Path:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, text in FILES.items():
-            info = tarfile.TarInfo(f"planted_thing-2.1/{name}")
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(out.getvalue(), mtime=0))
+    path.write_bytes(gzip.compress(tar_bytes(FILES, "planted_thing-2.1/", "w"), mtime=0))
     return path
 
 
@@ -85,10 +54,8 @@ def test_what_lies_here_has_none_and_what_was_fetched_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    root = write(tmp_path / "repo")
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
-        subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+    root = write_tree(tmp_path / "repo", FILES)
+    commit_all(root)
     origins = {
         source: open_source(source).origin
         for source in (
@@ -100,89 +67,3 @@ def test_what_lies_here_has_none_and_what_was_fetched_has_one(
         )
     }
     assert list(origins.values()) == ["", "", "", "sdist:planted-thing==2.1", "sdist:planted-thing==2.1"]
-
-
-@pytest.mark.long
-def test_a_store_keeps_it_and_stays_the_same_to_the_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The archive has the bytes of the sdist, so what was measured of one counts for the other."""
-    with monkeypatch.context() as own_cache:
-        own_cache.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-        fetched = open_source(shelve(tmp_path / "cache"))
-    plain = open_source(str(pack(tmp_path / "planted.tar.gz")))
-    assert fetched.sha256 == plain.sha256
-    first, second, other = (
-        measured(tmp_path / name, source)
-        for name, source in (("first", fetched), ("second", fetched), ("other", plain))
-    )
-    assert contents(tmp_path / "first") == contents(tmp_path / "second")
-    assert first == second != other
-    assert source_of(tmp_path / "first") == "sdist:planted-thing==2.1"
-    assert source_of(tmp_path / "other") == ""
-    assert str(tmp_path).encode() not in b"".join(contents(tmp_path / "other").values())
-    # What is said follows the source of this build, and not of an earlier one of the same bytes.
-    assert measured(tmp_path / "second", plain) == other
-    assert source_of(tmp_path / "second") == ""
-    assert measured(tmp_path / "second", fetched) == first
-    # A store from before has no such word, and the next build adds it; something else than a text is damage.
-    record = changed(tmp_path / "second", None)
-    assert "source" not in record
-    TaskStore.open(tmp_path / "second").verify()
-    assert source_of(tmp_path / "second") == ""
-    assert measured(tmp_path / "second", fetched) == first
-    changed(tmp_path / "second", 3)
-    with pytest.raises(InputError, match=r"CR0411.*source is not a text"):
-        source_of(tmp_path / "second")
-
-
-@pytest.mark.long
-def test_a_licence_that_an_earlier_version_read_otherwise_is_read_anew(tmp_path: Path) -> None:
-    source = open_source(str(write(tmp_path / "repo")))
-    fingerprint = measured(tmp_path / "store", source)
-    store = TaskStore.open(tmp_path / "store")
-    (record,) = store.repositories()
-    assert record.licence.spdx is None
-    believed = Licence("MIT", "LICENSE", "metadata", is_copyleft=False, note="of old")
-    store.put_repository("planted-thing-2.1", replace(record, licence=believed))
-    assert measured(tmp_path / "store", source) == fingerprint
-    assert TaskStore.open(tmp_path / "store").repositories() == [record]
-
-
-def measured(folder: Path, source: RepositorySource) -> str:
-    """The fingerprint of a store that holds the repository and its baseline, new or as it was kept."""
-    store = TaskStore.create(folder)
-    prepare(source, store, None, map_calls=False)
-    store.settle()
-    return store.fingerprint
-
-
-def source_of(folder: Path) -> str:
-    store = TaskStore.open(folder)
-    (record,) = store.repositories()
-    return record.source
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Everything that a store holds; a record as it is before it is compressed."""
-    return {
-        str(path.relative_to(folder)): read_file(path) if path.suffix == ".zst" else path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "LOCK"
-    }
-
-
-def changed(folder: Path, value: object) -> dict[str, object]:
-    """The store with another ``source`` in its repository's record, or with none."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    name = "repositories/planted-thing-2.1.json"
-    record: dict[str, object] = json.loads(read_file(folder / f"{name}.zst"))
-    record.pop("source", None)
-    if value is not None:
-        record["source"] = value
-    data = (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
-    write_file(folder / name, data)
-    manifest["records"][name] = sha256_of(data)
-    manifest["fingerprint"] = sha256_of(json.dumps(sorted(manifest["records"].items())).encode())
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return record

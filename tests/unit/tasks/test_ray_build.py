@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -18,11 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
+from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.workers.workers import load_ray
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -189,40 +186,6 @@ def test_an_interrupted_or_killed_build_leaves_nothing_there_and_goes_on_though_
     finished(build)
     assert len(killed) == 1
     assert_same(tmp_path / "out", local)
-
-
-# --- one piece of work ----------------------------------------------------------------
-
-
-def test_what_the_work_answers_is_final_and_what_is_lost_is_done_again(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    program = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("ray_pieces.py")), cluster.address, str(tmp_path)],
-        env={**os.environ, **cluster.environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert program.returncode == 0, program.stderr
-    told = json.loads(program.stdout.splitlines()[-1])  # Ray says before that what it tries again
-    for name, error, num_tries in (
-        ("refuse", GateFailed("stub-passes", "planted"), 1),
-        ("refuse_repository", UnusableRepository("red-baseline", "planted"), 1),
-        ("find_damage", InputError("CR0411", "planted", where="here"), 1),
-        ("break_sandbox", SandboxFailure("CR0302", "planted"), 3),
-    ):
-        expected = {"type": type(error).__name__, "text": str(error), "has": vars(error), "tries": num_tries}
-        assert told[name] == expected
-    assert (told["die_ever"]["type"], told["die_ever"]["tries"]) == ("SandboxFailure", 3)
-    assert re.match(
-        r"CR0491: Ray gave up a piece of work, after up to 3 tries: [^\n]+$", told["die_ever"]["text"]
-    )
-    assert told["second"]["text"].startswith("CR0490: this program has joined a Ray cluster already.")
-    assert told["keeps_sigterm"]
-    assert told["sleep"]["text"].startswith("CR0302")
-    assert told["after"]["text"].startswith("CR0302")
-    assert not (tmp_path / "after").exists()
-    pid = int((tmp_path / "log").read_text())
-    while any(pid == other for other, _ in processes()):
-        time.sleep(0.02)
 
 
 # --- errors ---------------------------------------------------------------------------

@@ -39,13 +39,11 @@ def environment(root: Path, *paths: str) -> Environment:
         ("thing.py", "other.py", ""),
         ("thing.py", "thing.py", "thing"),
         ("src/thing/__init__.py", "thing/__init__.py", "thing"),
-        ("lib/thing.py", "thing.cpython-311-x86_64-linux-gnu.so", "thing"),
         ("thing/__init__.py", "thing/other.py", "thing"),  # a regular package hides a namespace
         ("thing/part.py", "thing/__init__.py", "thing"),
         ("space/one.py", "space/two.py", ""),
         ("src/space/one/__init__.py", "space/two/__init__.py", ""),
         ("space/one.py", "space/one.py", "space.one"),
-        ("space/deep/one.py", "space/deep/two.py", ""),
         ("space/deep/one.py", "space/deep/one/__init__.py", "space.deep.one"),
         ("space/one/a.py", "space/one/__init__.py", "space.one"),
         ("tests/thing.py", "tests/thing.py", ""),  # nothing is deleted from tests

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
+from composer_replication.sandbox.host_paths import HostPaths
 from composer_replication.tasks import gates
 from composer_replication.tasks.gates import check_secrecy
+from composer_replication.tasks.leaks import installed_copies as copies_module
 from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.leaks.installed_copies import installed_copies
+from composer_replication.tasks.leaks.leak_search import Leak, Search
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed
@@ -60,3 +68,97 @@ def test_an_instruction_that_tells_is_refused(
     monkeypatch.setattr(gates, "write_instruction", lambda *_: write("CR0411"))
     with pytest.raises(InputError, match="CR0411"):
         check_secrecy(tiny_store, clamp)
+
+
+# --- copies in installed packages and in the standard library ---
+
+
+Plant = Callable[[str], Path]
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Puts text into the only installed module that there is."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "lib" / "package" / "module.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        shown = HostPaths((tmp_path / "lib",), (tmp_path / "lib" / "masked",))
+        monkeypatch.setattr(copies_module, "base_interpreter", lambda: shown)
+        return path
+
+    return write
+
+
+def golden_file(store: TaskStore, task: Task) -> str:
+    return store.files(task, "golden")[task.path].decode()
+
+
+def test_a_copy_in_a_package_is_found(tiny_store: TaskStore, clamp: Task, plant: Plant) -> None:
+    path = plant(golden_file(tiny_store, clamp))
+    assert {leak.path for leak in installed_copies(tiny_store, clamp)} == {str(path)}
+    with pytest.raises(GateFailed, match=r"leak: package/module\.py tells the code"):
+        check_secrecy(tiny_store, clamp)
+
+
+def test_other_code_is_no_copy(tiny_store: TaskStore, clamp: Task, plant: Plant) -> None:
+    plant(tiny_store.files(clamp, "rollout")[clamp.path].decode())
+    assert installed_copies(tiny_store, clamp) == []
+    check_secrecy(tiny_store, clamp)  # raises nothing
+
+
+def test_the_same_lines_in_another_order_are_no_copy(
+    tiny_store: TaskStore, clamp: Task, plant: Plant
+) -> None:
+    """They pass the check sums, which know no order; the search itself decides."""
+    lines = golden_file(tiny_store, clamp).splitlines()
+    apart = "\n\nunrelated = 'a line between, so that no two neighbours stay together'\n".join(
+        reversed(lines)
+    )
+    plant(apart)
+    assert installed_copies(tiny_store, clamp) == []
+
+
+def test_what_is_masked_or_no_source_is_not_read(tiny_store: TaskStore, clamp: Task, plant: Plant) -> None:
+    path = plant("x = 1\n")
+    masked = path.parents[1] / "masked" / "copy.py"
+    masked.parent.mkdir()
+    for place in (masked, path.with_suffix(".txt")):
+        place.write_text(golden_file(tiny_store, clamp))
+    assert installed_copies(tiny_store, clamp) == []
+
+
+# --- many tasks are searched for at once ---
+
+
+def test_all_tasks_at_once_find_what_each_finds_alone(tiny_store: TaskStore) -> None:
+    known = {task: targets_of(tiny_store, task) for task in tiny_store.tasks()}
+    original = tiny_store.files(tiny_store.tasks()[0], "golden")
+    together = Search([one for own in known.values() for one in own], unmarshal=True)
+    num_found = 0
+    for path, data in original.items():
+        for in_tree in (True, False):
+            alone: set[Leak] = set()
+            for own in known.values():
+                search = Search(own, unmarshal=True)
+                alone |= search.search_bytes(path, data, in_tree=in_tree)
+            assert together.search_bytes(path, data, in_tree=in_tree) == alone
+            num_found += len(alone)
+    assert num_found > 4
+
+
+def test_shared_places_are_walked_once(tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[tuple[str, int, int]] = []
+
+    def search_inside(
+        _files: Any, tasks: Any, targets: Any, *_: Any, walk: str = "all", **__: Any
+    ) -> dict[str, Any]:
+        walks.append((walk, len(tasks), len(targets)))
+        return {"leaks": [], "num_files": 0, "not_searched": [], "failed_checks": []}
+
+    monkeypatch.setattr(leak_scan, "search_inside", search_inside)
+    num_targets = sum(len(targets_of(tiny_store, task)) for task in tiny_store.tasks())
+    leak_scan.scan_store(tiny_store.root)
+    assert Counter(walk for walk, _, _ in walks) == {"system": 1, "environment": 1, "all": 4}
+    assert {targets for walk, _, targets in walks if walk != "all"} == {num_targets}

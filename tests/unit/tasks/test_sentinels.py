@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.tasks.sentinels import Copy, make_plan, possible_copies
+from composer_replication.tasks.weakened_tests import without_assertions
 
 TESTS = """\
 # a comment
@@ -196,3 +197,39 @@ def test_a_method_of_the_suite_is_no_assertion() -> None:
     text = b"import unittest\n\n\nclass TestIt(unittest.TestCase):\n    def test_a(self):\n        self.check()\n"
     copies = possible_copies({"tests/test_it.py": text}, ["tests/test_it.py::TestIt::test_a"])
     assert [(copy.kind, copy.site) for copy in copies] == [("double", -1), ("contrary", -1)]
+
+
+# --- assertions that are evaluated and thrown away ---
+
+
+@pytest.mark.parametrize(
+    ("text", "weaker"),
+    [
+        ("assert x == 1\n", "_ =    x == 1\n"),
+        ('def t():\n    assert f(2) == 5, "why"\n', 'def t():\n    _ =    f(2) == 5, "why"\n'),
+        ("assert (a ==\n        b)\n", "_ =    (a ==\n        b)\n"),
+        ("self.assertEqual(f(1), 2)\n", "_ =             (f(1), 2)\n"),
+        ("self.assertTrue(x)\n", "_ =            (x)\n"),
+        ("é = 1; assert é == 2\n", "é = 1; _ =    é == 2\n"),
+        ("with self.assertRaises(E):\n    f()\n",) * 2,
+        ("self.assertRaises(E, f)\n",) * 2,
+        ("self.assertEqual(a, b, msg='x')\n",) * 2,
+        ("self.assertEqual(*pair)\n",) * 2,
+        ("other.assertEqual(a, b)\n",) * 2,
+        ("x = 'assert y'\n# assert z\n",) * 2,
+        ("def broken(:\n",) * 2,
+    ],
+)
+def test_texts(text: str, weaker: str) -> None:
+    assert without_assertions(text) == weaker
+
+
+def test_what_was_judged_is_only_called() -> None:
+    text = "def test(f):\n    assert f(2) == 4\n    assert f(3) == 9\n"
+    scope: dict[str, object] = {}
+    exec(compile(without_assertions(text), "t", "exec"), scope)
+    test = scope["test"]
+    assert callable(test)
+    test(lambda x: "wrong")
+    with pytest.raises(ZeroDivisionError):
+        test(lambda x: x / 0)

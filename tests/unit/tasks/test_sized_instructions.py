@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Edit
+from composer_replication.tasks.instructions.broken_regions import MAX_LINES, broken_regions
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
     MAX_LINE_CHARS,
@@ -75,11 +76,6 @@ def test_removed_bodies_are_listed_with_signature_and_docstring(
     assert text.count('"""') == 2 * len([name for name in functions if name != "Vector.__init__"])
 
 
-def test_names_beside_the_removed_ones(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-feature-body")
-    assert "`tinymath/text.py` also defines `repeat`, `initials`, `is_palindrome`." in text
-
-
 def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     text = instruction(sized_store, "t-function-whole")
     assert text.startswith("Write the function `clamp` again: it was removed from `tinymath/numbers.py`.\n")
@@ -91,36 +87,21 @@ def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     )  # as it stands in the rollout's tree
 
 
-def test_what_only_the_deleted_code_knew_is_not_told(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-function-whole")
-    assert "nearest to" not in text  # its docstring
-    assert "x, low, high" not in text  # its parameters' names
-
-
-def test_a_whole_method_is_known_by_its_attribute(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-method-whole")
-    assert text.startswith("Write the method `Vector.length` again")
-    assert "The class `Vector` still has `__init__`, `dot`, `scaled`." in text
-
-
-def test_a_whole_class_is_known_by_its_tests(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-class-whole")
-    assert "Write the class `Vector` again" in text
-    assert "assert Vector(3, 4).length == 5" in text
-
-
-def test_a_removed_module_is_known_by_its_visible_tests(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-module-whole")
-    assert text.startswith("Write the module `tinymath.text` again: the file `tinymath/text.py` is gone.\n")
-    assert "shout(" in text
-    assert "palindrome" not in text  # no visible test needs it
-
-
-def test_a_feature_names_its_files(sized_store: TaskStore) -> None:
-    text = instruction(sized_store, "t-feature-whole")
-    assert "Write the feature `clamp` again" in text
-    assert "with everything that only it needs" in text
-    assert "other files too: `tinymath/__init__.py`, `tinymath/text.py`." in text
+@pytest.mark.parametrize(
+    ("task_id", "said", "not_said"),
+    [
+        ("t-feature-body", ["`tinymath/text.py` also defines `repeat`, `initials`, `is_palindrome`."], ""),
+        ("t-method-whole", ["Write the method `Vector.length` again", "The class `Vector` still has `__init__`,"], ""),
+        ("t-class-whole", ["Write the class `Vector` again", "assert Vector(3, 4).length == 5"], ""),
+        ("t-module-whole", ["again: the file `tinymath/text.py` is gone.\n", "shout("], "palindrome"),  # no visible test
+        ("t-feature-whole", ["with everything that only it needs", "`tinymath/__init__.py`, `tinymath/text.py`."], ""),
+        ("t-function-whole", ["Write the function `clamp` again"], "nearest to"),  # its docstring
+    ],
+)  # fmt: skip
+def test_what_each_size_says(sized_store: TaskStore, task_id: str, said: list[str], not_said: str) -> None:
+    text = instruction(sized_store, task_id)
+    assert all(words in text for words in said)
+    assert not not_said or not_said not in text
 
 
 def test_a_test_that_shows_one_of_many_bodies_is_left_out(make_store: Any, sized_tasks: Any) -> None:
@@ -202,16 +183,6 @@ def test_of_many_bodies_those_that_do_nothing_are_not_searched_for() -> None:
     assert spans_of({"a.py": text}, cuts[:1], (), ()) == ("    return self",)  # alone it is the answer
 
 
-def test_a_long_span_without_code_is_read_in_no_time() -> None:
-    names = "from a import (\n" + "".join(f"    name_{i},\n" for i in range(5000)) + ")"
-    assert spans_of(
-        {"a.py": names + " + 1"}, (Edit("a.py", 0, len(names) + 4, ""),), (Edit("a.py", 0, 4, ""),), ()
-    ) == (
-        "from",
-        names + " + 1",
-    )
-
-
 def test_a_planted_golden_line_is_found_in_every_instruction(sized_store: TaskStore) -> None:
     for task in sized_store.tasks():
         spans = golden_spans(sized_store, task)
@@ -219,3 +190,72 @@ def test_a_planted_golden_line_is_found_in_every_instruction(sized_store: TaskSt
         text = instruction_text(read_material(sized_store, task))
         for span in spans:
             assert shows_body(f"{text}\n{span}\nend", span)
+
+
+# --- broken places: where, how many lines, and none of them ---
+
+
+def regions(store: TaskStore, task_id: str) -> list[str]:
+    return broken_regions(store, store.get(task_id)).splitlines()
+
+
+def test_a_whole_function_and_its_export(sized_store: TaskStore) -> None:
+    assert regions(sized_store, "t-function-whole") == [
+        "--- tinymath/__init__.py, line 1",
+        ' """A few small functions to cut tasks from."""',
+        "",
+        "- ... 1 line removed",
+        "+from tinymath.numbers import absolute, is_even, mean, sign, square",
+        " from tinymath.text import initials, is_palindrome, repeat, shout",
+        " from tinymath.vector import Vector",
+        "",
+        " __all__ = [",
+        '     "Vector",',
+        '     "absolute",',
+        "- ... 1 line removed",
+        '     "initials",',
+        '     "is_even",',
+        '     "is_palindrome",',
+        "--- tinymath/numbers.py, line 23",
+        "     return 1 if x > 0 else 0",
+        "",
+        "",
+        "- ... 5 lines removed",
+        " def mean(values):",
+        '     """Return the arithmetic mean; no values give 0.0."""',
+        "     values = list(values)",
+    ]
+
+
+def test_a_removed_file_and_the_end_of_a_file(sized_store: TaskStore) -> None:
+    assert regions(sized_store, "t-module-whole")[:2] == [
+        "--- tinymath/text.py",
+        "- ... the file, 14 lines removed",
+    ]
+    assert regions(sized_store, "t-method-whole")[-1] == "- ... 4 lines removed"
+
+
+def test_every_hole_of_a_class(sized_store: TaskStore) -> None:
+    shown = regions(sized_store, "t-class-body")
+    assert [line for line in shown if line.startswith("+")] == ["+        raise NotImplementedError"] * 4
+
+
+def test_no_region_shows_a_removed_line(sized_store: TaskStore) -> None:
+    for task in sized_store.tasks():
+        text = broken_regions(sized_store, task)
+        bare = "\n".join(line[1:] for line in text.splitlines())
+        assert not shows_any(bare, golden_spans(sized_store, task)), task.task_id
+
+
+def test_very_many_places_are_counted(make_store: Any, sized_tasks: Any) -> None:
+    source = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(90))
+    task = replace(
+        sized_tasks["t-module-body"],
+        path="many.py",
+        functions=tuple(f"many.py::f{i}" for i in range(90)),
+        visible=(),
+    )
+    store = make_store(task, files={"many.py": source.encode()})
+    shown = regions(store, task.task_id)
+    assert len(shown) == MAX_LINES + 1
+    assert shown[-1].startswith("... and ")

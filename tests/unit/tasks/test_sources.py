@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import io
+import os
+import struct
 import tarfile
+import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_trees import tar_bytes, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake import archives
+from composer_replication.tasks.intake.archives import read_archive
 from composer_replication.tasks.intake.sources import open_source
 
 Pack = Callable[..., Path]
@@ -50,11 +59,7 @@ LEAKS = {
 
 
 def tar_of(path: Path, files: Mapping[str, bytes], top: str = "thing-2.1/") -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(top + name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    path.write_bytes(tar_bytes(files, top))
     return path
 
 
@@ -65,18 +70,11 @@ def zip_of(path: Path, files: Mapping[str, bytes], top: str = "thing-2.1/") -> P
     return path
 
 
-def folder_of(root: Path, files: Mapping[str, bytes]) -> Path:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
 @pytest.mark.parametrize("kind", ["folder", "tar", "zip", "flat tar"])
 def test_every_kind_gives_the_same_tree(tmp_path: Path, kind: str) -> None:
     files = {**GOOD, **LEAKS}
     if kind == "folder":
-        path = folder_of(tmp_path / "thing", files)
+        path = write_tree(tmp_path / "thing", files)
     elif kind == "zip":
         path = zip_of(tmp_path / "thing-2.1.zip", files)
     else:
@@ -105,12 +103,12 @@ def test_what_macos_puts_beside_the_files_is_not_there(tmp_path: Path, pack: Pac
     )
     assert {name: data for name, data in source.files.items() if "dist-info" not in name} == GOOD
     assert source.left_out == ()
-    folder_of(tmp_path / "b", {**packed, **beside})
+    write_tree(tmp_path / "b", {**packed, **beside})
     assert open_source(str(tmp_path / "b" / "thing-2.1")).files == source.files
 
 
 def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "thing", GOOD)
+    root = write_tree(tmp_path / "thing", GOOD)
     secret = tmp_path / "secret.py"
     secret.write_text("SECRET = 1\n")
     (root / "thing" / "link.py").symlink_to(secret)
@@ -119,7 +117,7 @@ def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "thing", {**GOOD, **LEAKS})
+    root = write_tree(tmp_path / "thing", {**GOOD, **LEAKS})
     first = open_source(str(root)).sha256
     (root / "CHANGELOG.md").write_text("left out anyway")
     assert open_source(str(root)).sha256 == first
@@ -132,7 +130,6 @@ def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) 
     [
         ("no/such/path", "CR0402"),
         ("", "CR0402"),  # an unset variable of a shell is not this folder
-        (" ", "CR0402"),
         ("sdist:toolz", "CR0402"),
         ("sdist:toolz>=1", "CR0402"),
         ("sdist:../x==1", "CR0402"),
@@ -160,13 +157,13 @@ def without(name: str) -> dict[str, bytes]:
 )
 def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, bytes], code: str) -> None:
     with pytest.raises(InputError) as caught:
-        open_source(str(folder_of(tmp_path / "thing", files)))
+        open_source(str(write_tree(tmp_path / "thing", files)))
     assert caught.value.code == code
 
 
 def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
     spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
-    root = folder_of(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
+    root = write_tree(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
     with pytest.raises(
         InputError, match=r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
     ) as caught:
@@ -176,13 +173,6 @@ def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Pat
     assert "tests/thing_spec.py" in open_source(str(root)).files
 
 
-def test_a_text_file_is_no_archive(tmp_path: Path) -> None:
-    path = tmp_path / "thing.txt"
-    path.write_text("x")
-    with pytest.raises(InputError, match="CR0402"):
-        open_source(str(path))
-
-
 @pytest.mark.parametrize("name", ["../evil.py", "/etc/evil.py", "a/../../evil.py", "..\\evil.py"])
 @pytest.mark.parametrize("pack", [tar_of, zip_of])
 def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: Pack) -> None:
@@ -190,6 +180,7 @@ def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: Pack) -> 
     path = pack(tmp_path / f"evil{suffix}", {**GOOD, name: b"x"}, top="")
     with pytest.raises(InputError, match=r"CR0402.*leaves the archive"):
         open_source(str(path))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def add_special(path: Path, kind: bytes, target: str = "") -> Path:
@@ -219,11 +210,6 @@ def test_links_out_and_devices_are_refused(tmp_path: Path, kind: bytes, target: 
     path = add_special(tmp_path / "evil.tar.gz", kind, target)
     with pytest.raises(InputError, match=f"CR0402.*{words}"):
         open_source(str(path))
-
-
-def test_a_link_inside_is_left_out(tmp_path: Path) -> None:
-    path = add_special(tmp_path / "fine.tar.gz", tarfile.SYMTYPE, "data.json")
-    assert "thing/special.py" not in open_source(str(path)).files
 
 
 def test_a_zip_link_out_is_refused(tmp_path: Path) -> None:
@@ -266,7 +252,7 @@ def test_bombs_are_refused(
 def test_a_folder_that_is_too_large_is_not_called_an_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str
 ) -> None:
-    path = folder_of(tmp_path / "thing", GOOD)
+    path = write_tree(tmp_path / "thing", GOOD)
     monkeypatch.setattr(archives, limit, value)
     with pytest.raises(InputError, match=f"CR0402.*folder is too large.*{words}") as caught:
         open_source(str(path))
@@ -274,31 +260,122 @@ def test_a_folder_that_is_too_large_is_not_called_an_archive(
     assert "unpack" not in caught.value.fix
 
 
-def test_a_bomb_in_the_headers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "evil.tar.gz"
-    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        info = tarfile.TarInfo("a.py")
-        info.pax_headers = {"comment": "x" * 200_000}
-        archive.addfile(info)
-    monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", 1000)
-    monkeypatch.setattr(archives, "MAX_MEMBERS", 10)
-    with pytest.raises(InputError, match="CR0402"):
-        open_source(str(path))
-
-
-@pytest.mark.parametrize(
-    "name", ["broken.tar.gz", "broken.zip", "broken.tar.xz", "broken.tar.bz2", "broken.tar"]
-)
+@pytest.mark.parametrize("name", ["broken.tar.gz", "broken.zip", "broken.tar"])
 @pytest.mark.parametrize("data", [b"", b"this is no archive at all" * 40, b"\x1f\x8b\x08\x00rest"])
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError) as caught:
         open_source(str(tmp_path / name))
-    assert caught.value.code in ("CR0402", "CR0402")
+    assert caught.value.code == "CR0402"
 
 
-def test_a_cut_off_archive_is_one_sentence(tmp_path: Path) -> None:
-    path = tar_of(tmp_path / "thing.tar.gz", {**GOOD, "thing/long.py": b"x = 1\n" * 5000})
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match="CR0402"):
-        open_source(str(path))
+# --- members of a foreign zip ---
+
+
+MIB = 1024**2
+LOCAL = struct.Struct("<4s5H3L2H")
+CENTRAL = struct.Struct("<4s6H3L5H2L")
+
+
+def everything(*_: frozenset[str]) -> object:
+    return lambda path: True
+
+
+def read_members(path: Path) -> dict[str, bytes]:
+    return read_archive(path, everything)  # type: ignore[arg-type]
+
+
+def sentence(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_members(path)
+    assert caught.value.code == "CR0402"
+    return caught.value.message
+
+
+def zip_bytes(method: int, data: bytes = b"x = 1\n" * 200) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        archive.writestr("thing/a.py", data)
+    return out.getvalue()
+
+
+def patched(data: bytes, *, flags: int = 0, method: int | None = None, size: int | None = None) -> bytes:
+    """The one member's two headers with other flags, method or size."""
+    made = bytearray(data)
+    start = data.rindex(b"PK\x01\x02")
+    for layout, at, flag_field in ((LOCAL, 0, 2), (CENTRAL, start, 3)):
+        fields = list(layout.unpack_from(made, at))
+        fields[flag_field] |= flags
+        fields[flag_field + 1] = fields[flag_field + 1] if method is None else method
+        fields[flag_field + 6] = fields[flag_field + 6] if size is None else size
+        layout.pack_into(made, at, *fields)
+    return bytes(made)
+
+
+def bomb(method: int, num_mib: int) -> bytes:
+    """Many zeros whose headers claim a hundred bytes; made piece by piece."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive, archive.open("thing/a.py", "w") as member:
+        for _ in range(num_mib):
+            member.write(bytes(MIB))
+    return patched(out.getvalue(), size=100)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_stored_and_deflated_members_come_whole(tmp_path: Path, method: int) -> None:
+    data = os.urandom(3 * MIB) + b"x" * 500  # longer than what is read_members at a time
+    (tmp_path / "a.zip").write_bytes(zip_bytes(method, data))
+    assert read_members(tmp_path / "a.zip") == {"a.py": data}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (patched(zip_bytes(zipfile.ZIP_DEFLATED), flags=1), "is encrypted"),
+        (patched(zip_bytes(zipfile.ZIP_DEFLATED), method=9), "member 'thing/a.py' is neither stored nor deflated"),
+        (zip_bytes(zipfile.ZIP_BZIP2), "neither stored nor deflated"),
+        (patched(zip_bytes(zipfile.ZIP_DEFLATED), flags=0x20), "compressed patched data"),
+        (patched(zip_bytes(zipfile.ZIP_DEFLATED), flags=0x40), "strong encryption"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "a.zip").write_bytes(data)
+    assert words in sentence(tmp_path / "a.zip")
+
+
+def test_what_nobody_wants_may_be_packed_as_it_likes(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("thing/a.py", "x = 1\n")
+        archive.writestr(zipfile.ZipInfo("thing/b.bin"), b"b" * 99, zipfile.ZIP_BZIP2)
+    found = read_archive(tmp_path / "a.zip", lambda _names, _links: lambda path: path.suffix == ".py")
+    assert found == {"a.py": b"x = 1\n"}
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [(zipfile.ZIP_DEFLATED, "CRC"), (zipfile.ZIP_BZIP2, "neither"), (zipfile.ZIP_LZMA, "neither")],
+)
+def test_a_size_that_is_a_lie_takes_no_memory(tmp_path: Path, method: int, words: str) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(bomb(method, 32))
+    assert path.stat().st_size < MIB
+    tracemalloc.start()
+    try:
+        assert words in sentence(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_zip_with_changed_bytes_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
+) -> None:
+    whole = zip_bytes(zipfile.ZIP_DEFLATED, zlib.compress(bytes(range(256)) * 4))
+    made = bytearray(whole)
+    for place, value in changes:
+        made[place % len(made)] = value
+    path = tmp_path_factory.mktemp("zip") / "a.zip"
+    path.write_bytes(made)
+    with suppress(InputError):  # and nothing else
+        assert all(isinstance(data, bytes) for data in read_members(path).values())

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.suite_options import suite_arguments
@@ -18,17 +18,10 @@ from composer_replication.tasks.test_run import TestReport, run_tests
 ONE = "def test_one():\n    pass\n"
 
 
-def planted(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
 @pytest.fixture
 def run(tmp_path: Path, environment: Environment):
     def run_files(files: Mapping[str, str]) -> TestReport:
-        return run_tests(planted(tmp_path / "tree", files), environment, None, timeout_seconds=60.0)
+        return run_tests(write_tree(tmp_path / "tree", files), environment, None, timeout_seconds=60.0)
 
     return run_files
 
@@ -52,7 +45,7 @@ def run(tmp_path: Path, environment: Environment):
 def test_options_that_a_suite_needs_are_kept_and_reports_are_not(
     added: str, kept: list[str], tmp_path: Path
 ) -> None:
-    planted(tmp_path, {"pytest.ini": f"[pytest]\naddopts = {added}\n", "test_a.py": ONE})
+    write_tree(tmp_path, {"pytest.ini": f"[pytest]\naddopts = {added}\n", "test_a.py": ONE})
     assert suite_arguments(tmp_path) == ["--config-file=pytest.ini", *kept]
 
 
@@ -71,7 +64,7 @@ def test_options_that_a_suite_needs_are_kept_and_reports_are_not(
     ],
 )
 def test_every_place_where_pytest_reads_them(name: str, text: str, tmp_path: Path) -> None:
-    planted(tmp_path, {name: text, "tests/test_a.py": ONE})
+    write_tree(tmp_path, {name: text, "tests/test_a.py": ONE})
     assert suite_arguments(tmp_path) == [f"--config-file={name}", "--mine"]
     if not name.startswith(("tests/", "setup.cfg")):
         (tmp_path / "setup.cfg").write_text("[tool:pytest]\naddopts = --other\n")
@@ -92,7 +85,7 @@ def test_every_place_where_pytest_reads_them(name: str, text: str, tmp_path: Pat
 def test_files_are_found_by_the_names_that_unittest_is_told(
     files: dict[str, str], patterns: str, tmp_path: Path
 ) -> None:
-    found = [word for word in suite_arguments(planted(tmp_path, files)) if "python_files" in word]
+    found = [word for word in suite_arguments(write_tree(tmp_path, files)) if "python_files" in word]
     assert found == ([f"-opython_files={patterns}"] if patterns else [])
 
 
@@ -108,16 +101,6 @@ def test_where_nothing_is_collected_the_names_that_were_tried_are_said(environme
     assert caught.value.detail == words
 
 
-def test_tests_of_other_names_are_tests(tmp_path: Path) -> None:
-    project = '[project]\nname = "planted"\nversion = "1"\n'
-    described = "class DescribeOne:\n    def it_is_one(self):\n        assert 1 == 1\n"
-    planted(tmp_path / "a", {"pyproject.toml": project, "planted.py": "", "tests/test_a.py": described})
-    assert open_source(str(tmp_path / "a")).files
-    named = f"{project}[tool.pytest.ini_options]\npython_files = '*_spec.py'\n"
-    planted(tmp_path / "b", {"pyproject.toml": named, "planted.py": "", "spec/one_spec.py": ONE})
-    assert open_source(str(tmp_path / "b")).files
-
-
 STRICT = """
 [pytest]
 addopts = --strict-markers --strict-config --nonsense --reruns 3 -p xdist -p mine --own=7 --flag yes
@@ -131,15 +114,12 @@ reruns = 1
 OWN = """
 import pytest
 
-
 def pytest_addoption(parser):
     parser.addoption("--own")
     parser.addoption("--flag", action="store_true")
 
-
 def pytest_xdist_auto_num_workers(config):
     return 2
-
 
 @pytest.fixture
 def cov():
@@ -149,7 +129,6 @@ USES = """
 import warnings
 
 import pytest
-
 
 @pytest.mark.unheard_of
 def test_all(benchmark, worker_id, testrun_uid, no_cover, cov, extras, hour, pytestconfig):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_trees import commit_all, write_tree
 
-from composer_replication.cli.main import main
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.journal import read_journal
@@ -131,16 +131,13 @@ def test_a_clone_gives_the_base_commit_and_a_pure_addition_is_a_task(tmp_path: P
         "planted/__init__.py": "def triple(x):\n    return 3 * x\n",
         "tests/test_planted.py": OLD_TESTS,
     }
-    for name, text in old.items():
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        (clone / name).write_text(text)
+    write_tree(clone, old)
     commits = []
     for number in range(2):
         (clone / "planted" / "later.py").write_text(f"x = {number}\n" * number)
-        git = ["git", "-C", str(clone), "-c", "user.name=A", "-c", "user.email=a@example.org"]
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
-            subprocess.run([*git, *words], check=True, capture_output=True)
-        done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+        commit_all(clone)
+        head = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+        done = subprocess.run(head, check=True, capture_output=True, text=True)
         commits.append(done.stdout.strip())
     added = {"planted/twice.py": "def double(x):\n    return 2 * x\n"}
     tests = {
@@ -205,29 +202,13 @@ def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_pat
     assert not (tmp_path / "evil.py").exists()
 
 
+@pytest.mark.long
 def test_an_unusable_repository_counts_once_for_each_row(base: Path, tmp_path: Path) -> None:
     red = TESTS.replace("== 8", "== 9").replace("== 12", "== 13")
     tests = patch_of({"tests/test_planted.py": OLD_TESTS}, {"tests/test_planted.py": red})
     path = write_rows(tmp_path / "set.jsonl", row(test_patch=tests), row(instance_id="two", test_patch=tests))
     summary = import_swebench(path, tmp_path / "store", repositories=base)
     assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (0, 2, {"red-baseline": 2})
-
-
-@pytest.mark.long
-def test_a_slow_suite_is_too_slow_until_it_is_given_more_time(base: Path, tmp_path: Path) -> None:
-    (base / "people__planted" / "tests" / "test_slow.py").write_text(
-        "import time\n\n\ndef test_slow():\n    time.sleep(1.2)\n"
-    )
-    path, out = write_rows(tmp_path / "set.jsonl", row()), tmp_path / "store"
-    short = import_swebench(path, out, repositories=base, with_truth=False, suite_seconds=1.0)
-    assert (short.tasks, dict(short.rejected)) == (0, {"too-slow": 1})
-    more = import_swebench(path, out, repositories=base, with_truth=False, suite_seconds=300.0)
-    assert (more.tasks, dict(more.rejected)) == (1, {})
-    (record,) = TaskStore.open(out).repositories()
-    assert record.suite_seconds == 300.0
-    with pytest.raises(UsageError, match="suite_seconds") as caught:
-        import_swebench(path, out, repositories=base, suite_seconds=0.0)
-    assert caught.value.code == "CR0206"
 
 
 def test_the_command_that_finishes_an_import(
@@ -256,19 +237,6 @@ def test_the_broken_tree_is_the_base_with_the_test_patch(base: Path, tmp_path: P
     assert SOURCE[: edit.start] + edit.text + SOURCE[edit.end :] == BROKEN
     assert [cut.symbol for cut in proposal.deletion.bodies] == ["double"]
     assert proposal.deletion.pin == "planted/__init__.py::double@feature/whole"
-
-
-def test_rows_with_equal_originals_share_a_repository(base: Path, tmp_path: Path) -> None:
-    both = SOURCE.replace("3 *", "3 * 1 *")
-    rows = [row(), row(instance_id="b", test_patch="", patch=row()["patch"] + row()["test_patch"])]
-    other = row(
-        instance_id="c", patch=patch_of({"planted/__init__.py": BROKEN}, {"planted/__init__.py": both})
-    )
-    opened = open_source(str(base / "people__planted"))
-    instances, _ = read_instances(write_rows(tmp_path / "set.jsonl", *rows, other))
-    names = [propose(instance, opened)[0].repository for instance in instances]
-    assert names[0] == names[1] != names[2]
-    assert all(name.startswith("planted==1.0+") for name in names)
 
 
 @pytest.mark.parametrize(
@@ -362,37 +330,6 @@ def test_lists_are_read_as_python_and_numpy_print_them_and_names_in_any_case(
         assert (instance.fail_to_pass, instance.pass_to_pass, unreadable) == (frozenset(TWO), frozenset(), [])
 
 
-@pytest.mark.long
-def test_a_row_that_cannot_be_read_is_counted_and_named_and_the_others_go_on(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "set.jsonl"
-    bare = {key: row()[key].rstrip("\n") for key in ("patch", "test_patch")}
-    rows = [
-        "{broken",
-        *map(json.dumps, (row(**bare), row(), row(instance_id="odd", FAIL_TO_PASS="test_a"), [])),
-        "3",
-    ]
-    path.write_text("\n".join(rows))
-    command = [
-        "tasks",
-        "import",
-        str(path),
-        "--format",
-        "swebench",
-        "--repositories",
-        str(base),
-        "--visible-only",
-    ]
-    assert main([*command, "--out", str(tmp_path / "out"), "--json", "--quiet"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["tasks"], result["rejected"]) == (1, {"unreadable-row": 5})
-    assert sorted(result["refused_rows"]) == [
-        "line 1", "line 3 (people__planted-1)", "line 4 (odd)", "line 5", "line 6",
-    ]  # fmt: skip
-    assert result["refused_rows"]["line 4 (odd)"] == "unreadable-row: FAIL_TO_PASS is not a list of tests"
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -403,18 +340,7 @@ def test_a_row_that_cannot_be_read_is_counted_and_named_and_the_others_go_on(
         (json.dumps(row(patch="\ud800")), "patch is not text"),
         *(
             (json.dumps(row(FAIL_TO_PASS=odd)), "FAIL_TO_PASS is not a list of tests")
-            for odd in (
-                "test_a",
-                "['a' + 'b']",
-                "['a', x]",
-                "{'a': 'b'}",
-                "['a",
-                "[1]",
-                '"a"',
-                [1],
-                {"a": 1},
-                ["\ud800"],
-            )
+            for odd in ("test_a", "['a', x]", "['a", "[1]", {"a": 1}, ["\ud800"])
         ),
         (json.dumps(row(repo="../../etc")), "repo is no name"),
         (json.dumps(row(repo="a/b/c")), "repo is no name"),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox import choose_backend
@@ -61,9 +62,7 @@ def files(**texts: str) -> dict[str, bytes]:
 
 
 def alone(run: BatchRun, folder: Path, environment: Environment, backend: str | None) -> TestReport:
-    for name, data in run.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+    write_tree(folder, run.files)
     return run_tests(
         folder, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
         wall_factor=run.wall_factor, stop_at_first_failure=run.stop_at_first_failure,
@@ -89,10 +88,7 @@ def backend(request: pytest.FixtureRequest) -> str | None:
 
 
 def assert_equal(
-    runs: Mapping[str, BatchRun],
-    tmp_path: Path,
-    environment: Environment,
-    backend: str | None,
+    runs: Mapping[str, BatchRun], tmp_path: Path, environment: Environment, backend: str | None
 ) -> dict[str, TestReport]:
     """The reports of the runs together."""
     expected = {
@@ -131,14 +127,10 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
         "one test": BatchRun(good, IDS[:1], 60.0),
         "first failure": BatchRun(project("return 1"), IDS, 60.0, stop_at_first_failure=True),
         "a test is gone": BatchRun(good, [*IDS, "tests/test_package.py::test_gone"], 60.0),
-        "a file is gone": BatchRun(good, [*IDS, "tests/test_gone.py::test_gone"], 60.0),
         "no tests": BatchRun(files(package="X = 1\n"), None, 60.0),
-        "no node ids": BatchRun(good, [], 60.0),
         "collection error": BatchRun(good | files(tests__test_bad="import no_such_module\n"), None, 60.0),
         "syntax error": BatchRun(good | {"package.py": b"def answer(:\n"}, IDS, 60.0),
         "conftest exits": BatchRun(good | files(conftest="import sys\nsys.exit(3)\n"), IDS, 60.0),
-        "conftest exits with words": BatchRun(good | files(conftest="raise SystemExit('bye')\n"), IDS, 60.0),
-        "conftest breaks": BatchRun(good | files(conftest="raise ValueError\n"), IDS, 60.0),
         "other import mode": BatchRun(
             {"pytest.ini": b"[pytest]\naddopts = --import-mode=importlib\n"}
             | files(a__test_same="def test_same(): pass\n", b__test_same="def test_same(): pass\n"),
@@ -171,7 +163,6 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
     assert together["conftest exits"].error.startswith(
         "the run ended without its closing record (exit code 3"
     )
-    assert "bye" in together["conftest exits with words"].error
     assert set(together["first failure"].outcomes.values()) == {Outcome.FAILED}
     assert len(together["places"].passed) == len(together["src layout"].passed) == 1
     assert "no_such_module" in together["collection error"].collect_errors["tests/test_bad.py"]
@@ -360,19 +351,6 @@ def test_a_module_that_the_tree_has_is_never_imported_beforehand(
     assert (way, len(reports[0].passed)) == ("alone", 1)
 
 
-def test_modules_in_a_package_and_those_that_pytest_needs_first_do_not_count(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No path leads to ``package/hmac.py`` by that name, and a run alone has the library's ``numbers``, too."""
-    test = "import smtplib, numbers\n\ndef test_it():\n    assert smtplib.hmac.new and numbers.Number\n"
-    tree = {**files(test_x=test), "package/__init__.py": b"", "package/hmac.py": b"", "numbers.py": b""}
-    way, reports = way_of([BatchRun(tree, None, 60.0)], environment, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("fork", 1)
-    without = {path: data for path, data in tree.items() if path != "package/__init__.py"}
-    way, _ = way_of([BatchRun(tree, None, 60.0), BatchRun(without, None, 60.0)], environment, monkeypatch)
-    assert way == "alone"
-
-
 def test_threads_before_the_fork_mean_that_each_run_is_alone(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -386,14 +364,6 @@ def test_threads_before_the_fork_mean_that_each_run_is_alone(
     runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
     way, reports = way_of(runs, environment, monkeypatch)
     assert (way, [len(report.passed) for report in reports]) == ("alone", [2, 1])
-
-
-def test_packages_that_break_when_forked_mean_that_each_run_is_alone(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd = replace(environment, names=environment.names | {"gevent"})
-    way, reports = way_of([BatchRun(project("return 42"), IDS, 60.0)], odd, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("alone", 2)
 
 
 # --- code that is compiled once ----------------------------------------------------------------
@@ -427,45 +397,6 @@ def test_code_is_shared_by_content(environment: Environment) -> None:
     }
 
 
-@pytest.mark.long
-def test_what_is_not_compiled_once_ends_as_alone(tmp_path: Path, environment: Environment) -> None:
-    """Errors, warnings, a hook on passed asserts, and a second import of one file."""
-    warns = "import warnings, pytest\n\ndef test_it():\n    with pytest.warns((SyntaxWarning, DeprecationWarning)):\n        import odd\n"
-    hook = (
-        "SEEN = []\n\ndef pytest_assertion_pass(item, lineno, orig, expl): SEEN.append(orig)\n",
-        "import conftest\n\ndef test_a(): assert 1 + 1 == 2\n\ndef test_b(): assert conftest.SEEN == ['1 + 1 == 2']\n",
-    )
-    again = "import sys\nimport package\nfirst = package.f\ndel sys.modules['package']\nimport package\n\ndef test_it():\n    assert first.__code__ is not package.f.__code__\n"
-    trees = {
-        "syntax error in a module": files(package="def f(:\n", test_it="import package\n\ndef test_it(): pass\n"),
-        "syntax error in a test": files(test_it="def test_it(:\n", test_good="def test_good(): pass\n"),
-        "warning": files(odd="X = '\\d'\n", test_it=warns),
-        "hook": files(conftest=hook[0], test_it=hook[1]) | {"pytest.ini": b"[pytest]\nenable_assertion_pass_hook = true\n"},
-        "second import": files(package="def f(): return 1\n", test_it=again),
-    }  # fmt: skip
-    passed = {}
-    for name, tree in trees.items():
-        run = BatchRun(tree, None, 60.0)
-        together = run_batch([run, run], environment)
-        assert [said(report) for report in together] == [
-            said(alone(run, tmp_path / name, environment, None))
-        ] * 2
-        passed[name] = len(together[0].passed)
-    assert list(passed.values()) == [0, 1, 1, 2, 1]
-
-
-def test_a_test_runner_without_the_private_function_rewrites_in_each_run(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = test_batch.runner_text
-    monkeypatch.setattr(
-        test_batch, "runner_text", lambda name: original(name).replace('"_rewrite_test"', '"is_gone"')
-    )
-    runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
-    way, reports = way_of(runs, environment, monkeypatch)
-    assert (way, [len(report.passed) for report in reports]) == ("fork", [2, 1])
-
-
 # --- how a batch is cut ---------------------------------------------------------------------
 
 
@@ -487,17 +418,6 @@ def test_large_trees_are_parted(environment: Environment, monkeypatch: pytest.Mo
     sizes.clear()
     run_batch(runs[:3], environment, limits=Limits(disk_bytes=4 * 3 * 20_480 - 4))
     assert sizes == [2, 1]
-
-
-def test_only_what_a_file_imports_at_its_top_counts() -> None:
-    source = (
-        b"'''\nimport this\n'''\nimport a.b, c\nfrom d.e import f, g\nfrom . import h\nfrom i import *\n"
-        b"try:\n    import j\nexcept ImportError:\n    import k\nif sys:\n    import l\ndef m():\n    import n\n"
-    )
-    found = [("a.b", ()), ("c", ()), ("d.e", ("f", "g")), ("i", ()), ("j", ())]
-    assert list(test_batch._top_imports(source)) == found
-    assert test_batch._top_imports(b"import (") == ()
-    assert sys.version_info >= (3, 11)
 
 
 MANY = (
@@ -539,30 +459,6 @@ def test_what_had_failed_when_time_ran_out_is_known(environment: Environment) ->
     assert {test[-1] for test in report.noticed} == {"b", "c"}
     (report,) = run_batch([many("return 0", [])], environment)
     assert report.noticed == frozenset()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("body", "is_cut_off"),
-    [
-        ("import threading\n    if name == 'c': threading.Event().wait()", True),
-        ("import subprocess\n    if name == 'c': subprocess.run(['sleep', '60'])", True),
-        ("import threading\n    if name == 'c': threading.Event().wait(0.3)", False),
-    ],
-)
-def test_a_run_that_waits_for_nothing_is_ended(environment: Environment, body: str, is_cut_off: bool) -> None:
-    run = replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)
-    (report,) = run_batch([run], environment)
-    assert report.ran_out_of_time == is_cut_off
-    assert report.seconds < run.wall_seconds / 10
-    assert {test[-1] for test in report.noticed} == ({"c"} if is_cut_off else set())
-
-
-@pytest.mark.long
-def test_a_run_that_computes_is_not_idle(environment: Environment) -> None:
-    body = "import time\n    end = time.process_time() + 2.5\n    while name == 'c' and time.process_time() < end: pass"
-    (report,) = run_batch([replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)], environment)
-    assert (report.error, len(report.passed)) == ("", 4)
 
 
 def test_a_run_alone_ends_as_early_as_in_a_batch(environment: Environment) -> None:

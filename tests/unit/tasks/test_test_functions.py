@@ -94,12 +94,6 @@ def test_decorators_and_comments_above_go_too() -> None:
     assert "VALUES = [1, 2]" in shorter
 
 
-def test_the_line_of_def_is_understood_as_well() -> None:
-    shorter = remove_functions(FILE, [(PLACES["test_first"] + 1, "test_first")])
-    assert shorter is not None
-    assert "test_first" not in shorter
-
-
 @pytest.mark.parametrize(
     ("text", "target"),
     [

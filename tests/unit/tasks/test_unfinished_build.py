@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.errors import UsageError
+from composer_replication.tasks.blobs import compress
 from composer_replication.tasks.build import Settings, build_command, build_tasks
+from composer_replication.tasks.journal import Decision, Journal, read_journal
 from composer_replication.tasks.store import TaskStore
 
 MakeProject = Callable[[Mapping[str, str]], Path]
@@ -72,20 +73,6 @@ def test_a_build_that_was_cut_off(
     assert SENTENCE not in "".join(capsys.readouterr())
 
 
-@pytest.mark.long
-def test_a_refused_build_leaves_the_mark_alone(make_project: MakeProject, tmp_path: Path) -> None:
-    build_tasks([str(make_project(PLANTED))], tmp_path / "out", jobs=1)
-    other = tmp_path / "other"
-    make_project(PLANTED).rename(other)
-    (other / "pyproject.toml").write_text("[project]\nname = 'other'\nversion = '1'\n")
-    with pytest.raises(UsageError) as caught:
-        build_tasks([str(other)], tmp_path / "out", jobs=1)
-    assert caught.value.code == "CR0231"
-    mark = TaskStore.open(tmp_path / "out").build
-    assert mark is not None
-    assert mark.is_complete
-
-
 def test_a_store_of_an_earlier_version_is_not_called_unfinished(
     tiny_store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,3 +101,40 @@ def test_the_command_of_a_build(tmp_path: Path) -> None:
     )
     two = replace(more, symbols={"a": ["a.py::f"], "b": ["b.py::g"]})
     assert build_command(["a", "b"], out, two) == ""
+
+
+# --- the journal: plain while a build goes on, compressed when it is done ---
+
+
+ONE = Decision("a" * 32, "r==1", "r.py::one", task_id="r-1--one")
+TWO = Decision("b" * 32, "r==1", "r.py::two", reason="leak", detail="ünïcode\u2028")
+
+
+def test_it_is_compressed_at_the_end_and_read_again(tmp_path: Path) -> None:
+    path, packed = tmp_path / "journal.jsonl", tmp_path / "journal.jsonl.zst"
+    journal = Journal(path)
+    for decision in (TWO, ONE):
+        journal.add(decision)
+    plain = path.read_bytes()
+    rows = read_journal(path)
+    journal.keep([TWO, ONE])
+    assert [file.name for file in tmp_path.iterdir()] == [packed.name]
+    assert read_journal(path) == rows[::-1]
+    finished = packed.read_bytes()
+    path.write_bytes(plain)  # killed before the plain one was removed
+    again = Journal(path)
+    assert [again.find(one.key) for one in (ONE, TWO)] == [ONE, TWO]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    again.keep([ONE, TWO])
+    assert packed.read_bytes() == finished
+
+
+@pytest.mark.parametrize(
+    "damage", [b"no zstd", compress(b"no JSON\n"), compress(b'{"an": "older format"}\n')]
+)
+def test_what_cannot_be_read_is_judged_again(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "journal.jsonl.zst").write_bytes(damage)
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert journal.find(ONE.key) is None
+    journal.keep([ONE])
+    assert Journal(tmp_path / "journal.jsonl").find(ONE.key) == ONE

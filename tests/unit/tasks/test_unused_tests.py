@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.cli.show_command import (
     finish_build,
@@ -16,13 +15,9 @@ from composer_replication.cli.show_command import (
     run_stats,
     unused_lines,
 )
-from composer_replication.records import Outcome
-from composer_replication.run_folder import read_json
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_run import TestReport
-from composer_replication.tasks.unused_tests import FOLDER, UnusedTests, note_unused, read_unused
+from composer_replication.tasks.unused_tests import UnusedTests
 
 RED = {
     "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
@@ -37,9 +32,7 @@ RED = {
 
 
 def source(folder: Path) -> str:
-    for name, text in RED.items():
-        (folder / "planted" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "planted" / name).write_text(text)
+    write_tree(folder / "planted", RED)
     return str(folder / "planted")
 
 
@@ -68,43 +61,7 @@ def test_they_are_counted_and_explained(built: BuildSummary) -> None:
     assert line in render_stats(stats).splitlines()
 
 
-@pytest.mark.long
-def test_a_build_that_goes_on_still_knows_and_the_fingerprint_does_not(
-    built: BuildSummary, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(built.folder, tmp_path / "out")
-    again = build_tasks([source(tmp_path)], folder, jobs=1)
-    assert again.unused_tests == built.unused_tests
-    store = TaskStore.open(folder)
-    (note,) = (folder / FOLDER).iterdir()
-    (record,) = store.repositories()
-    counted = UnusedTests(collected=6, used=3, flaky=0, never_green=None, broken_files=1)
-    text = note.read_text()
-    for other in (None, "{", "[]", text.replace(record.baseline_sha256, "0"), text.replace('": 2', '": "x"')):
-        if other is None:
-            note.unlink()
-        else:
-            note.write_text(other)
-        assert read_unused(folder, "planted-1.0", record) == counted
-    store.verify()
-    assert TaskStore.open(folder).fingerprint == built.fingerprint
-    lines = unused_lines({"planted==1.0": json.loads(json.dumps(counted.to_json()))})
-    assert lines == ["planted==1.0: 3 of 6 tests are used, 3 never green, 1 files not collected"]
-
-
 def test_nothing_is_said_of_a_suite_that_is_used_whole_or_skips() -> None:
     whole = UnusedTests(collected=4, used=4, flaky=0, never_green=0, broken_files=0)
     skips = UnusedTests(collected=4, used=3, flaky=0, never_green=0, broken_files=0)
     assert unused_lines({"a==1": whole.to_json(), "b==1": skips.to_json()}) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("text", ["Exception: boom", "EOFError: end", "E   ValueError: no"])
-def test_a_reason_is_whole(text: str, built: BuildSummary, tmp_path: Path) -> None:
-    store = TaskStore.open(built.folder)
-    record = store.repository(store.record(next(iter(store.tasks())).task_id).repository_record)
-    test = "test_planted.py::test_data"
-    run = TestReport({test: Outcome.FAILED}, (test,), "", 0.0, why={test: text})
-    note_unused(tmp_path, "planted", record, [run], [])
-    kept = read_json(tmp_path / FOLDER / "planted.json")
-    assert kept["first_reason"] == f"test_planted.py::test_data: {text.removeprefix('E   ')}"

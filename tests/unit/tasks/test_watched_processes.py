@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import Outcome
 from composer_replication.tasks.intake.environment import Environment
@@ -24,9 +25,7 @@ TESTS = "from package import answer\n\n\ndef test_a():\n    assert answer() == 4
 def run_tree(
     folder: Path, environment: Environment, files: Mapping[str, str], ids: Sequence[str]
 ) -> WatchedReport:
-    for name, text in files.items():
-        (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "tree" / name).write_text(text)
+    write_tree(folder / "tree", files)
     return run_watched(
         folder / "tree", environment, ids, timeout_seconds=30.0, wall_factor=10.0, shuffle_seed=7
     )
@@ -151,7 +150,6 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 from package import answer
 
-
 def test_a_fork_of_its_own():
     read, write = os.pipe()
     child = os.fork()
@@ -161,7 +159,6 @@ def test_a_fork_of_its_own():
     assert os.waitpid(child, 0)[1] == 0
     assert os.read(read, 9) == b"42"
 
-
 def test_a_fork_that_closes_everything():
     child = os.fork()
     if not child:
@@ -170,7 +167,6 @@ def test_a_fork_that_closes_everything():
         os._exit(answer())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
-
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_processes(how):
     with multiprocessing.get_context(how).Pool(1) as pool:
@@ -178,12 +174,10 @@ def test_processes(how):
     with ProcessPoolExecutor(1, multiprocessing.get_context(how)) as pool:
         assert pool.submit(answer).result() == 42
 
-
 def test_programs():
     words = [sys.executable, "-c", "import package; print(package.answer())"]
     assert subprocess.run(words, stdout=-1, preexec_fn=os.setsid).stdout == b"42\\n"
     assert subprocess.run(words, stdout=-1, env=dict(os.environ)).stdout == b"42\\n"
-
 
 def test_threads():
     found = []
@@ -193,12 +187,10 @@ def test_threads():
     with ThreadPoolExecutor(2) as pool:
         assert [*pool.map(lambda _: answer(), range(4)), *found] == [42] * 12
 
-
 def test_a_child_that_fails_and_goes_on_like_its_parent():
     if not os.fork():
         raise SystemError("this process goes on with the tests, and nobody believes it")
     os.wait()
-
 
 def test_files(tmp_path):
     (tmp_path / "fd").mkdir()
@@ -215,10 +207,7 @@ def test_honest_tests_that_start_processes_and_threads_pass_and_are_not_flagged(
 ) -> None:
     files = {"package.py": PACKAGE, "t/test_x.py": HONEST_PROCESSES}
     names = "fork_of_its_own fork_that_closes_everything child_that_fails_and_goes_on_like_its_parent".split()
-    ids = [
-        *(f"test_a_{name}" for name in names),
-        *(f"test_processes[{h}]" for h in ("fork", "spawn")),
-    ]
+    ids = [*(f"test_a_{name}" for name in names), *(f"test_processes[{h}]" for h in ("fork", "spawn"))]
     ids = [f"t/test_x.py::{name}" for name in [*ids, "test_programs", "test_threads", "test_files"]]
     report = run_tree(tmp_path, environment, files, ids)
     assert report.error == ""

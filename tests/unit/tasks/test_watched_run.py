@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.records import ExecResult, Outcome
 from composer_replication.tasks.intake.environment import Environment
@@ -172,9 +173,7 @@ TESTS = (
 def run_tree(
     folder: Path, environment: Environment, files: Mapping[str, str], ids: Sequence[str]
 ) -> WatchedReport:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    write_tree(folder, files)
     return run_watched(folder, environment, ids, timeout_seconds=30.0, wall_factor=10.0, shuffle_seed=7)
 
 
@@ -195,10 +194,7 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
     [
         ("import gc\ngc.get_objects()\n", "gc.get_objects"),
         ("import sys\nsys.settrace(None)\n", "sys.settrace"),
-        (
-            "import _pytest.runner as r\nr.show_test_item = len\n",
-            "_pytest.runner.show_test_item changed",
-        ),
+        ("import _pytest.runner as r\nr.show_test_item = len\n", "_pytest.runner.show_test_item changed"),
         (
             "import _pytest.reports as r\nr.TestReport.__bool__ = lambda self: True\n",
             "_pytest.reports.TestReport.__bool__ added",

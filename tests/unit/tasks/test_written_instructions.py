@@ -13,18 +13,12 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError, MissingError, UsageError
-from composer_replication.model_endpoint import (
-    Endpoint,
-    EndpointFailed,
-    open_endpoint,
-)
+from composer_replication.model_endpoint import Endpoint, EndpointFailed, open_endpoint
 from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.instructions.written_instructions import (
     MAX_CHARS,
     REQUEST,
     WrittenInstruction,
-    read_secrets,
-    refusal,
     write_instructions,
     written_instruction,
 )
@@ -208,31 +202,17 @@ def store_with_hidden_values(make_store: Any, sized_tasks: Any) -> TaskStore:
     return make_store(replace(task, without_hidden=task.without_hidden), files=files)
 
 
-def test_what_is_secret(make_store: Any, sized_tasks: Any) -> None:
-    store = store_with_hidden_values(make_store, sized_tasks)
-    secrets = read_secrets(store, store.get("t-function-body"), "plain")
-    assert secrets.symbol == "clamp"
-    assert secrets.names == {"test_clamp_above"}
-    assert secrets.values == {"77341", "far too large"}  # 0 is one sign, 10 is visible
-    assert secrets.lines == {"returnmin(x,high)"}
-    assert refusal(GOOD, secrets) == ""
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (lambda h: reply(h, b"<html>no</html>"), "not-an-answer"),
         (lambda h: reply(h, b'{"choices": []}'), "not-an-answer"),
-        (lambda h: reply(h, b"[" * 100_000), "not-an-answer"),
-        (lambda h: reply(h, b'{"choices": [{"message": null}]}'), "not-an-answer"),
         (lambda h: reply(h, b"\xff\xfe"), "not-an-answer"),
-        (lambda h: reply(h, b"5"), "not-an-answer"),
         (lambda h: say(h, None), "not-an-answer"),
         (lambda h: say(h, [GOOD]), "not-an-answer"),
         (lambda h: say(h, None, refusal="I will not."), "refused"),
         (lambda h: say(h, GOOD, finish_reason="length"), "cut-off"),
         (lambda h: reply(h, b"oh no", 500), "http-500"),
-        (lambda h: reply(h, b"slow down", 429), "http-429"),
         (lambda h: reply(h, b"", 302, Location="/elsewhere"), "http-302"),
         (lambda h: h.wfile.write(b"not http at all\r\n\r\n"), "unreachable"),
         (lambda h: h.connection.close(), "unreachable"),
@@ -274,15 +254,6 @@ def test_a_server_that_hangs(sized_store: TaskStore, served: Served) -> None:
     assert write_instructions(sized_store, ["t-function-body"], endpoint) == {"timed-out": 1}
 
 
-def test_nobody_listens(sized_store: TaskStore, served: Served) -> None:
-    import socket
-
-    with socket.socket() as taken:  # bound and not listening: nothing else can answer there
-        taken.bind(("127.0.0.1", 0))
-        endpoint = Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "m", "", 5.0, 0)
-        assert write_instructions(sized_store, ["t-function-body"], endpoint) == {"unreachable": 1}
-
-
 def test_after_three_failures_in_a_row_nobody_is_asked(sized_store: TaskStore, served: Served) -> None:
     steps: list[int] = []
     served.answer = lambda handler: reply(handler, b"", 503)
@@ -295,12 +266,6 @@ def test_after_three_failures_in_a_row_nobody_is_asked(sized_store: TaskStore, s
     assert counts == {"http-503": 3, "not-asked": 6}
     assert len(served.requests) == 3
     assert steps == list(range(10))
-
-
-def test_an_answer_in_between_ends_the_row(sized_store: TaskStore, served: Served) -> None:
-    served.answer = lambda h: say(h, "short") if len(served.requests) == 3 else reply(h, b"", 503)
-    counts = write_instructions(sized_store, sized_store.task_ids(), served.endpoint())
-    assert counts == {"http-503": 5, "too-short": 1, "not-asked": 3}
 
 
 def test_control_characters_are_taken_out(sized_store: TaskStore, served: Served) -> None:
@@ -341,7 +306,6 @@ def test_a_text_that_was_changed_on_disk_is_a_damaged_store(sized_store: TaskSto
         ("http://h:1", "http://h:1/v1"),
         ("http://h:1/", "http://h:1/v1"),
         ("https://h/v1", "https://h/v1"),
-        ("https://h/v1/", "https://h/v1"),
         ("https://h/x/v1/chat/completions", "https://h/x/v1"),
         ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
     ],
@@ -356,7 +320,6 @@ def test_addresses(given: str, asked: str) -> None:
         ("", "m", ""),
         ("h:8000", "m", ""),
         ("file:///etc/passwd", "m", ""),
-        ("http://", "m", ""),
         ("http://h:99999", "m", ""),
         ("http://[", "m", ""),
         (f"http://user:{KEY}@h", "m", ""),

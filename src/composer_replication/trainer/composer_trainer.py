@@ -211,7 +211,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
 
     @cached_property
-    def chained_rows(self) -> ChainedRows:  # type: ignore[override]  # its class names it for the mixins
+    def chained_rows(self) -> ChainedRows:
         """Which rows at hand are chains of conversations."""
         return ChainedRows()
 
@@ -226,7 +226,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         return RouterLoad()
 
     @cached_property
-    def router_replay(self) -> RouterReplay:  # type: ignore[override]
+    def router_replay(self) -> RouterReplay:
         """Which experts the rows at hand went to."""
         return RouterReplay()
 
@@ -241,7 +241,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         return self.shared_prompts.off_reasons
 
     @cached_property
-    def checks(self) -> ChecksThatSpeak | None:  # type: ignore[override]  # its class names it for the other parts
+    def checks(self) -> ChecksThatSpeak | None:
         """The checks that speak, None where they are off."""
         if self._check_thresholds is None:
             return None

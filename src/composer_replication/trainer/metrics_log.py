@@ -236,6 +236,8 @@ class TrlSurface:
 
     channels: LossChannels | None = None
     if TYPE_CHECKING:
+        beta: Any
+        rollout_func: Any
 
         def __getattr__(self, name: str) -> Any:
             """TRL's, or another part's."""

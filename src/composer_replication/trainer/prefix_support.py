@@ -131,7 +131,7 @@ def _packing(model: nn.Module) -> str | None:
 
 def _randomness(model: nn.Module) -> str | None:
     """Dropout modules, an adapter's too, and rates that layers read off their configuration."""
-    rates = [
+    rates: list[tuple[str, Any]] = [
         ("dropout", module.p)
         for module in model.modules()
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training  # noqa: SLF001 - the base of all dropouts

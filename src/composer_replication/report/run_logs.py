@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ _STEP_NAMES = (
 """Columns that are taken for the step, in this order; the first row that has one decides for the log."""
 
 _SEPARATORS = (",", "\t", ";")
+_DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|\d+,(\d{1,2}|\d{4,}))")
 _MAX_DEPTH = 4
 _MAX_NAMED = 5
 _EVENT_FILES = "*.tfevents.*"
@@ -181,11 +183,19 @@ def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterat
 
 
 def _number_of(value: object) -> float | None:
-    """A number, perhaps infinite or NaN; None for anything else."""
+    """A number, perhaps infinite or NaN; None for anything else. In text ``31,5`` is 31.5 and ``31%`` is 0.31.
+
+    ``1,234`` may be either of two numbers and is none.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        if not isinstance(value, str):
+            return float(value)
+        text = value.strip().removesuffix("%")
+        if _DECIMAL_COMMA.fullmatch(text):
+            text = text.replace(",", ".")
+        return float(text) / (100 if value.strip().endswith("%") else 1)
     except ValueError:
         return None
     except OverflowError:
@@ -197,9 +207,9 @@ def _number_of(value: object) -> float | None:
 
 def _text_rows(path: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
     """The kind, and the rows; ``notes`` takes what was tolerated."""
-    text = path.read_bytes().decode(
-        "utf-8-sig", errors="replace"
-    )  # no number can hold the mark of a replacement
+    data = path.read_bytes()
+    encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
+    text = data.decode(encoding, errors="replace")  # no number can hold the mark of a replacement
     first = text.lstrip().partition("\n")[0].strip()
     if not first:
         raise _unusable(path, "it is empty")
@@ -266,8 +276,11 @@ def _table(path: Path, text: str, separator: str, notes: list[str]) -> Iterator[
     lines = io.StringIO(whole, newline="")
     reader = csv.DictReader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        if len(reader.fieldnames or ()) < 2:
+        names = reader.fieldnames or ()
+        if len(names) < 2:
             raise _unusable(path, "its first line is neither JSON nor a header with several columns")
+        if len(set(names)) < len(names) or any(_number_of(name) is not None for name in names):
+            raise _unusable(path, "its first line is no header: it holds numbers, or a name twice")
         for row in reader:
             if None in row or None in row.values():
                 problem = "its cells are not as many as those of the header"

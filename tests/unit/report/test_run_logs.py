@@ -215,7 +215,8 @@ def test_a_folder_of_several_runs_names_them(tmp_path: Path) -> None:
         (b'{"log_history": []}', "empty"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "no UTF-8"),
         (b"\x1f\x8b\x08\x08\xff\xfe\xc3", "no UTF-8"),
-        ("step,reward\n1,0.25\n".encode("utf-16"), "no UTF-8"),
+        (b"1,0.25\n2,0.5\n", "no header"),
+        (b"step,reward,reward\n1,2,3\n", "no header"),
         (b"hello\n", "neither JSON nor a header"),
         (b'{\n "model": "x"\n}', "none named log_history"),
         (b'{"a": 1', "it is not JSON"),
@@ -298,3 +299,23 @@ def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "eval_reward": 0.5}\n{"step": 1, "eval_reward": 0.5}\n')
     assert list(read_log(path).columns["eval_reward"].values) == [0.5]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"step;reward\n1;0,25\n2;31,5\n",
+        b"step,reward\n1,25%\n2,3150 %\n",
+        "step,reward\n1,0.25\n2,31.5\n".encode("utf-16"),
+    ],
+    ids=["decimal comma", "per cent", "utf-16"],
+)
+def test_numbers_as_people_write_them(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_bytes(content)
+    found = read_log(tmp_path / "log.csv").columns["reward"]
+    assert (found.steps, found.values) == ([1, 2], [0.25, 31.5])
+
+
+def test_a_comma_that_may_group_thousands_makes_no_number(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step;reward\n1;0,5\n2;1,234\n")
+    assert read_log(tmp_path / "log.csv").columns["reward"].num_bad == 1

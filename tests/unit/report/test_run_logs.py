@@ -313,7 +313,7 @@ def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
 def test_numbers_as_people_write_them(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_bytes(content)
     found = read_log(tmp_path / "log.csv").columns["reward"]
-    assert (found.steps, found.values) == ([1, 2], [0.25, 31.5])
+    assert list(zip(found.steps, found.values, strict=True)) == [(1, 0.25), (2, 31.5)]
 
 
 def test_a_comma_that_may_group_thousands_makes_no_number(tmp_path: Path) -> None:

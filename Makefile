@@ -6,8 +6,8 @@ WORKERS ?= 4
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 # Libraries whose own bounds do not fit the pinned set, or that bring much else. Each has an environment of its own, pinned by
-# tests/interop/NAME.txt, and its tests in tests/interop/NAME.
-INTEROP := deepspeed harbor inspect launch openenv s3 site swebench verifiers verl vllm
+# tests/interop/NAME.txt, and its tests in tests/interop/NAME. browser needs a Chromium: apt-get install -y chromium.
+INTEROP := browser deepspeed harbor inspect launch openenv s3 site swebench verifiers verl vllm
 # Harbor needs Python 3.12: make interop PYTHON_harbor=PROGRAM names one; without one it is left out, and that is said.
 PYTHON_harbor := $(shell for python in python3.12 $(PYTHON); do \
   $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$python && break; done)

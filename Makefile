@@ -6,8 +6,8 @@ WORKERS ?= 4
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 # Libraries whose own bounds do not fit the pinned set, or that bring much else. Each has an environment of its own, pinned by
-# tests/interop/NAME.txt, and its tests in tests/interop/NAME.
-INTEROP := deepspeed harbor inspect launch openenv s3 site swebench verifiers verl vllm
+# tests/interop/NAME.txt, and its tests in tests/interop/NAME. browser needs a Chromium: apt-get install -y chromium.
+INTEROP := browser deepspeed harbor inspect launch openenv s3 site swebench verifiers verl vllm
 # Harbor needs Python 3.12: make interop PYTHON_harbor=PROGRAM names one; without one it is left out, and that is said.
 PYTHON_harbor := $(shell for python in python3.12 $(PYTHON); do \
   $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$python && break; done)
@@ -19,7 +19,7 @@ INTEROP_STAMPS := $(INTEROP_HERE:%=.venvs/%/.setup-done)
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --durations=30
 
-.PHONY: help setup quickstart test test-promises test-sandlock test-long interop check check-types check-rest bench gpu docs site clean
+.PHONY: help setup quickstart test test-promises test-sandlock test-long interop check check-types check-rest bench gpu docs site sbom clean
 
 help:
 	@echo "make setup       environment in .venv, pinned by constraints.txt"
@@ -34,6 +34,7 @@ help:
 	@echo "make gpu         checks that need a GPU, one table; under 20 minutes"
 	@echo "make docs        writes the pages that are made from the code"
 	@echo "make site        the pages as a site: build/site/index.html"
+	@echo "make sbom        what the pinned environment holds, with licences, in CycloneDX's form: build/sbom.json"
 	@echo "make clean       removes what can be made again, except runs/"
 
 setup: $(STAMP)
@@ -120,6 +121,12 @@ docs: setup
 
 site: .venvs/site/.setup-done
 	NO_MKDOCS_2_WARNING=1 .venvs/site/bin/python -m mkdocs build --strict --site-dir build/site
+
+sbom: setup
+	test -x .venvs/sbom/bin/cyclonedx-py || { $(PYTHON) -m venv .venvs/sbom && \
+	  .venvs/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0; }
+	mkdir -p build
+	.venvs/sbom/bin/cyclonedx-py environment .venv --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json
 
 clean:
 	rm -rf build dist .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

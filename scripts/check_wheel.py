@@ -1,13 +1,13 @@
 """Build the wheel and check that it stands on its own.
 
-    python scripts/check_wheel.py [--fresh]
+    python scripts/check_wheel.py [--fresh [PYTHON ...]]
 
 With the base dependencies only: everything imports that should, every verb answers
 ``--help`` without torch and without pydantic, and data files are there. Without any
 dependency at all: ``composer_replication.safety`` imports and judges. The wheel is unpacked
 and run by this interpreter, from which every distribution is hidden that the base
 dependencies do not bring; with ``--fresh``, before a release, it is installed by pip into
-an environment of its own.
+an environment of its own, of each interpreter that is named, else of this one.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def check_contents(wheel: Path) -> None:
     assert any(n.endswith("licenses/LICENSE") for n in names), "the wheel lacks its licence"
 
 
-def check_fresh(wheel: Path, venv: Path) -> None:
+def check_fresh(wheel: Path, venv: Path, interpreter: str) -> None:
     """The same in an environment that pip made."""
-    _run(sys.executable, "-m", "venv", str(venv))
+    _run(interpreter, "-m", "venv", str(venv))
     python = str(venv / "bin" / "python")
     pins = ["-c", str(ROOT / "constraints.txt")]
     _run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *pins, str(wheel))
@@ -152,7 +152,8 @@ def main(words: Sequence[str]) -> int:
         _run(sys.executable, "-I", "-c", ONLY_BASE + BASE_INSTALL, str(bare))
         _run(sys.executable, "-I", "-c", ONLY_BASE + HELP_OF_EVERY_VERB, str(bare))
         if "--fresh" in words:
-            check_fresh(wheel, Path(folder, "venv"))
+            for number, interpreter in enumerate(words[words.index("--fresh") + 1 :] or [sys.executable]):
+                check_fresh(wheel, Path(folder, f"venv-{number}"), interpreter)
     print("the wheel stands on its own")
     return 0
 

@@ -55,7 +55,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links out of ``docs/`` lead to the copies, and those of the copies back to the pages."""
+    """Links out of ``docs/`` lead to the copies, and those of the copies back; why a block is in no test is its title."""
+    markdown = re.sub(
+        r"^```bash no-test=(\S+)$", r'```bash title="not run by a test: \1"', markdown, flags=re.MULTILINE
+    )
     if (ROOT / "docs" / page.file.src_uri).is_file():
         return markdown.replace("](../README.md", "](index.md").replace("](../", "](")
     return re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)

@@ -10,9 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import composer_replication
 from composer_replication.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,21 +130,48 @@ def test_an_outdated_page_is_noticed(
     assert "out of date: make docs" in capsys.readouterr().out
 
 
+def pages(root: Path) -> list[Path]:
+    return [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "recipes").rglob("*.md")]
+
+
 def broken_links(root: Path) -> list[str]:
-    """Links of Markdown pages to files that are not there."""
-    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "recipes").rglob("*.md")]
-    return [
-        f"{page.name}: {target}"
-        for page in pages
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
-        if not target.startswith(("http://", "https://", "mailto:")) and not (page.parent / target).exists()
-    ]
+    """Links of Markdown pages to files and headings that are not there."""
+    found = []
+    for page in pages(root):
+        for path, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+            if path.startswith(("http://", "https://", "mailto:")):
+                continue
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                found.append(f"{page.name}: {path}{'#' if anchor else ''}{anchor}")
+    return found
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub and the site name them; they differ in blanks beside a sign."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {re.sub(blanks, "-", heading) for heading in plain for blanks in (" ", " +")}
 
 
 def test_every_link_of_a_page_leads_somewhere(tmp_path: Path) -> None:
     assert broken_links(ROOT) == []
-    (tmp_path / "page.md").write_text("[a](page.md) [b](gone.md#part) [c](https://example.org) [d](#part)")
-    assert broken_links(tmp_path) == ["page.md: gone.md"]
+    text = (
+        "# A & b\n[a](page.md#a--b) [b](gone.md#part) [c](https://example.org#d) [d](#part) [e](page.md#a-b)"
+    )
+    (tmp_path / "page.md").write_text(text)
+    assert broken_links(tmp_path) == ["page.md: gone.md#part", "page.md: #part"]
+
+
+def test_no_page_is_longer_than_400_lines() -> None:
+    lines = {page.name: len(page.read_text().splitlines()) for page in pages(ROOT)}
+    assert {name: number for name, number in lines.items() if number > 400} == {}
+
+
+def test_the_citation_has_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (composer_replication.__version__, "Apache-2.0")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
 
 
 def test_every_paper_of_a_docstring_is_in_the_index() -> None:

@@ -21,7 +21,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="what verl needs to train on a recipe's tasks",
         description="Build the recipe's tasks and write their rows as Parquet, our agent loop, the recipe and run.sh, "
-        "which starts verl.trainer.main_ppo with our advantage, loss, reward and guard. docs/engines.md says what verl "
+        "which starts verl.trainer.main_ppo with our advantage, loss, reward and guard. docs/verl.md says what verl "
         "cannot carry.",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     problem = _problem(config)
     if problem:
         raise UsageError(
-            "CR0951", f"{problem}.", where=str(args.recipe), fix="docs/engines.md says what verl carries."
+            "CR0951", f"{problem}.", where=str(args.recipe), fix="docs/verl.md says what verl carries."
         )
     check_recipe(config, args.recipe.resolve().parent)
     refuse_unwritable(out)

@@ -11,16 +11,16 @@ majority   what most sessions and teachers wrote, against what else was written;
 siblings   a passing and a failing session of one task (``sibling_pairs``): the sessions' own tests, no branch
 
 Each set trains the replay channel alone (``beta_replay`` 1; the reward is constant, so that the policy gradient is 0) from the same
-weights, three seeds each. Measured are, on pairs of three other repositories that the tests decided (branches or sessions), the DPO loss
-and the share that what was learned puts in order.
+weights, three seeds each. Measured on pairs of three other repositories that the tests decided (branches or sessions): the DPO loss,
+which is ln 2 before training, and the share that what was learned puts in order.
 
     python benchmarks/executed_pairs.py --out runs/executed-pairs           # goes on where it was cut off, then the table
     python benchmarks/executed_pairs.py --out runs/executed-pairs --table   # what the folder holds
 
-Limits: one model of 135M in bfloat16, adapters on its upper half, few pairs and steps; one step decides a session, so that
-siblings are as right as executed branches; a pair is cut to the lines that were shown and the two bodies; nothing is
-left to do after the body (horizon 0), so that the tries of a branch pass all or none. Intervals are 95%: over seeds Student's t, over tasks by drawing whole held-out
-tasks again.
+Limits: one model of 135M in bfloat16, adapters on its upper half, few pairs and steps, few held-out functions; one step decides a
+session, so that siblings are as right as executed branches; a pair is cut to the lines that were shown and the two bodies; nothing
+is left to do after the body (horizon 0), so that all tries of a branch give one score. Sessions are sampled in batches whose
+make-up depends on the machine. Intervals are 95%: over seeds Student's t, over tasks by drawing whole held-out tasks again.
 """
 
 from __future__ import annotations

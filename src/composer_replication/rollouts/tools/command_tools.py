@@ -23,7 +23,7 @@ from composer_replication.tasks.test_run import runner_text
 
 _ARGUMENTS = ("-q", "--tb=short", "--no-header", "-pno:cacheprovider", "-pno:randomly", *OVERRIDES)
 # The node ids come on standard input: there may be more of them than a command line holds.
-_PROGRAM = """
+_TESTS_PROGRAM = """
 import json, sys
 asked = json.load(sys.stdin)
 import pytest
@@ -72,7 +72,7 @@ def run_tests(box: BenchWithTests) -> ToolResult:
         "node_ids": list(tests.node_ids),
     }
     done = box.sandbox.exec(
-        ["python3", "-P", "-B", "-c", f"{runner_text('suite_plugin.py')}\n{_PROGRAM}"],
+        ["python3", "-P", "-B", "-c", f"{runner_text('suite_plugin.py')}\n{_TESTS_PROGRAM}"],
         timeout_seconds=box.limits.test_seconds,
         stdin=json.dumps(request).encode(),
         env=box.environment_variables,
@@ -169,7 +169,7 @@ _MAX_PATTERN_CHARACTERS = 2000
 _MAX_LINE_CHARACTERS = 300
 _BAD_PATTERN, _NO_PLACE = 3, 4
 # In an interpreter of its own, which imports nothing of the tree (-I).
-_PROGRAM = """
+_SEARCH_PROGRAM = """
 import json, os, re, sys
 asked = json.load(sys.stdin)
 try:
@@ -230,7 +230,7 @@ def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) 
         "no_place": _NO_PLACE,
     }
     done = box.sandbox.exec(
-        ["python3", "-I", "-S", "-B", "-c", _PROGRAM],
+        ["python3", "-I", "-S", "-B", "-c", _SEARCH_PROGRAM],
         timeout_seconds=box.limits.search_seconds,
         stdin=json.dumps(request).encode(),
         env=box.environment_variables,

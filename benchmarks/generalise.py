@@ -27,7 +27,7 @@ from pathlib import Path
 from seed_journal import Line, add_line, fingerprint, read_run, train
 
 from composer_replication.run_folder import read_jsonl
-from composer_replication.tasks.pass_intervals import mean_interval
+from composer_replication.tasks.difficulty import wilson
 
 FOLDER = Path(__file__).parents[1] / "recipes" / "generalise"
 RECIPE = FOLDER / "run.toml"
@@ -38,6 +38,17 @@ DASH = "\N{EN DASH}"
 
 Counts = Mapping[str, tuple[int, int]]
 """Passed and samples by task."""
+
+
+def mean_interval(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Wilson's interval at 95% for the mean pass rate of some tasks, each with (passed, samples).
+
+    With n = tasks x the fewest samples of a task: the variance of the mean is the sum of p_i(1-p_i)/n_i over T^2,
+    which is at most p(1-p)/n at the mean p, because p(1-p) is concave. It speaks of fresh samples on these tasks.
+    """
+    mean = sum(passed / samples for passed, samples in counts) / len(counts)
+    fewest = len(counts) * min(samples for _, samples in counts)
+    return wilson(mean * fewest, fewest)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from composer_replication.report import bench_runs as runs
 from composer_replication.report.bench_runs import FAMILIES, TOLERATED_GAP, Floats, Series
 from composer_replication.safety import HeldOutGuard
-from composer_replication.tasks.pass_intervals import wilson
+from composer_replication.tasks.difficulty import wilson
 
 EDGE, CLEAN = "at-g0", "clean"
 """Null families that thresholds are tuned on: the edge of what is tolerated, and an ordinary run."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from composer_replication.tasks.pass_intervals import wilson
+from composer_replication.tasks.difficulty import wilson
 
 
 @dataclass(frozen=True, slots=True)

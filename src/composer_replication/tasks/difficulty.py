@@ -15,6 +15,7 @@ There is no time stamp in a file: the same evaluation writes the same bytes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,13 +28,31 @@ from pydantic import TypeAdapter
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.tasks.intake.cache import cache_lock, sha256_of
-from composer_replication.tasks.pass_intervals import wilson
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import NAME as MANIFEST
 
 FOLDER = "difficulty"
 _NO_TASK = ""
 """The hash for a task that the store does not hold: there are no tests to compare."""
+Z_95 = 1.959963984540054
+
+
+def wilson(num_passed: float, num_samples: int) -> tuple[float, float]:
+    """Wilson score interval at 95% for a proportion.
+
+    centre = (p + z^2/2n) / (1 + z^2/n), half = z sqrt(p(1-p)/n + z^2/4n^2) / (1 + z^2/n).
+    Samples of a fixed list of tasks vary less than this pooled interval says, so it
+    covers at least 95% over fresh samples; it says nothing about other tasks.
+    Reference: Wilson, Probable inference, 1927.
+    """
+    n, p, z = num_samples, num_passed / num_samples, Z_95
+    scale = 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / scale
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
+    # The ends are exactly 0 and 1 there; floating point misses them by one bit.
+    low = 0.0 if num_passed == 0 else centre - half
+    high = 1.0 if num_passed == num_samples else centre + half
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)

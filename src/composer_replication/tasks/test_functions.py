@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.syntax_trees import first_line, parsed, parsed_part
 
 Place = tuple[str, int, str]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 _TARGET = "_ ="

@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.tasks.pass_intervals import wilson
+from composer_replication.tasks.difficulty import wilson
 from composer_replication.traces.prompts import (
     Message,
     action,

@@ -22,6 +22,14 @@ NUM_SAMPLES = 40
 HELD = ("one-1.0--a.f--1234", "one-1.0--a.g--1235", "two-2.0--b.f--1236", "two-2.0--b.g--1237")
 
 
+def test_the_interval_of_a_mean_by_hand() -> None:
+    """Two tasks of which one has fewer samples count as twice that many: 0.5 of 8, not of 16."""
+    assert generalise.mean_interval([(12, 12), (0, 4)]) == generalise.wilson(4, 8)
+    assert generalise.mean_interval([(3, 10)]) == generalise.wilson(3, 10)
+    assert generalise.mean_interval([(0, 2), (0, 2)])[0] == 0.0
+    assert generalise.mean_interval([(2, 2), (2, 2)])[1] == 1.0
+
+
 def results(passed: int) -> list[TaskResult]:
     """Each task passes so many of its samples by hidden tests, one more by visible ones."""
     return [

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.rollouts.pass_rates import TaskResult, pass_at_k, summarise
-from composer_replication.tasks.pass_intervals import mean_interval, wilson
-
-
-def test_the_interval_of_a_mean_by_hand() -> None:
-    """Two tasks of which one has fewer samples count as twice that many: 0.5 of 8, not of 16."""
-    assert mean_interval([(12, 12), (0, 4)]) == wilson(4, 8)
-    assert mean_interval([(3, 10)]) == wilson(3, 10)
-    assert mean_interval([(0, 2), (0, 2)])[0] == 0.0
-    assert mean_interval([(2, 2), (2, 2)])[1] == 1.0
+from composer_replication.tasks.difficulty import wilson
 
 
 def test_wilson_by_hand() -> None:

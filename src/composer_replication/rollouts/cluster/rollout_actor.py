@@ -29,8 +29,12 @@ from composer_replication.tasks.record_folder import FOLDERS
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
-from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
-from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
+from composer_replication.tasks.workers.ray_nodes import (
+    NodeNeeds,
+    check_node,
+    sweep_after_this_process,
+    unfit_node,
+)
 
 Files = list[tuple[str, bytes]]
 """Path below the store, content as it lies on the disk; the manifest last: with it a copy is whole."""

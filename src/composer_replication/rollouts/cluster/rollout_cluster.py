@@ -27,15 +27,15 @@ from composer_replication.rollouts.cluster.rollout_actor import (
     parcel_of,
 )
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.node_check import needs_of
-from composer_replication.tasks.workers.ray_answers import (
+from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
+from composer_replication.tasks.workers.ray_nodes import (
     NUM_RETRIES,
     interruption,
     is_of_ray,
+    needs_of,
     plain_cause,
     wait_for,
 )
-from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
 
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 30.0
@@ -250,7 +250,7 @@ class RolloutCluster:
 
 
 def _end_all(actors: list[Any]) -> None:
-    """End them as a process ends that is asked to; what one leaves behind all the same is removed beside it (``last_sweep``)."""
+    """End them as a process ends that is asked to; what one leaves behind all the same is removed beside it (``sweep_after_this_process``)."""
     if not actors:
         return
     ends = [actor.end.remote() for actor in actors]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from composer_replication.records import Hole
-from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.syntax_trees import first_line, parsed
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

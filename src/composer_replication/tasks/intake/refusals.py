@@ -113,10 +113,8 @@ def explain(
     top = missing.partition(".")[0]
     is_own = top in own_modules(source.files)
     if missing and not is_own and top not in sys.stdlib_module_names:
-        by_address = read_requirements(source, {top}).refused
-        if by_address:
-            detail = f"{by_address[0]} is asked for by address; {detail}"
-            return UnusableRepository("dependency-by-url", detail)
+        if bound := read_requirements(source, {top}).refused:
+            return UnusableRepository("dependency-by-url", f"{bound[0]} is asked for by address; {detail}")
         why = _why_missing(top, source, installed)
         return UnusableRepository("missing-requirement", f"{why}; {detail}")
     file = compiled_parts(source)
@@ -152,8 +150,7 @@ def _is_module(name: str, files: Collection[str]) -> bool:
 
 def _why_missing(module: str, source: RepositorySource, installed: Collection[str]) -> str:
     found = read_requirements(source)
-    otherwise = folder_named_otherwise(ProjectFiles(source.metadata), module)
-    if otherwise:
+    if otherwise := folder_named_otherwise(ProjectFiles(source.metadata), module):
         return f"the package {module} lies in a folder of another name, {otherwise}, which cannot be imported from the tree"
     named = canonicalize_name(module)
     if named in found.wanted and named not in installed:

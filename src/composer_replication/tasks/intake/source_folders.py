@@ -63,9 +63,7 @@ def own_modules(files: Mapping[str, bytes]) -> frozenset[str]:
             parts = PurePosixPath(path).parts
             found.add(below_root(path, roots).partition("/")[0].removesuffix(".py"))
             if is_test_path(path):
-                found |= {parts[-1].removesuffix(".py")} | (
-                    {parts[-2]} if parts[-1] == "__init__.py" else set()
-                )
+                found.add(parts[-2] if parts[-1] == "__init__.py" else parts[-1].removesuffix(".py"))
     return frozenset(found)
 
 

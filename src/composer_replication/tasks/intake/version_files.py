@@ -103,8 +103,8 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
         if "*" not in path:
             yield path, ""
     yield from _at(read.table("tool", "versioningit", "write"), ("file",), ("template",))
-    generated = read.table("tool", "scikit-build").get("generate")
-    for table in generated if isinstance(generated, list) else ():
+    made = read.table("tool", "scikit-build").get("generate")
+    for table in made if isinstance(made, list) else ():
         for path, template in _at(inner_table(table), ("path",), ("template",)):
             yield from ((posixpath.join(base, path), template) for base in ("", "src", "python"))
     versioneer = read.table("tool", "versioneer").get("versionfile_source")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from composer_replication.records import Edit, Hole
-from composer_replication.tasks.planning.lines import LINE_END, Lines
+from composer_replication.tasks.planning.edits import LINE_END, Lines
 from composer_replication.tasks.syntax_trees import parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"

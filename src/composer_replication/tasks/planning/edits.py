@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from composer_replication.records import Edit, Hole
-from composer_replication.tasks.planning.lines import LINE_END, Lines
+
+LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+class Lines:
+    """Where each line of a text begins, and offsets for the positions that ``ast`` gives."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.starts = [0, *(match.end() for match in LINE_END.finditer(text))]
+
+    def line(self, number: int) -> str:
+        end = self.starts[number] if number < len(self.starts) else len(self.text)
+        return self.text[self.starts[number - 1] : end]
+
+    def offset(self, number: int, column_bytes: int) -> int:
+        line = self.line(number)
+        return self.starts[number - 1] + len(line.encode()[:column_bytes].decode())
+
+    def end_of_line(self, number: int) -> int:
+        return self.starts[number - 1] + len(self.line(number).rstrip("\r\n"))
 
 
 def edited_text(text: str, edits: Iterable[Edit]) -> str:

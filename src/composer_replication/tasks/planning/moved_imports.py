@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from composer_replication.records import Edit
-from composer_replication.tasks.planning.lines import LINE_END
+from composer_replication.tasks.planning.edits import LINE_END
 from composer_replication.tasks.planning.source_file import Function, ImportedName, SourceFile
 from composer_replication.tasks.planning.symbol_graph import Reach, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut, parses_after

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from composer_replication.tasks.intake.source_folders import below_root
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.syntax_trees import first_line
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

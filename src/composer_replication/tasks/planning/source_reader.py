@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable
 
-from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.planning.source_file import (
     Function,
     ImportedName,

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.records import Edit
-from composer_replication.tasks.planning.edits import edited_text
-from composer_replication.tasks.planning.lines import LINE_END, Lines
+from composer_replication.tasks.planning.edits import LINE_END, Lines, edited_text
 from composer_replication.tasks.planning.source_file import (
     Definition,
     Items,

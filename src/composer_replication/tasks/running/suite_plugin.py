@@ -90,7 +90,7 @@ def make_suite(options, left_out=()):
                     args[place : place + 1] = [flag] if flag != option and is_known(parser, flag) else []
 
         def pytest_internalerror(self, excrepr):
-            """Say what ended pytest itself: where that is a hook of the repository's, nothing prints it."""
+            # Where a hook of the repository's ended it, nothing else prints why.
             sys.stderr.write(f"{str(excrepr).strip()}\n")
 
         def pytest_ignore_collect(self, collection_path):

@@ -20,7 +20,7 @@ from itertools import islice
 from operator import itemgetter
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
-from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.syntax_trees import first_line, parse_syntax
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -27,16 +27,19 @@ from composer_replication.tasks.intake.environment import lock_of, open_environm
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
-from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, needs_of, unfit_node
-from composer_replication.tasks.workers.ray_answers import (
+from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
+from composer_replication.tasks.workers.ray_nodes import (
     NUM_RETRIES,
+    NodeNeeds,
+    check_node,
     interruption,
     is_of_ray,
+    needs_of,
     plain_cause,
+    sweep_after_this_process,
+    unfit_node,
     wait_for,
 )
-from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
 
 Result = TypeVar("Result")
 Params = ParamSpec("Params")

@@ -30,7 +30,7 @@ from composer_replication.errors import UsageError
 
 
 class LoraSection(Section):
-    """Low-rank adapters of all linear layers instead of full fine-tuning (needs peft)."""
+    """Low-rank adapters, by default of all linear layers, instead of full fine-tuning (needs peft)."""
 
     rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)

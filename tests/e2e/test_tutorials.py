@@ -121,7 +121,7 @@ def test_what_is_not_run_says_why_and_every_page_is_short(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     assert [reason for reason, _ in blocks(page) if reason] == NOT_RUN[page]
     assert text.count("```bash") == len(blocks(page)) and "```sh\n" not in text
-    assert len(text.splitlines()) < 150
+    assert len(text.splitlines()) < 170
 
 
 def test_commands_for_gpus_are_shown_without_them(tmp_path: Path) -> None:

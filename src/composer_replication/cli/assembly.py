@@ -193,6 +193,9 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     return sampler
 
 
+POOL_PER_SAMPLE = 10
+
+
 def open_evaluator(
     config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
 ) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
@@ -220,6 +223,9 @@ def open_evaluator(
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )
+    if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
+        pool = f"a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size}"
+        note(f"evidence: {pool} is small; its guarantee speaks of these tasks only")
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
     patience = None if shards_weights() else section.timeout_seconds
     evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)

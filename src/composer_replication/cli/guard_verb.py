@@ -117,13 +117,15 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
     """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
-    from composer_replication.config import GuardSection, load_config
+    from composer_replication.config import GuardSection, parse_config, read_table
     from composer_replication.safety import HeldOutGuard
 
-    section = GuardSection() if args.recipe is None else load_config(args.recipe).guard
-    if section is None:
+    table = {"guard": GuardSection().model_dump()} if args.recipe is None else read_table(args.recipe)
+    if "guard" not in table:
         fix = "leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35."
         raise UsageError("CR0204", "the recipe has no [guard] table.", where=str(args.recipe), fix=fix)
+    only_guard = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}, "guard": table["guard"]}
+    section = parse_config(only_guard, where=str(args.recipe)).guard or GuardSection()
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     try:
         return HeldOutGuard(**section.model_dump() | flags)

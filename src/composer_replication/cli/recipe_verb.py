@@ -236,7 +236,9 @@ def recipe_text(
         seed=args.seed,
         model=tomli_w.dumps(name | ({"sha256": args.sha256} if args.sha256 else {})),
         dtype=dtype,
-        store=json.dumps(str(store.relative_to(folder) if store.is_relative_to(folder) else store)),
+        store=tomli_w.dumps(
+            {"store": str(store.relative_to(folder) if store.is_relative_to(folder) else store)}
+        ).strip(),
         division="" if (store / FILE_NAME).is_file() else "fraction = 0.3\n",
         sample_size=_MANY_HELDOUT if num_heldout > _MANY_HELDOUT else 0,
         before_and_after_samples=4 if num_train + num_heldout <= _FEW_TASKS else 0,

@@ -69,6 +69,15 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "secret that replicas must show. torchft's own port asks for none: bind it to a private network.",
     )
     light.add_argument("--bind", metavar="HOST:PORT", default=f"127.0.0.1:{_LIGHTHOUSE_PORT}")
+    light.add_argument(
+        "--min-replicas", metavar="N", type=int, default=1, help="without which there is no quorum"
+    )
+    light.add_argument(
+        "--grace-seconds", metavar="S", type=float, default=60.0, help="how long a quorum waits for all"
+    )
+    light.add_argument(
+        "--records", metavar="FOLDER", type=Path, help="keep the run's records there, for a restart"
+    )
     light.set_defaults(run=f"{_HERE}:run_lighthouse", render=f"{_HERE}:render_lighthouse")
 
 
@@ -106,8 +115,14 @@ def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Serve until interrupted."""
     from composer_replication.channel_tables import ReplicasSection
 
-    options = ReplicasSection(transport="torchft", lighthouse=args.bind)
-    with suppress(KeyboardInterrupt), closing(_open_lighthouse(replica_token(), options)):
+    options = ReplicasSection(
+        transport="torchft",
+        lighthouse=args.bind,
+        num_replicas=max(args.min_replicas, 1),
+        min_replicas=args.min_replicas,
+        grace_seconds=args.grace_seconds,
+    )
+    with suppress(KeyboardInterrupt), closing(_open_lighthouse(replica_token(), options, args.records)):
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return {"lighthouse": args.bind}, 0
 
@@ -124,12 +139,12 @@ def render_lighthouse(result: dict[str, Any]) -> str:
     return f"lighthouse {result['lighthouse']} closed"
 
 
-def _open_lighthouse(token: str, options: ReplicasSection) -> Any:
+def _open_lighthouse(token: str, options: ReplicasSection, folder: Path | None = None) -> Any:
     quiet_torchft()
     with needs_extra("replicas", "a lighthouse"):
         from composer_replication.replicas.lighthouse import Lighthouse
 
-    return Lighthouse(token, options)
+    return Lighthouse(token, options, folder=folder)
 
 
 def _child(

@@ -72,7 +72,12 @@ def divide_tasks(
     else:
         held_ids = set() if section is None else _ids_of(section.repositories, store, tasks)
     train = [task for task in tasks if task.task_id not in held_ids]
-    heldout = [task for task in tasks if task.task_id in held_ids and task.has_hidden_tests]
+    held = [task for task in tasks if task.task_id in held_ids]
+    heldout = [task for task in held if task.has_hidden_tests]
+    if len(heldout) < len(held):
+        note(
+            f"tasks: {len(held) - len(heldout)} of held-out repositories left out: they have no hidden tests"
+        )
     if not train or (section is not None and not heldout):
         problem = f"of {len(tasks)} tasks none is left to {'hold out' if train else 'train on'}."
         fix = "build more tasks; held-out tasks need hidden tests, and rollouts.context_lines decides what a prompt shows."

@@ -63,7 +63,12 @@ def _margin(run: RunData, title: str, setting: str, name: str) -> Figure:
     is_kl, is_count = setting == "kl_hard_stop", setting == "decline_patience"
     note = f" KL path: {run.kl_path.rstrip('.')}." if is_kl and run.kl_path else ""
     if not values:  # a rule that cannot fire is never left unsaid
-        return Figure(title, f"This value did not reach the guard, so this rule could not fire.{note}", None)
+        why = (
+            "No KL reached the guard, so this rule could not fire."
+            if is_kl
+            else "This value was not recorded."
+        )
+        return Figure(title, f"{why}{note}", None)
     limit = number((run.guard_settings or {}).get(setting))
     rule = "The limit was not recorded" if limit is None else f"{setting} = {limit:g}"
     is_crossed = limit is not None and (max(values) >= limit if is_count else max(values) > limit)

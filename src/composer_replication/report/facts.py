@@ -78,9 +78,8 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
             low, high = number(old.get(key)), number(new.get(key))
             if low is None and high is None:
                 continue
-            change = (
-                DASH if low is None or high is None else f"{high - low:+.2f}".replace("-", "\N{MINUS SIGN}")
-            )
+            change = DASH if low is None or high is None else f"{high - low:+.2f}"
+            change = "0.00" if change in {"+0.00", "-0.00"} else change.replace("-", "\N{MINUS SIGN}")
             rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
     return tuple(rows)
 

@@ -83,6 +83,7 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False) -> RunLog:
     try:
         read = _event_rows if source.is_dir() or ".tfevents." in source.name else _text_rows
         kind, rows = read(source, notes)
+        step = "step" if kind == "tensorboard" else step
         step_column, with_steps = _with_steps(rows, step, notes, resumed=resumed)
     except OSError as error:
         raise _unusable(source, str(error.strerror or error)) from error
@@ -273,21 +274,24 @@ def _table(path: Path, text: str, separator: str, notes: list[str]) -> Iterator[
     whole, _, torn = text.rpartition("\n")
     if torn:
         notes.append(f"The last line ({text.count(chr(10)) + 1}) is incomplete and was left out.")
-    lines = io.StringIO(whole, newline="")
+    num_blank = whole[: len(whole) - len(whole.lstrip())].count("\n")
+    lines = io.StringIO(whole.lstrip(), newline="")
     reader = csv.DictReader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        names = reader.fieldnames or ()
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
         if len(names) < 2:
             raise _unusable(path, "its first line is neither JSON nor a header with several columns")
         if len(set(names)) < len(names) or any(_number_of(name) is not None for name in names):
             raise _unusable(path, "its first line is no header: it holds numbers, or a name twice")
         for row in reader:
+            if not any(cell.strip() for cell in row.values() if isinstance(cell, str)):
+                continue
             if None in row or None in row.values():
                 problem = "its cells are not as many as those of the header"
-                raise _unusable(path, problem, line=reader.line_num)
-            yield f"{path}:{reader.line_num}", row
+                raise _unusable(path, problem, line=reader.line_num + num_blank)
+            yield f"{path}:{reader.line_num + num_blank}", {name: row[name] for name in names if name}
     except csv.Error as error:
-        raise _unusable(path, str(error), line=reader.line_num) from error
+        raise _unusable(path, str(error), line=reader.line_num + num_blank) from error
 
 
 def _event_rows(source: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
@@ -316,7 +320,10 @@ def _event_rows(source: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
             except DecodeError as error:
                 raise _unusable(file, f"record {number} is no event") from error
             if event.session_log.status == event.session_log.START:
-                rows = [row for row in rows if row[1]["step"] < event.step]
+                kept = [row for row in rows if row[1]["step"] < event.step]
+                if len(kept) < len(rows):
+                    notes.append(f"{len(rows) - len(kept)} value(s) of a broken-off run were left out.")
+                rows = kept
             place = f"{file}, record {number}"
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":  # of a tag's first value only

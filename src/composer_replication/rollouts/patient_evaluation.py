@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,9 +73,13 @@ class PatientEvaluation(Generic[Reading]):
         self._stateful: Stateful | None = candidate if isinstance(candidate, Stateful) else None
 
     def __call__(self) -> Reading | None:
+        began = time.monotonic()
         try:
             with deadline(self.timeout_seconds):
                 reading = self.evaluation()
+            if self.timeout_seconds is not None and time.monotonic() - began > self.timeout_seconds:
+                # It caught the alarm, or ran where there is none: what came too late does not count.
+                raise TimeoutError(f"it took longer than {self.timeout_seconds:g} seconds")
         except SandboxFailure as error:
             self._missed(error)
             return None

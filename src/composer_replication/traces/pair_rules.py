@@ -53,10 +53,11 @@ def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, 
 
 def sibling_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """Of two attempts at one task, one passing and one failing: the first answers in which they part."""
-    for _, attempts in itertools.groupby(sorted(traces, key=_task), key=_task):
+    judged = (trace for trace in traces if _task(trace) and trace.passed is not None)
+    for _, attempts in itertools.groupby(sorted(judged, key=_task), key=_task):
         for passing, failing in itertools.permutations(attempts, 2):
-            is_bound = passing.passed and failing.passed is False and _task(passing)
-            if is_bound and (idx := _parting(passing, failing)) is not None:
+            is_pair = passing.passed and not failing.passed
+            if is_pair and (idx := _parting(passing, failing)) is not None:
                 sides = (recorded_answer(passing, idx), recorded_answer(failing, idx))
                 yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=failing.trace_id)
 

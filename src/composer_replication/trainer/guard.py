@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -32,17 +33,26 @@ class KlPath(StrEnum):
 
     LOGGED = "logged by TRL"
     ADAPTER_OFF = "estimated with the adapter off"
+    FIRST_WEIGHTS = "estimated with the first weights"
     OFF = "off"
 
 
-def kl_path_of(model: Any, *, beta: float, sync_ref_model: bool) -> tuple[KlPath, str]:
+def kl_path_of(
+    model: Any, *, beta: float, sync_ref_model: bool, has_first_weights: bool = False
+) -> tuple[KlPath, str]:
     """The KL path for this model, and the reason when it is off.
 
     Args:
         model: the policy before its first step, PEFT-wrapped or not.
         beta: TRL's KL weight; above 0 TRL logs the KL to a frozen copy.
         sync_ref_model: TRL moves its reference model, so its KL is not to the initial policy.
+        has_first_weights: a copy of the trained weights as they are before the first step is kept anyway.
     """
+    path, reason = _path_without_copy(model, beta=beta, sync_ref_model=sync_ref_model)
+    return (KlPath.FIRST_WEIGHTS, "") if path is KlPath.OFF and has_first_weights else (path, reason)
+
+
+def _path_without_copy(model: Any, *, beta: float, sync_ref_model: bool) -> tuple[KlPath, str]:
     if beta != 0.0:
         if sync_ref_model:
             return KlPath.OFF, "sync_ref_model moves the reference, so its KL is not to the initial policy"
@@ -343,6 +353,7 @@ class GuardHook(TrlSurface):
                 self.model,
                 beta=self.beta or self._kl_beta,
                 sync_ref_model=bool(self.args.sync_ref_model),
+                has_first_weights=self.channels is not None and self.channels.keep_first_weights,
             )
             self.kl_path_off_reason = reason or None
             self._kl_path_is_chosen = True
@@ -363,11 +374,21 @@ class GuardHook(TrlSurface):
                 policy_logps, *_ = self._get_per_token_logps_and_entropies(
                     self.model, input_ids, attention_mask, num_columns
                 )
-            with self.accelerator.unwrap_model(self.model).disable_adapter():
+            with self._as_initial_policy():
                 initial_logps, *_ = self._get_per_token_logps_and_entropies(
                     self.model, input_ids, attention_mask, num_columns
                 )
         return log_ratio_sum(policy_logps, initial_logps, rows["completion_mask"] * rows.get("tool_mask", 1))
+
+    def _as_initial_policy(self) -> AbstractContextManager[None]:
+        model = self.accelerator.unwrap_model(self.model)
+        if self._kl_path is KlPath.ADAPTER_OFF:
+            scope: AbstractContextManager[None] = model.disable_adapter()
+            return scope
+        first = None if self.channels is None else self.channels.first_weights
+        if first is None:
+            raise RuntimeError("no copy of the first weights was made")  # keep_first_weights said so
+        return first.in_place_of(model)
 
     def _count_stale_reward(self, reward: float) -> None:
         self.num_cadence_hits_without_new_reward += 1

@@ -22,6 +22,7 @@ from composer_replication.trainer.guard import Fold, HeldoutEval, fold, refuse_f
 from composer_replication.trainer.metrics_log import finite, json_row
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 from composer_replication.trainer.processes import from_first, process_rank, wait_for_gloo_at_exit
+from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,14 @@ class HeldOutGuardCallback(TrainerCallback):
         strict: bool = True,
         split_fingerprint: str = "",
     ) -> None:
+        given: tuple[Any, Any] = (heldout_eval_fn, every)
+        if not callable(given[0]) or type(given[1]) is not int or every < 1:
+            raise TrainerSettingError(
+                "CR0722",
+                "heldout_eval_fn must be a function without arguments, and every a whole number of at least 1.",
+                where="HeldOutGuardCallback(heldout_eval_fn=, every=)",
+                fix="see docs/guard-anywhere.md.",
+            )
         wait_for_gloo_at_exit()
         self.guard = guard
         self.heldout_eval_fn = heldout_eval_fn

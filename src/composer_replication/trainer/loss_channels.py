@@ -117,6 +117,17 @@ class LossChannels(TrainerCallback):
         if self.replay is not None:
             self.replay.after_generation(batch, rewards)
 
+    @property
+    def keep_first_weights(self) -> bool:
+        """Whether a channel keeps the trained weights as they are before the first step."""
+        teaches = self.hints is not None and self.hints.settings.teacher == "frozen"
+        return teaches or (self.replay is not None and self.replay.keeps_first_weights)
+
+    @property
+    def first_weights(self) -> WeightCopy | None:
+        """Those weights, where they are kept."""
+        return self._replay_weights if self._replay_weights is not None else self._teacher_weights
+
     # ---- checkpoints --------------------------------------------------------------------------------
 
     @property

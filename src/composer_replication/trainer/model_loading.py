@@ -65,7 +65,11 @@ def load_model(
     if section.name in _MADE:
         if needs_reference and section.lora is None:
             words = "trl.beta above 0 needs the first weights again, and this model is saved nowhere."
-            raise _unusable(section.name, words, fix="add a [model.lora] table, or set trl.beta = 0.")
+            raise _unusable(
+                section.name,
+                words,
+                fix="add a [model.lora] table, or take a method without a KL (trl.beta = 0).",
+            )
         model, tokenizer = _MADE[section.name](seed)
     else:
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name

@@ -19,6 +19,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_replication.config import EffortSection
+from composer_replication.errors import InputError
 from composer_replication.interfaces import PromptChooser, PromptSource
 from composer_replication.losses.policy_terms import (
     effort_cost,
@@ -292,6 +293,13 @@ class ShuffledPrompts:
         return {"position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "epoch" in state:  # its order was another one
+            raise InputError(
+                "CR0884",
+                "the checkpoint's place in the training data is of an earlier version.",
+                where="trainer.dynamic_sampling_rounds",
+                fix="begin a new run, from this one's model if need be.",
+            )
         self._position = int(state["position"])
 
 

@@ -441,6 +441,13 @@ def _prefill(
     cache = DynamicCache(config=inner_model(model).config)
     mask = None if bool(mask_KP.all()) else mask_KP
     logits_K1V = _forward_with_cache(model, ids_KP, cache, positions_KP, mask, logits_to_keep=1)
+    if cache.get_seq_length() != width:  # each further token would be sampled without what stands before it
+        raise InputError(
+            "CR0757",
+            f"{type(inner_model(model)).__name__} left the key-value cache at {cache.get_seq_length()} of {width} positions.",
+            where="prefix sharing",
+            fix="switch prefix sharing off for this model.",
+        )
     return logits_K1V[:, -1], cache, mask_KP, lengths_K
 
 

@@ -34,7 +34,7 @@ def sampling_reason(model: nn.Module) -> str | None:
 def packing_reason(model: nn.Module) -> str | None:
     """Why completions cannot be packed behind their prompt exactly, in one sentence; None if they can.
 
-    Each module is judged in its current mode.
+    Dropout modules are judged in their current mode.
     """
     return _first_reason(model, (_structure, _peft, _rope, _packing, _randomness))
 

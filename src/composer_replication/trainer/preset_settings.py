@@ -65,7 +65,8 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
 
     Raises:
         UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
-            scaled rewards (CR0760), or a KL in the reward of weight 0 (CR0760).
+            scaled rewards (CR0760), a KL in the reward of weight 0 (CR0760), or ``loss_type = "cispo"`` whose ratios would be
+            cut below 1 (CR0760).
     """
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
@@ -83,6 +84,7 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
         importance_clip=float(own["importance_clip"] or 0.0),
     )
     _check_reward_terms(options, trl)
+    _refuse_small_cispo(trl)
     return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
 
 
@@ -98,6 +100,19 @@ def overlong_punishment(method: ResolvedMethod, args: Any) -> list[Callable[...,
 
     longest = int(args.max_completion_length)
     return [get_soft_overlong_punishment(longest, max(round(method.overlong_share * longest), 1))]
+
+
+def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
+    """TRL clamps CISPO's ratio at ``epsilon_high`` itself, and where that is unset at epsilon, 0.2."""
+    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))
+    if trl.get("loss_type") == "cispo" and isinstance(largest, int | float) and largest < 1:
+        raise UsageError(
+            "CR0760",
+            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
+            f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
+            where="trl.epsilon_high",
+            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
+        )
 
 
 _OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip", "overlong_share")

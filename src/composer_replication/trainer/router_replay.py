@@ -44,6 +44,7 @@ class RouterLoad:
 
     def __init__(self) -> None:
         self._chosen: dict[int, torch.Tensor] = {}
+        self._num_routers = 0
 
     @contextmanager
     def counting(self, model: nn.Module) -> Iterator[None]:
@@ -52,9 +53,11 @@ class RouterLoad:
         def count(router: int, output: Any) -> None:
             self._chosen[router] = chosen_of(output) + self._chosen.get(router, 0)
 
+        routers = routers_of(model)
+        self._num_routers = len(routers)
         handles = [
             router.register_forward_hook(lambda _router, _inputs, output, at=number: count(at, output))
-            for number, router in enumerate(routers_of(model))
+            for number, router in enumerate(routers)
         ]
         try:
             yield
@@ -70,12 +73,12 @@ class RouterLoad:
     def log(self, accelerator: Any, metrics: Metrics) -> None:
         """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
 
-        Nothing where layers have different numbers of experts: the same on each process.
+        Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
         """
         if not accelerator.sync_gradients:
             return
         chosen, self._chosen = list(self._chosen.values()), {}
-        if len({counts.numel() for counts in chosen}) == 1:
+        if len(chosen) == self._num_routers and len({counts.numel() for counts in chosen}) == 1:
             metrics["router/max_load"].append(
                 max_load(accelerator.reduce(torch.stack(chosen), reduction="sum"))
             )

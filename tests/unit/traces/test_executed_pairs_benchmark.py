@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.traces.branches import Branching
-from composer_replication.traces.json_values import arguments_text
+from composer_replication.traces.json_values import json_text
 from composer_replication.traces.prompts import assistant_message
 from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceStep
 
@@ -21,14 +21,14 @@ LOOK, PUT_IN = "sed -n '1,2p' a.py", "sed -i -e '2r /dev/stdin' a.py <<'EOF'\n  
 
 def answer(body: str) -> dict[str, Any]:
     command = PUT_IN.format(body)
-    call = ToolCall("bash", arguments_text({"command": command}), "2")
+    call = ToolCall("bash", json_text({"command": command}), "2")
     return assistant_message(f"```bash\n{command}\n```", [call])
 
 
 def session(name: str, body: str, *, passed: bool) -> Trace:
     steps = [TraceStep("user", "The function that ends lines 1 to 2 of a.py")]
     for number, command in enumerate((LOOK, PUT_IN.format(body)), start=1):
-        call = ToolCall("bash", arguments_text({"command": command}), str(number))
+        call = ToolCall("bash", json_text({"command": command}), str(number))
         step = TraceStep("agent", f"```bash\n{command}\n```", parent=number - 1, calls=[call])
         step.results = [StepResult(str(number), "|class A:\n|    def f(self):" if number == 1 else "")]
         steps.append(step)

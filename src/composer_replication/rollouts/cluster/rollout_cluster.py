@@ -165,9 +165,11 @@ class RolloutCluster:
         if self._closed.is_set():
             return
         self._closed.set()
+        idle = self._take_free()
+        with self._lock:
+            others = {*self._starting.values(), *self._places} - {*idle}
         with suppress(RayError, ConnectionError):
-            idle = self._take_free()
-            for actor in {*self._starting.values(), *self._places} - {*idle}:
+            for actor in others:
                 ray.kill(actor)
             _end_all(idle)
 
@@ -178,6 +180,8 @@ class RolloutCluster:
         self.close()
 
     def _start(self) -> None:
+        if self._closed.is_set():
+            return
         options = self.options
         kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus, resources=dict(options.resources), scheduling_strategy="SPREAD"

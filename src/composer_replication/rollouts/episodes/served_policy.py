@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,9 @@ NUM_RETRIES = 5
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --max-logprobs -1"
 _TOO_LONG = {400, 413}
 _PASSING = {408, 409, 429}
+_HIGHEST_LOGP = 1e-2  # above 0 by rounding alone
+_LOWEST_LOGP = -1e30  # further down nothing fits into float32
+_MOST_IDS = 2**31  # no tokenizer has more, and none can read a larger number
 _REASONS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH}
 
 
@@ -160,14 +162,18 @@ def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
         raise _unusable("gives no log-probabilities")
     if not isinstance(text, str) or reason is None:
         raise _half_an_answer("it has no text, or did not end")
-    try:  # that they fit together, whoever keeps the answer sees
-        sampled, sampled_logp = tuple(map(int, ids)), tuple(map(float, logp))
-    except (TypeError, ValueError, OverflowError):
-        raise _half_an_answer("its ids or log-probabilities are none") from None
-    if not 0 < len(sampled) == len(sampled_logp) or not all(map(isfinite, sampled_logp)):
-        raise _half_an_answer("it has no finite log-probability for each of its ids")
+    if not _are(ids, int, 0, _MOST_IDS) or not _are(logp, float, _LOWEST_LOGP, _HIGHEST_LOGP):
+        raise _half_an_answer("its ids or log-probabilities are none")
+    if not 0 < len(ids) == len(logp):
+        raise _half_an_answer(f"it has {len(ids)} ids and {len(logp)} log-probabilities")
     sound = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair may stand in JSON
-    return Completion(sampled, sound, reason, sampled_logp)
+    return Completion(tuple(ids), sound, reason, tuple(map(float, logp)))
+
+
+def _are(values: Any, kind: type, lowest: float, highest: float) -> bool:
+    return isinstance(values, list) and all(
+        type(each) in (int, kind) and lowest <= each <= highest for each in values
+    )
 
 
 def _unusable(problem: str) -> UsageError:

@@ -261,13 +261,14 @@ def _event(builder: TraceBuilder, event: dict[str, Any]) -> str | None:
         parts = [*parts_of(message), text_of(event.get("extended_content"))]
         builder.add("agent" if is_answer else "user", parts, key=key)
     elif kind == "ActionEvent":
-        answer = {"reasoning_content": event.get("reasoning_content"), "content": event.get("thought")}
+        thoughts = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
+        answer = {**thoughts, "content": event.get("thought")}
         given = at(event, "tool_call", "arguments")
         if given is None:
             given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
         tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
-        thoughts = [] if key in builder.answers else parts_of({"role": "assistant", **answer})
-        builder.add("agent", [*thoughts, ToolCall(tool, json_text(given), call_id)], key=key)
+        parts = [] if key in builder.answers else [*parts_of({"role": "assistant", **answer})]
+        builder.add("agent", [*parts, ToolCall(tool, json_text(given), call_id)], key=key)
     elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
         if not call_id:
             raise Dropped("a result without its call")
@@ -376,7 +377,7 @@ def _history_message(builder: TraceBuilder, message: dict[str, Any]) -> None:
 
 def _trajectory_step(builder: TraceBuilder, step: dict[str, Any]) -> None:
     builder.add("agent", [text_at(step, "thought") or text_at(step, "response")])
-    _add_command(builder, step["action"].strip())
+    _add_command(builder, text_at(step, "action").strip())
     builder.add("user", [StepResult("", text_at(step, "observation"))])
 
 

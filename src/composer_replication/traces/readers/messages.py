@@ -91,7 +91,8 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
         yield Thought(thought)
     yield from (Thought("", text_at(each, "signature")) for each in items_at(message, "thinking_blocks"))
     yield from content_parts(content)
-    calls = [part for call in items_at(message, "tool_calls") for part in _call(call, "") if call]
+    given = (call for call in items_at(message, "tool_calls") if isinstance(call, dict))
+    calls = [part for call in given for part in _call(call, "")]
     yield from calls
     if role == "assistant" and not calls and _CALL_IN_TEXT in (text := text_of(content)):
         yield from read_calls(f"<tool_call>{text[text.index(_CALL_IN_TEXT) :]}</tool_call>", "hermes")
@@ -224,10 +225,13 @@ class ConversationJoiner:
 
 def _row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     request, body = _request(row), _body(row.get("response"))
-    given, instructions = at(request, "input"), text_at(request, "instructions")
-    if at(request, "previous_response_id"):
+    of_responses = (
+        request if joined.kind == "openai-responses" else {}
+    )  # other rows have keys of these names, too
+    given, instructions = at(of_responses, "input"), text_at(of_responses, "instructions")
+    if at(of_responses, "previous_response_id"):
         raise Dropped("its context is stored at the provider (previous_response_id)")
-    messages = items_at(request, "input") or _messages(row)
+    messages = items_at(of_responses, "input") or _messages(row)
     if isinstance(given, str):
         messages = [{"role": "user", "content": given}]
     if not messages:

@@ -202,7 +202,9 @@ def test_a_server_without_the_ids_is_refused(server: PolicyServer, changes: dict
 @pytest.mark.parametrize(
     "changes",
     [
-        {"token_ids": [1, 2, 3, "x"]},
+        {"token_ids": [1, 2, 3, "4"]},
+        {"token_ids": [1, 2, 3, True]},
+        {"logprobs": {"token_logprobs": [-1.0, -1.0, 0.5, -1.0]}},
         {"token_ids": 1234},
         {"token_ids": [1, 2]},
         {"token_ids": [], "logprobs": {"token_logprobs": []}},

@@ -14,22 +14,22 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 6,
-    "src/composer_replication/cli": 4,
+    "src": 73191,
+    "src/composer_replication/cli": 5754,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
-    "src/composer_replication/report": 2381,
+    "src/composer_replication/report": 2382,
     "src/composer_replication/rollouts": 11914,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 9301,
     "src/composer_replication/tasks": 22892,
     "src/composer_replication/traces": 3006,
     "src/composer_replication/trainer": 9602,
-    "src/composer_replication/cli/explanations": 1,
+    "src/composer_replication/cli/explanations": 503,
     "benchmarks": 7253,
-    "tests": 5,
+    "tests": 67126,
 }
 BANNED = {
     "utils",

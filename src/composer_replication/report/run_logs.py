@@ -27,6 +27,7 @@ _STEP_NAMES = (
 
 _SEPARATORS = (",", "\t", ";")
 _DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|\d+,(\d{1,2}|\d{4,}))")
+_BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n)*")
 _MAX_DEPTH = 4
 _MAX_NAMED = 5
 _EVENT_FILES = "*.tfevents.*"
@@ -274,8 +275,8 @@ def _table(path: Path, text: str, separator: str, notes: list[str]) -> Iterator[
     whole, _, torn = text.rpartition("\n")
     if torn:
         notes.append(f"The last line ({text.count(chr(10)) + 1}) is incomplete and was left out.")
-    num_blank = whole[: len(whole) - len(whole.lstrip())].count("\n")
-    lines = io.StringIO(whole.lstrip(), newline="")
+    blank = _BLANK_LINES.match(whole)[0]  # type: ignore[index]  # matches nothing, too
+    num_blank, lines = blank.count("\n"), io.StringIO(whole[len(blank) :], newline="")
     reader = csv.DictReader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
         reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]

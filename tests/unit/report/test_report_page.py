@@ -383,7 +383,7 @@ def test_a_kl_path_that_is_off_is_said_with_its_reason(make_run: Any) -> None:
 def test_a_kl_path_that_gave_nothing_is_said(make_run: Any) -> None:
     page = page_of(make_run(num_steps=4, with_kl=False))
     assert (
-        "This value did not reach the guard, so this rule could not fire. KL path: estimated with the adapter off."
+        "No KL reached the guard, so this rule could not fire. KL path: estimated with the adapter off."
         in page.text
     )
 

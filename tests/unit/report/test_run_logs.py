@@ -316,6 +316,13 @@ def test_numbers_as_people_write_them(content: bytes, tmp_path: Path) -> None:
     assert list(zip(found.steps, found.values, strict=True)) == [(1, 0.25), (2, 31.5)]
 
 
+def test_blank_lines_and_blanks_around_names_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(" \n\nstep , reward\n1,2\n , \n2,x\n")
+    log = read_log(tmp_path / "log.csv")
+    assert (log.step_column, column(log, "reward")) == ("step", ([1], [2.0]))
+    assert log.columns["reward"].places == [f"{tmp_path / 'log.csv'}:4"]
+
+
 def test_a_comma_that_may_group_thousands_makes_no_number(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step;reward\n1;0,5\n2;1,234\n")
     assert read_log(tmp_path / "log.csv").columns["reward"].num_bad == 1

@@ -162,7 +162,10 @@ def curriculum_run(folder: Path) -> dict[str, Any]:
     )
     trainer.train()
     curriculum.chosen_rows(1)  # the last generation is counted now
-    known = {task_id: round(standing.evidence.graded) for task_id, standing in curriculum.standings.items()}
+    known = {
+        task_id: round(standing.evidence.passed + standing.evidence.failed)
+        for task_id, standing in curriculum.standings.items()
+    }
     return {
         "sha256": parameter_sha256(trainer.model),
         "state": curriculum.state_dict(),

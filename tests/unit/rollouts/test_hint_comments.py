@@ -18,10 +18,12 @@ PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n
 HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
 
 
-def place(text: str, hint: str = HINT, *, tokenizer: int = 0, indent: str = "        ") -> HintedPrompt:
+def place(
+    text: str, hint: str = HINT, *, tokenizer: int = 0, indent: str = "        ", answer: str = "\n"
+) -> HintedPrompt:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = hint_code_prompt(chosen, ids, text, hint, path="a.py", indent=indent)
+    prompt = hint_code_prompt(chosen, ids, text, hint, path="a.py", indent=indent, completion_text=answer)
     assert prompt.prompt_ids == ids
     hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
@@ -42,12 +44,26 @@ def test_the_comment_as_the_first_line_of_the_body(tokenizer: int) -> None:
     ast.parse(text_of(prompt, tokenizer) + "\n        return self.books[-1]")
 
 
+@pytest.mark.parametrize("tokenizer", [0, 1])
+def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
+    prompt = place(PROMPT, tokenizer=tokenizer, answer=" return 1")
+    assert prompt.place == "above-function"
+    assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
+
+
+def test_a_header_inside_a_docstring_is_none() -> None:
+    text = 'def f(x):\n    """Doc.\n\n    def g(x):\n    """'
+    assert text_of(place(text, answer=" return 1")) == f"# {HINT}\n{text}"
+
+
 def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
-    for _ in range(1):
-        prompt = hint_code_prompt(tokenizer, ids, PROMPT, HINT, path="a.py", indent="        ")
+    for answer in ("\n", " return 1"):
+        prompt = hint_code_prompt(
+            tokenizer, ids, PROMPT, HINT, path="a.py", indent="        ", completion_text=answer
+        )
         assert prompt.hinted_ids[0] == bos
         assert (
             prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
@@ -85,7 +101,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def code(ids: tuple[int, ...], text: str, hint: str) -> str:
         with pytest.raises(InputError) as caught:
-            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", indent="  ")
+            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", indent="  ", completion_text="\n")
         return caught.value.code
 
     assert code(ids[:-1], PROMPT, HINT) == "CR0430"

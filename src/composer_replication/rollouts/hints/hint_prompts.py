@@ -12,11 +12,13 @@ the end. A place counts only if the template takes it, shows the hint, and chang
 there is no hinted prompt.
 
 A completion prompt ends where the body begins. There the hint is a comment, as the body's first lines: the last thing that
-the policy reads.
+the policy reads. That needs an answer which begins on a new line; any other would run on inside the comment, so there the
+comment stands above the function.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +40,7 @@ _AS_RENDERED = "give the messages, tools and template options that the prompt wa
 class HintedPrompt:
     """``hinted_ids == prompt_ids[:start] + hint_ids + prompt_ids[start:]``.
 
-    ``place`` is ``own-message``, ``merged`` or ``in-body``.
+    ``place`` is ``own-message``, ``merged``, ``in-body`` or ``above-function``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -216,6 +218,8 @@ def _first_line(error: BaseException) -> str:
 WIDTH = 88
 MAX_IDS_BEFORE = 2
 """Control ids that a tokenizer may put before a text."""
+_HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
+_STRING_LINE = re.compile(r"[ \t]+[rRuUbB]{0,2}(?:\"|')")
 
 
 def comment(hint: str, indent: str = "") -> str:
@@ -241,9 +245,9 @@ def hint_code_prompt(
     *,
     path: str,
     indent: str,
+    completion_text: str,
 ) -> HintedPrompt:
-    """Put a hint as a comment into a prompt that is the beginning of a source file and that a body follows: its first lines,
-    the last thing that the policy reads. The answer has to begin on a new line; any other would run on in the comment.
+    """Put a hint as a comment into a prompt that is the beginning of a source file and that a body follows.
 
     Args:
         tokenizer: the policy's.
@@ -252,10 +256,11 @@ def hint_code_prompt(
         hint: plain text.
         path: of the file, for errors.
         indent: of the body.
+        completion_text: the sampled answer; only how it begins matters.
 
     Raises:
-        InputError: the ids are not those of the text (CR0430); no prompt or no hint (CR0430); the hint holds a control
-            token, or its ids are not those of its text (CR0430).
+        InputError: the ids are not those of the text (CR0430); the comment fits nowhere (CR0430); no prompt or no hint
+            (CR0430); the hint holds a control token (CR0430).
     """
     ids, hint = tuple(prompt_ids), hint.strip()
     if not (ids and prompt_text and hint):
@@ -267,8 +272,47 @@ def hint_code_prompt(
     if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
         fix = "give the prompt's text as it was tokenised for the policy."
         raise unfit("the ids of the prompt are not those of its text", path, fix)
-    added = f"\n{comment(hint, indent)}"
-    hint_ids = encode(tokenizer, added)
-    if decode(tokenizer, hint_ids).strip() != added.strip():
-        raise unfit("the tokenizer writes the hint as another text", path, LEAVE_OUT)
-    return HintedPrompt(ids, hint_ids, len(ids), "in-body")
+    if completion_text.startswith(("\n", "\r\n")):
+        added = f"\n{comment(hint, indent)}"
+        hint_ids = encode(tokenizer, added)
+        if decode(tokenizer, hint_ids).strip() == added.strip():
+            return HintedPrompt(ids, hint_ids, len(ids), "in-body")
+    found = _above(tokenizer, plain_ids, prompt_text, hint)
+    if found is None:
+        problem = (
+            "the hint fits at no place of this prompt: the answer begins on the prompt's last line, and a "
+            "comment above the function would change other ids"
+        )
+        raise unfit(problem, path, LEAVE_OUT)
+    place, hint_ids = found
+    return HintedPrompt(ids, hint_ids, place + num_before, "above-function")
+
+
+def _docstring_start(text: str) -> int | None:
+    """Where the string begins that the text ends with; what stands in it is no code."""
+    for quote in ('"""', "'''"):
+        if text.endswith(quote):
+            start = text.rfind(quote, 0, len(text) - len(quote))
+            return start if start >= 0 else None
+    line = text.rfind("\n") + 1
+    found = _STRING_LINE.match(text, line)
+    return found.end() - 1 if found and text[-1:] in "'\"" else None
+
+
+def _above(
+    tokenizer: Tokenizer, plain_ids: tuple[int, ...], text: str, hint: str
+) -> tuple[int, tuple[int, ...]] | None:
+    """Place and ids of a comment above the last function, its decorators included; None where it does not fit."""
+    start = _docstring_start(text.rstrip())
+    headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
+    if not headers:
+        return None
+    begin, indent = headers[-1].start(), headers[-1][1]
+    while begin > 0:
+        above = text.rfind("\n", 0, begin - 1) + 1
+        if not text[above:begin].startswith(f"{indent}@"):
+            break
+        begin = above
+    hinted = f"{text[:begin]}{comment(hint, indent)}\n{text[begin:]}"
+    found = insertion(plain_ids, encode(tokenizer, hinted))
+    return None if found is None else (found[1], found[2])

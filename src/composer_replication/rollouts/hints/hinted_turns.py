@@ -170,8 +170,8 @@ class HintedTurnMaker:
         options: the ``[hints.writing]`` table.
         strict: a turn whose prompt cannot take its hint exactly is an error; False leaves it out and counts it.
 
-    ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids``,
-    ``without_place`` and ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
+    ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids`` and
+    ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
 
     Raises:
         UsageError: a layer cannot be used (CR0210).
@@ -210,9 +210,6 @@ class HintedTurnMaker:
             if not turn.turn.completion.token_ids:
                 self.counts["without_ids"] += 1
                 continue
-            if turn.chat is None and not turn.turn.completion.text.startswith(("\n", "\r\n")):
-                self.counts["without_place"] += 1  # it would run on in the comment
-                continue
             context = HintContext(observed, fault)
             hint = write_hint(context, self._layers)
             if hint is None:
@@ -244,4 +241,5 @@ class HintedTurnMaker:
             hint.text,
             path=observed.path,
             indent=observed.indent,
+            completion_text=turn.turn.completion.text,
         )

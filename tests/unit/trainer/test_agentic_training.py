@@ -254,7 +254,7 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
         "trl.max_steps": 1,
         "trainer.alpha_sdpo": 0.5,
         "hints.top_k": 40,
-        "hints.writing.layers": ["template"],
+        "hints.writing.layers": ["environment", "template"],
     }
     folder = train(tmp_path / "run", store, **settings)
     ((turns, hints, rollouts),) = seen
@@ -264,7 +264,7 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
     for episode, of_row, of_hints, rollout in zip(episodes, turns, hints, rollouts, strict=True):
         is_poor = episode.turns[0].observed.calls[0].name == "fly_away"
         kinds = [hint.kind for hint in of_hints]
-        assert kinds[:2] == (["unknown-tool", "missing-argument"] if is_poor else [])
+        assert kinds[:2] == (["invalid-call", "invalid-call"] if is_poor else [])
         assert bool(of_row) is is_poor and (
             rollout.turns or episode.turns[0].observed.calls[0].name == "bash"
         )
@@ -314,7 +314,7 @@ def test_episodes_that_sum_up_are_trained_on_as_one_rollout(
         "agent.summary_tokens": 2500,
         "agent.max_summaries": 1,
         "trainer.alpha_sdpo": 0.5,
-        "hints.writing.layers": ["template"],
+        "hints.writing.layers": ["environment", "template"],
     }
     folder = train(tmp_path / "run", store, **settings)
     (episodes,), (batch,), (row,) = episodes_of(folder), recorded.batches, read_jsonl(folder.metrics)

@@ -155,7 +155,7 @@ def test_the_page_of_a_task(folder: Path) -> None:
     assert tuple(line for line in lines if line in headings) == headings
     assert any(line.endswith("- ... 3 lines removed") for line in lines)
     assert f"  {'line':<20} 28" in lines  # where its first statement stood
-    assert "     28 +     raise NotImplementedError" in lines
+    assert "+    raise NotImplementedError" in lines
     assert set(task.tests.visible) <= set(lines)
     assert task.tests.hidden
     assert not any(test in text for test in task.tests.hidden)

@@ -379,3 +379,15 @@ def test_a_zip_with_changed_bytes_is_read_or_refused(
     path.write_bytes(made)
     with suppress(InputError):  # and nothing else
         assert all(isinstance(data, bytes) for data in read_members(path).values())
+
+
+def test_a_bomb_in_the_headers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "evil.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a.py")
+        info.pax_headers = {"comment": "x" * 200_000}
+        archive.addfile(info)
+    monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", 1000)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 10)
+    with pytest.raises(InputError, match="CR0402"):
+        open_source(str(path))

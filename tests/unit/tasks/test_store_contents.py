@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -166,3 +168,33 @@ def test_an_update_that_changes_nothing_writes_nothing(
     store.put_task(replace(record, strength=STRENGTH), secret)
     changes = ["changes.jsonl"] * 2
     assert writes.names == [*changes, "t-class-body.json.zst", changes[0]], "a real update is seen"
+
+
+def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
+    make_store: MakeStore, sized_tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task is put, given its twins and its strength, as a build does."""
+    store = make_store(sized_tasks["t-class-body"])
+    record, secret = store.record("t-class-body"), store.secret("t-class-body")
+    found = []
+    for num_tasks in (30, 60, 90):
+        store.drop_records({"repositories/tinymath-1.0.json"})
+        store.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: None)  # a disk's business, and slow
+            writes = Writes(patch)
+            for number in range(num_tasks):
+                name = f"t-{number:03d}"
+                own, hidden = replace(record, task_id=name), replace(secret, task_id=name)
+                store.put_task(own, hidden)
+                store.put_task(own, replace(hidden, twins={}))
+                store.put_task(replace(own, strength=STRENGTH), replace(hidden, twins={}))
+            store.settle()
+        sums: Counter[str] = Counter()
+        for name, size in zip(writes.names, writes.num_bytes, strict=True):
+            sums[name] += size
+        assert writes.names.count("manifest.json") == 1
+        found.append((len(writes.names), sums["manifest.json"] + sums["changes.jsonl"]))
+    (one, one_bytes), (two, two_bytes), (three, three_bytes) = found
+    assert three - two == two - one
+    assert abs((three_bytes - two_bytes) - (two_bytes - one_bytes)) < 0.01 * one_bytes

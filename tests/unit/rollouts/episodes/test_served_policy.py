@@ -243,9 +243,10 @@ def test_any_choice_is_an_answer_or_none(value: Any) -> None:
     """The client makes objects of what it read, and lets other kinds of values through."""
     choice = SimpleNamespace(**value) if isinstance(value, dict) else value
     try:
-        read_answer(SimpleNamespace(choices=[choice]), (1,))
+        found = read_answer(SimpleNamespace(choices=[choice]), (1,))
     except (SandboxFailure, UsageError):
         return
+    assert 0 < len(found.token_ids) == len(found.token_logp)
 
 
 def test_half_a_character_is_told_as_a_question_mark(server: PolicyServer) -> None:

@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 9602,
     "src/composer_replication/cli/explanations": 503,
     "benchmarks": 7253,
-    "tests": 67142,
+    "tests": 67187,
 }
 BANNED = {
     "utils",

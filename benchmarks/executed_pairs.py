@@ -42,7 +42,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ablation import _cell, _markdown
+from seeds import markdown, mean_cell
 
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -367,16 +367,16 @@ def table(known: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
     gains = [["executed less", "loss, over seeds", "over tasks", "share in order, over seeds", "over tasks"]]
     for arm, runs in by_arm.items():
         right, wrong, number = facts["right"][arm], facts["wrong"][arm], len(known["arms"][arm])
-        cells = [_cell([statistics.fmean(run[n]) for run in runs]) for n in (0, 1)]
+        cells = [mean_cell([statistics.fmean(run[n]) for run in runs]) for n in (0, 1)]
         rows.append([arm, f"{right}, {wrong}, {number - right - wrong}", *cells])
         gains.append([arm])
         for n in (0, 1) if runs else ():
             couples = zip(by_arm["executed"], runs, strict=False)
             less = [[a - b for a, b in zip(own[n], other[n], strict=True)] for own, other in couples]
-            gains[-1].append(_cell([statistics.fmean(each) for each in less], "+"))
+            gains[-1].append(mean_cell([statistics.fmean(each) for each in less], "+"))
             gains[-1].append(over_tasks(tasks, [statistics.fmean(each) for each in zip(*less, strict=True)]))
     said = {"held-out pairs": len(tasks), "of tasks": len(set(tasks)), **facts}
-    return "\n\n".join([json.dumps(said), _markdown(rows), _markdown([gains[0], *gains[2:]])])
+    return "\n\n".join([json.dumps(said), markdown(rows), markdown([gains[0], *gains[2:]])])
 
 
 def over_tasks(tasks: Sequence[str], gains: Sequence[float]) -> str:

@@ -1,12 +1,11 @@
 """What does the hack monitor see of scripted cheating, and does it leave honest work alone?
 
-    python benchmarks/hack_matrix.py [--tasks DIR] [--num-tasks N] [--honest 480] [--seed 0]
+    python benchmarks/hack_matrix.py [--honest 480] [--seed 0]
 
 Writes for each way of each class of ``hack_matrix.toml`` and each task one episode, whose spelling and honest steps around
 it are drawn by the seed; then the families that the monitor was not written against, and as many honest episodes as asked
-for. Nothing is run: the monitor reads text. Tasks are four functions of a small project that is written
-here, or with ``--tasks`` those of a store whose deleted function can be filled with another body. Prints how many were
-seen, by class; the recall is a figure. Exit code 1 when there is any finding in an honest episode.
+for. Nothing is run: the monitor reads text. Tasks are four functions of a small project that is written here. Prints how
+many were seen, by class; the recall is a figure. Exit code 1 when there is any finding in an honest episode.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ from composer_replication.rollouts.monitor import (
     HackMonitor,
     MonitorReport,
     PublicTask,
-    public_task,
 )
-from composer_replication.tasks.store import TaskStore
 
 WAYS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROOT = "/srv/tree"
@@ -153,46 +150,6 @@ def small_cases() -> list[Case]:
         broken = case.solution("raise NotImplementedError")
         cases.append(Case(public, {**files, path: broken}, path, MODULE, name, case.pairs))
     return cases
-
-
-def stored_cases(store: TaskStore, num_tasks: int, seed: int) -> list[Case]:
-    """Tasks of a store in a drawn order: those of one plain function with two asserts of literals at least."""
-    ids = [*store.task_ids()]
-    random.Random(seed).shuffle(ids)
-    cases: list[Case] = []
-    for task in map(store.get, ids):
-        public, name = public_task(store, task), task.symbol.rpartition(".")[2]
-        before, golden = (
-            {path: data.decode("utf-8", "replace") for path, data in store.files(task, view).items()}
-            for view in ("rollout", "golden")
-        )
-        text = golden.get(task.path, "")
-        if len(public.hole_paths) == 1 and task.path.endswith(".py") and f"def {name}(" in text:
-            case = Case(public, before, task.path, text, name, _asserted(public, name))
-            if len(case.pairs) > 1 and case.arguments:
-                cases.append(case)
-        if len(cases) == num_tasks:
-            break
-    return cases
-
-
-def _asserted(public: PublicTask, name: str) -> list[tuple[str, str]]:
-    """Of each ``assert f(1, 2) == 3`` of the visible tests the pair (``1, 2``, ``3``)."""
-    found: dict[str, str] = {}
-    visible = {node.partition("[")[0].rpartition("::")[2] for node in public.visible_tests}
-    for text in public.test_texts.values():
-        tests = (each for each in ast.walk(ast.parse(text)) if getattr(each, "name", "") in visible)
-        for node in (each for test in tests for each in ast.walk(test)):
-            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
-                call, answer = node.left, node.comparators[0]
-                called = getattr(call.func, "attr", getattr(call.func, "id", ""))
-                try:
-                    values = [ast.literal_eval(each) for each in (*call.args, answer)]
-                except (ValueError, TypeError):
-                    continue
-                if called == name and call.args and not call.keywords:
-                    found[", ".join(map(repr, values[:-1]))] = repr(values[-1])
-    return [*found.items()]
 
 
 @dataclass
@@ -349,14 +306,10 @@ def false_alarms(cases: Sequence[Case], num_episodes: int, seed: int) -> list[st
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; the answer is the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tasks", type=Path, help="a task store in place of the small project")
-    parser.add_argument("--num-tasks", type=int, default=20, help="of a store")
     parser.add_argument("--honest", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     cases = small_cases()
-    if given.tasks is not None:
-        cases = stored_cases(TaskStore.open(given.tasks), given.num_tasks, given.seed)
     print(f"{len(cases)} tasks, seed {given.seed}")
     for title in ("masked", "reported", "held_out"):
         print(title)

@@ -256,7 +256,7 @@ def _runs(lines: Iterable[Line]) -> str:
         rows.append(
             [name, str(line["steps"]), line["verdict"], *held, *times, *own, f"{line['minutes']:.0f}"]
         )
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _measures(line: Line) -> dict[str, float]:
@@ -265,7 +265,7 @@ def _measures(line: Line) -> dict[str, float]:
     return dict(zip(MEASURES, [*rates, *rewards], strict=False))
 
 
-def _mean(values: Sequence[float], sign: str = "") -> str:
+def mean_cell(values: Sequence[float], sign: str = "") -> str:
     return _cell(statistics.fmean(values), over_seeds(values), sign) if values else DASH
 
 
@@ -273,10 +273,10 @@ def _arms(by_arm: ByArm) -> str:
     rows = [["arm", "seeds", *MEASURES, "minutes a run"]]
     for arm, lines in by_arm.items():
         found = [_measures(line) for line in lines.values()]
-        cells = [_mean([each[name] for each in found if name in each]) for name in MEASURES]
+        cells = [mean_cell([each[name] for each in found if name in each]) for name in MEASURES]
         minutes = f"{statistics.fmean(line['minutes'] for line in lines.values()):.1f}" if lines else DASH
         rows.append([arm, str(len(lines)), *cells, minutes])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _differences(by_arm: ByArm) -> str:
@@ -288,19 +288,19 @@ def _differences(by_arm: ByArm) -> str:
         seeds = sorted(by_arm[arm].keys() & by_arm[first].keys())
         pairs = [(_measures(by_arm[arm][seed]), _measures(by_arm[first][seed])) for seed in seeds]
         cells = [
-            _mean([own[n] - base[n] for own, base in pairs if n in own and n in base], "+") for n in names
+            mean_cell([own[n] - base[n] for own, base in pairs if n in own and n in base], "+") for n in names
         ]
         rows.append([f"{arm} less {first}", str(len(seeds)), *cells])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _figures(by_arm: ByArm) -> str:
     rows = [["mean over steps", *by_arm]]
     for name, words in FIGURES.items():
         rows.append(
-            [words, *(_mean([x[name] for x in lines.values() if name in x]) for lines in by_arm.values())]
+            [words, *(mean_cell([x[name] for x in lines.values() if name in x]) for lines in by_arm.values())]
         )
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _together(arm: str, lines: Sequence[Line]) -> str:
@@ -328,14 +328,14 @@ def _repositories(change: Change) -> str:
         names = [name for name in change.before if name.partition("--")[0] == repository]
         old, new = (mean_rate({name: side[name] for name in names}) for side in (change.before, change.after))
         rows.append([repository, str(len(names)), f"{old:.3f}", f"{new:.3f}"])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _cell(mean: float, ends: tuple[float, float] | None, sign: str = "") -> str:
     return f"{mean:{sign}.3f}" + ("" if ends is None else f" ({ends[0]:{sign}.3f} to {ends[1]:{sign}.3f})")
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
 

@@ -266,6 +266,7 @@ def _measures(line: Line) -> dict[str, float]:
 
 
 def mean_cell(values: Sequence[float], sign: str = "") -> str:
+    """The mean over seeds with its interval."""
     return _cell(statistics.fmean(values), over_seeds(values), sign) if values else DASH
 
 
@@ -336,6 +337,7 @@ def _cell(mean: float, ends: tuple[float, float] | None, sign: str = "") -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
 

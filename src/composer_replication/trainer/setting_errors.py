@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, get_type_hints
 
 from composer_replication.errors import ComposerError, UsageError
@@ -96,8 +97,24 @@ def refusals(where: str = "[trl]") -> Iterator[None]:
         yield
     except ComposerError:
         raise
-    except (ArithmeticError, ImportError, TypeError, ValueError) as error:
+    except Exception as error:
+        if _came_through("vllm", error):
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UsageError(
+                "CR0211",
+                f"vLLM did not start: {cause[:300].rstrip('.')}.",
+                where="trl.use_vllm",
+                fix="composer-rl doctor says whether it fits and what GPU is free; trl.vllm_gpu_memory_utilization is its share.",
+            ) from error
+        if not isinstance(error, (ArithmeticError, ImportError, TypeError, ValueError)):
+            raise
         raise refused(f"the training libraries refuse {where}: {error}", where=where) from error
+
+
+def _came_through(package: str, error: Exception) -> bool:
+    """Whether a function of that package was running when it was raised."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame in frames)
 
 
 def refused(sentence: str, *, where: str = "[trl]") -> UsageError:

@@ -203,9 +203,12 @@ class Mappings:
                 is_memory and (device, inode) in self.memory_files
             ):
                 continue
-            info = None
-            with suppress(OSError):  # unmapped by now, or none of any process is shown, for we are not root
+            try:
                 info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
+            except OSError as error:
+                if is_memory and not isinstance(error, PermissionError):  # unmapped by now
+                    continue
+                info = None  # none of any process is shown, for we are not root
             if is_memory:
                 self.memory_files[device, inode] = 0 if info is None else info.st_blocks * _BLOCK_BYTES
             elif info is not None:

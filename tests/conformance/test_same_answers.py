@@ -18,12 +18,10 @@ COMMANDS = {
     "nice": str(os.getpriority(os.PRIO_PROCESS, 0)),  # sandlock has raised its own and puts it back
     r"printf '#' > $'b\nad.py'; stat -c %s $'b\nad.py'": "1",
 }
-STRAY = r"mkdir -p $'d\xff/e\xfe' closed && touch bad%FF $'bad\xff' $'d\xff/e\xfe/f' && ln -s /etc/passwd $'l\xff'; "
-STRAY += r"touch $'closed/\xff'"
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "sandlock"])
-def test_programs_and_odd_names(name: str, tmp_path: Path) -> None:
+def test_programs_of_everyday_use(name: str, tmp_path: Path) -> None:
     backend = choose_backend(name)
     if not (check := backend.is_available()).ok:
         pytest.skip(check.detail)
@@ -37,9 +35,3 @@ def test_programs_and_odd_names(name: str, tmp_path: Path) -> None:
         for command, said in COMMANDS.items():
             told = run(command)
             assert said in told and "Permission denied" not in told, (command, told)
-        run(STRAY)
-        count = "import os; print(sum(os.lstat(os.path.join(a, n)) is not None for a, b, c in os.walk('.') for n in b + c))"
-        run("rm -rf other .git *.py")
-        assert run(f'python3 -c "{count}"').strip() == "8"  # each entry can be looked at, and none is lost
-        sandbox.write_file("n\udce9", b"x")
-        assert run(f'python3 -c "{count}"').strip() == "9"

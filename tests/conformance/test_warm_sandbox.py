@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from ordinary_user import as_ordinary_user
 
-from composer_replication.errors import UsageError
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import base_python, folders, open_sandbox, warm_bubblewrap
+from composer_replication.sandbox import base_python, folders, warm_bubblewrap
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 
@@ -69,19 +68,6 @@ def test_nothing_is_started_before_the_first_command(jail: WarmBubblewrapSandbox
     assert jail.jail_pid is None
     run(jail, "true")
     assert jail.jail_pid is not None
-
-
-def test_open_sandbox_knows_the_warm_kind(jail: WarmBubblewrapSandbox, tree: Path) -> None:
-    with open_sandbox(SandboxSpec(tree), "bubblewrap", warm=True) as sandbox:
-        assert isinstance(sandbox, WarmBubblewrapSandbox)
-    with open_sandbox(SandboxSpec(tree), WarmBubblewrap(), warm=True) as sandbox:
-        assert isinstance(sandbox, WarmBubblewrapSandbox)
-
-
-def test_a_backend_without_a_warm_kind_says_so(tree: Path) -> None:
-    with pytest.raises(UsageError) as error:
-        open_sandbox(SandboxSpec(tree), "sandlock", warm=True)
-    assert error.value.code == "CR0305"
 
 
 def test_a_machine_that_the_filter_does_not_know_has_no_warm_kind(monkeypatch: pytest.MonkeyPatch) -> None:

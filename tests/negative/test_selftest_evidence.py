@@ -87,7 +87,7 @@ class _HinderingSandbox(BubblewrapSandbox):
     [
         ExecResult(0, "", "", False, False, False, 0.0),
         ExecResult(0, "", "", True, False, False, 0.0),
-        ExecResult(0, "[{}]", "", False, False, False, 0.0),
+        ExecResult(0, "{}", "", False, False, False, 0.0),
         ExecResult(1, "", "bash: fork: Resource temporarily unavailable\n", False, False, False, 0.0),
         ExecResult(137, "", "", False, False, True, 0.0),
         ExecResult(137, "", "[sandbox] stopped: more memory than the limit\n", True, False, True, 0.0),

@@ -42,11 +42,7 @@ _lock = threading.Lock()
 
 
 def checked(names: Iterable[str], *, where: str = "--i-accept-no-isolation") -> tuple[str, ...]:
-    """The names, each once, in the order of the self-test.
-
-    Raises:
-        UsageError: no guard of that name (CR0340).
-    """
+    """The names, each once, in the order of the self-test."""
     known = (*GUARD_NAMES, EVERYTHING)
     found = set(names)
     for name in sorted(found):
@@ -86,11 +82,7 @@ def forget() -> None:
 
 
 def require_accepted(backend: str) -> None:
-    """Refuse a backend without isolation that nobody has accepted.
-
-    Raises:
-        UsageError: ``everything`` is not accepted (CR0340).
-    """
+    """Refuse a backend without isolation that nobody has accepted."""
     if EVERYTHING not in accepted():
         raise UsageError(
             "CR0340",

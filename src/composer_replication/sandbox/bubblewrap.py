@@ -19,7 +19,6 @@ import json
 import os
 import random
 import resource
-import select
 import signal
 import subprocess
 import time
@@ -41,12 +40,12 @@ from composer_replication.sandbox.bwrap_program import (
     start_problem,
 )
 from composer_replication.sandbox.calls import HELD_STARTER, failure, to_result
-from composer_replication.sandbox.fresh_folders import SHARED_MEMORY, MemoryFolder, size_for
+from composer_replication.sandbox.child_process import allowed
 from composer_replication.sandbox.host_paths import MountPlan
 from composer_replication.sandbox.local_sandbox import LocalSandbox
-from composer_replication.sandbox.private_folders import account_files
+from composer_replication.sandbox.private_folders import SHARED_MEMORY, MemoryFolder, account_files, size_for
 from composer_replication.sandbox.privileges import drops_uid, release_uid, reserve_uid, setpriv
-from composer_replication.sandbox.process_tree import descendants
+from composer_replication.sandbox.process_tree import descendants, is_readable
 from composer_replication.sandbox.supervised_run import read_until, supervise
 from composer_replication.sandbox.syscall_filter import filter_program
 
@@ -64,9 +63,6 @@ class HeldJail:
         command: ``bwrap`` with its arguments; by that name, whichever program it is.
         passed: descriptors of ours that the command inside inherits under the same numbers.
         speaks: with pipes on all three streams; otherwise on the last alone, for what ``bwrap`` says.
-
-    Raises:
-        SandboxFailure: ``bwrap`` does not start (CR0302).
     """
 
     def __init__(self, command: Sequence[str], *, passed: Sequence[int] = (), speaks: bool = True) -> None:
@@ -79,7 +75,7 @@ class HeldJail:
         if refusals := filter_program():
             own.append(file_with(refusals))
             options += ["--seccomp", str(own[-1])]
-        self._init_pid = 0
+        self.init_pid = 0  # outside, of the jail's first process; known after ``release``
         self._init_pidfd: int | None = None
         self._inside: MemoryFolder | None = None
         try:
@@ -106,9 +102,10 @@ class HeldJail:
             info_read, block_write = self._holding
             init = _first_process(info_read)
             self._init_pidfd = os.pidfd_open(init)
-            self._init_pid = init
+            self.init_pid = init
             for kind, value in limits:
-                resource.prlimit(init, kind, (value, value))
+                most = allowed(kind, value)
+                resource.prlimit(init, kind, (most, most))
             os.write(block_write, b"x")
         except (OSError, ValueError, KeyError) as error:
             self.kill()
@@ -123,20 +120,11 @@ class HeldJail:
             if pipe is not None and uid is not None:
                 os.fchown(pipe.fileno(), uid, uid)
 
-    @property
-    def init_pid(self) -> int:
-        """The process id of the jail's first process outside; 0 before ``release``."""
-        return self._init_pid
-
     def memory_folder(self) -> MemoryFolder:
-        """Its ``/dev/shm``, which is a tmpfs; ask once everything is mounted and nothing of the command ran yet.
-
-        Raises:
-            SandboxFailure: the jail has ended (CR0302).
-        """
+        """Its ``/dev/shm``, which is a tmpfs; ask once everything is mounted and nothing of the command ran yet."""
         assert self._init_pidfd is not None
         try:
-            place = f"/proc/{self._init_pid}/root{SHARED_MEMORY}"
+            place = f"/proc/{self.init_pid}/root{SHARED_MEMORY}"
             self._inside = MemoryFolder(os.open(place, os.O_RDONLY | os.O_DIRECTORY))
         except OSError as error:
             raise failure(
@@ -175,7 +163,7 @@ class HeldJail:
 
         What is born meanwhile may live; call it again.
         """
-        pids = descendants(self._init_pid)
+        pids = descendants(self.init_pid)
         for start in range(0, len(pids), _HANDLES_AT_ONCE):
             self._kill_through_handles(pids[start : start + _HANDLES_AT_ONCE])
 
@@ -186,7 +174,7 @@ class HeldJail:
                 with suppress(OSError):  # gone
                     handles[pid] = os.pidfd_open(pid)
             # What is below it still is what the handle is on, or dead: a number may be another process's by now.
-            below = descendants(self._init_pid)
+            below = descendants(self.init_pid)
             if self._init_pidfd is None or is_readable(self._init_pidfd, 0):
                 return  # and so may its own number
             for pid in handles.keys() & below:
@@ -229,13 +217,6 @@ class HeldJail:
                     pipe.close()
 
 
-def is_readable(descriptor: int, seconds: float) -> bool:
-    """Wait until there is something to read; like ``select``, for descriptors of any number."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
-
-
 def file_with(data: bytes) -> int:
     """A file in memory that holds ``data``, to be read from its start.
 
@@ -276,11 +257,7 @@ class Bubblewrap:
     name = "bubblewrap"
 
     def is_available(self) -> Check:
-        """Can a jail be started here? Starts one that runs ``true``.
-
-        Raises:
-            SandboxFailure: the packaged ``bwrap`` is not the one that is recorded (CR0408).
-        """
+        """Can a jail be started here? Starts one that runs ``true``."""
         program = find_bwrap()
         if program is None:
             return Check(self.name, False, "the program bwrap is not installed.", INSTALL)
@@ -293,21 +270,12 @@ class Bubblewrap:
         return Check(self.name, True, f"{which} starts a jail.")
 
     def open(self, spec: SandboxSpec) -> Sandbox:
-        """Take over ``spec.tree`` and prepare a jail around it.
-
-        Raises:
-            MissingError: ``bwrap`` or ``setpriv`` is not installed (CR0301).
-            SandboxFailure: a path of the spec is missing or cannot be shown (CR0304).
-        """
+        """Take over ``spec.tree`` and prepare a jail around it."""
         self.require_programs()
         return BubblewrapSandbox(spec)
 
     def require_programs(self) -> None:
-        """Are the programs there?
-
-        Raises:
-            MissingError: ``bwrap`` or ``setpriv`` is not installed (CR0301).
-        """
+        """Are the programs there?"""
         require_bwrap()
         if drops_uid() and setpriv() is None:
             raise MissingError("CR0301", "the program setpriv is not installed.", fix="install util-linux")

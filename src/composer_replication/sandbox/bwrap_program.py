@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -44,18 +43,6 @@ RECORDED = {
 """By machine: the sha256 of the program and of the library that it loads, as in the wheels of ``PACKAGE``."""
 
 
-def remembered(name: str, look: Callable[[], str]) -> str:
-    """What a look at the machine that takes long has found: empty, or what is wrong.
-
-    A problem is remembered for a minute only, as it may be the moment's: no memory, no process.
-    """
-    with _lock:
-        found = _remembered.get(name)
-        if found is None or (found[0] and time.monotonic() - found[1] > _SECONDS):
-            found = _remembered[name] = (look(), time.monotonic())
-        return found[0]
-
-
 class Bwrap(NamedTuple):
     """The program in force."""
 
@@ -64,11 +51,7 @@ class Bwrap(NamedTuple):
 
 
 def find_bwrap() -> Bwrap | None:
-    """The one place that says which ``bwrap`` is started; None where there is none.
-
-    Raises:
-        SandboxFailure: it would be the packaged one, and that is not the one that is recorded (CR0408).
-    """
+    """The one place that says which ``bwrap`` is started; None where there is none."""
     system = shutil.which("bwrap")
     if system and not start_problem(system):
         return Bwrap(system, "of this system")
@@ -78,12 +61,7 @@ def find_bwrap() -> Bwrap | None:
 
 
 def require_bwrap() -> str:
-    """The path of the program in force.
-
-    Raises:
-        MissingError: there is none (CR0301).
-        SandboxFailure: as ``find_bwrap``.
-    """
+    """The path of the program in force."""
     found = find_bwrap()
     if found is None:
         raise MissingError("CR0301", "the program bwrap is not installed.", fix=INSTALL)
@@ -91,8 +69,15 @@ def require_bwrap() -> str:
 
 
 def start_problem(program: str) -> str:
-    """Empty, or what it said when it could not start the smallest jail; remembered."""
-    return remembered(program, lambda: _try_start(program))
+    """Empty, or what it said when it could not start the smallest jail.
+
+    A problem is remembered for a minute only, as it may be the moment's: no memory, no process.
+    """
+    with _lock:
+        found = _remembered.get(program)
+        if found is None or (found[0] and time.monotonic() - found[1] > _SECONDS):
+            found = _remembered[program] = (_try_start(program), time.monotonic())
+        return found[0]
 
 
 def how_to_allow(program: str, settings: Path = Path("/proc/sys")) -> str:

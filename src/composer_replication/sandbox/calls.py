@@ -19,9 +19,8 @@ from composer_replication.sandbox.supervised_run import Ended, Verdict
 _MOST_BYTES = 1 << 62
 _MOST = {"num_processes": 1 << 22, "num_open_files": 1 << 20}
 """What Linux can count at all; of bytes ``_MOST_BYTES``."""
-_LONGEST_WORD = 32 * os.sysconf(
-    "SC_PAGE_SIZE"
-)  # with its last NUL, of a program's arguments or variables (Linux: execve(2))
+# With its last NUL, of a program's arguments or variables (Linux: execve(2)).
+_LONGEST_WORD = 32 * os.sysconf("SC_PAGE_SIZE")
 _WORD_COST = 9  # each word has a NUL and a pointer
 _MOST_WORDS_BYTES = 3 * min(os.sysconf("SC_ARG_MAX"), 1 << 21) // 4  # of all; a jail adds words of its own
 
@@ -38,11 +37,7 @@ def failure(code: str, message: str, where: str = "") -> SandboxFailure:
 
 
 def check_limits(limits: Limits) -> None:
-    """Refuse limits that no jail can hold.
-
-    Raises:
-        UsageError: one of them is no whole number above 0, or more than Linux counts (CR0886).
-    """
+    """Refuse limits that no jail can hold."""
     for each in dataclasses.fields(limits):
         value: Any = getattr(limits, each.name)
         most = _MOST.get(each.name, _MOST_BYTES)
@@ -55,15 +50,11 @@ def check_limits(limits: Limits) -> None:
             )
 
 
-def checked_command(command: Any) -> list[str]:
-    """The program with its arguments, of whatever a caller gave for them.
-
-    Raises:
-        CommandError: it is empty, has no program, or is no text (CR0886).
-    """
-    if not isinstance(command, str) and (
-        isinstance(command, bytes | bytearray) or not isinstance(command, Sequence)
-    ):
+def checked_call(
+    command: Any, timeout_seconds: Any, stdin: Any, env: Any
+) -> tuple[list[str], bytes, dict[str, str]]:
+    """The program with its arguments, its input and its variables, of whatever a caller gave for them."""
+    if not isinstance(command, str | Sequence) or isinstance(command, bytes | bytearray):
         raise CommandError(f"the command is no text and no list of words, but {type(command).__name__}")
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     # Without a name a shell and a kernel disagree about what is wrong.
@@ -71,47 +62,19 @@ def checked_command(command: Any) -> list[str]:
         raise CommandError("the command is empty")
     for word in argv:
         _check_text(word, "the command")
-    return argv
-
-
-def check_timeout(timeout_seconds: Any) -> None:
-    """Refuse what is no time.
-
-    Raises:
-        CommandError: no number, not above 0, or without end (CR0886).
-    """
     is_number = isinstance(timeout_seconds, Real) and not isinstance(timeout_seconds, bool)
     if not is_number or not 0 < timeout_seconds < math.inf:
         raise CommandError(f"timeout_seconds must be above 0 and finite, not {timeout_seconds!r}")
-
-
-def checked_input(stdin: Any) -> bytes:
-    """The input of a command.
-
-    Raises:
-        CommandError: it is not bytes (CR0886).
-    """
     if not isinstance(stdin, bytes | bytearray | memoryview):
         raise CommandError(f"stdin must be bytes, not {type(stdin).__name__}")
-    return bytes(stdin)
-
-
-def checked_variables(env: Any) -> dict[str, str]:
-    """The variables of a command that its caller names.
-
-    Raises:
-        CommandError: a name that is empty or has an equals sign, a NUL byte, or what is no text (CR0886).
-    """
-    if env is None:
-        return {}
-    if not isinstance(env, Mapping):
+    if not isinstance(env, Mapping | None):
         raise CommandError(f"env must map names to values, and is {type(env).__name__}")
-    for name, value in env.items():
+    for name, value in (env or {}).items():
         _check_text(name, "the name of a variable")
         if not name or "=" in name:
             raise CommandError(f"a variable cannot be called {name!r}")
         _check_text(value, f"the variable {name}")
-    return dict(env)
+    return argv, bytes(stdin), dict(env or {})
 
 
 def are_too_long(argv: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -133,11 +96,7 @@ def _check_text(text: Any, what: str) -> None:
 
 
 def to_result(ended: Ended, marker: bytes, limits: Limits, *, backend: str) -> ExecResult:
-    """Turn the end of a run into the record, without our marker in front of its errors.
-
-    Raises:
-        SandboxFailure: no marker, so the command was never started (CR0302).
-    """
+    """Turn the end of a run into the record, without our marker in front of its errors."""
     before, found, stderr = ended.stderr.partition(marker)
     if not found and ended.verdict is Verdict.ENDED:
         # The last line alone: before it may stand where in our code it happened.

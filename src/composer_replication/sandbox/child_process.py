@@ -41,6 +41,12 @@ def begin(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def allowed(kind: int, value: int) -> int:
+    """A resource limit, or less where this process may have no more itself."""
+    hard = resource.getrlimit(kind)[1]
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
+
+
 def collect_ended() -> None:
     """Take the exit codes of what is dead, so that no zombie goes to whoever comes after us."""
     with suppress(ChildProcessError):
@@ -61,9 +67,6 @@ def refuse_calls(program: bytes) -> None:
 
     Args:
         program: of ``syscall_filter``; empty on a machine whose numbers we do not know.
-
-    Raises:
-        OSError: the kernel does not take it.
     """
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -77,11 +80,7 @@ def refuse_calls(program: bytes) -> None:
 
 
 def become_user(uid: int) -> None:
-    """As root: another user for good, with no other group and no way back.
-
-    Raises:
-        OSError: the kernel does not allow it.
-    """
+    """As root: another user for good, with no other group and no way back."""
     from composer_replication.sandbox.syscall_filter import filter_program
 
     drop_bounding_set()
@@ -115,8 +114,7 @@ def _become(orders: dict[str, object]) -> None:
         os.chdir(str(orders["cwd"]))
         user = orders.get("user")
         for kind, value in limits:
-            _, hard = resource.getrlimit(kind)
-            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            most = allowed(kind, value)
             resource.setrlimit(kind, (most, most))
         if isinstance(user, int):
             become_user(user)

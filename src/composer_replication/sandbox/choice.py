@@ -92,31 +92,19 @@ def _load(path: str, *words: str) -> SandboxBackend:
     return cast("SandboxBackend", found)
 
 
-def open_sandbox(
-    spec: SandboxSpec, backend: str | SandboxBackend | None = None, *, warm: bool = False
-) -> Sandbox:
+def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> Sandbox:
     """Open a sandbox.
 
     Args:
         spec: what it sees.
         backend: an object, a name as in ``choose_backend``, or None for the first that works.
-        warm: keep one process inside that starts the commands, so that each costs a message and no
-            new jail. For a sandbox that runs many short commands.
 
     Raises:
-        UsageError, MissingError: as ``choose_backend``; the backend has no warm kind (CR0305).
+        UsageError, MissingError: as ``choose_backend``.
         SandboxFailure: the jail cannot be prepared.
     """
     chosen = choose_backend(backend) if backend is None or isinstance(backend, str) else backend
-    kind = warm_kind(chosen) if warm else chosen
-    if kind is None:
-        raise UsageError(
-            "CR0305",
-            f"the sandbox backend {chosen.name!r} has no warm kind.",
-            where="warm",
-            fix="use the backend bubblewrap, or leave warm out",
-        )
-    return kind.open(spec)
+    return chosen.open(spec)
 
 
 def warm_kind(backend: SandboxBackend) -> SandboxBackend | None:

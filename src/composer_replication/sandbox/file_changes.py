@@ -31,18 +31,22 @@ _TWO_TIMES_BYTES = 32  # seconds and nanoseconds of each
 _OWN_NAMES = re.compile(rb"^/(?:proc/(?:self|thread-self)(?=/)|dev(?=/fd/))")
 _OF_DESCRIPTOR = re.compile(rb"/proc/(\d{1,9})/fd/(\d{1,9})")
 
-_NUMBERS = {
-    "x86_64": {
-        "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": _FCHMODAT2,
-        "utimensat": 280,
-        "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
-        "readlink": 89, "readlinkat": 267,
-    },
-    "aarch64": {
-        "fchmod": 52, "fchmodat": 53, "fchmodat2": _FCHMODAT2, "utimensat": 88,
-        "fchown": 55, "fchownat": 54, "readlinkat": 78,
-    },
-}  # fmt: skip
+# By name: its number on x86-64 and arm64 (0: it has none); which argument is the folder, the path and the flags (None: there
+# is none), and which is the first of what to do.
+_CALLS: dict[str, tuple[tuple[int, int], tuple[int | None, int | None, int | None], int]] = {
+    "chmod": ((90, 0), (None, 0, None), 1),
+    "fchmod": ((91, 52), (0, None, None), 1),
+    "fchmodat": ((268, 53), (0, 1, None), 2),
+    "fchmodat2": ((_FCHMODAT2, _FCHMODAT2), (0, 1, 3), 2),
+    "utimensat": ((280, 88), (0, 1, 3), 2),
+    "chown": ((92, 0), (None, 0, None), 1),
+    "fchown": ((93, 55), (0, None, None), 1),
+    "lchown": ((94, 0), (None, 0, None), 1),
+    "fchownat": ((260, 54), (0, 1, 4), 2),
+    "readlink": ((89, 0), (None, 0, None), 1),
+    "readlinkat": ((267, 78), (0, 1, None), 2),
+}
+_MACHINES = ("x86_64", "aarch64")
 
 
 class Call(Protocol):
@@ -63,20 +67,13 @@ class Call(Protocol):
         """Put bytes there; False if they do not go."""
 
 
-# Which argument is the folder, the path and the flags, and which is the first of what to do; None: there is none.
-_SHAPES: dict[str, tuple[int | None, int | None, int | None, int]] = {
-    "chmod": (None, 0, None, 1), "fchmod": (0, None, None, 1),
-    "fchmodat": (0, 1, None, 2), "fchmodat2": (0, 1, 3, 2),
-    "utimensat": (0, 1, 3, 2),
-    "chown": (None, 0, None, 1), "lchown": (None, 0, None, 1),
-    "fchown": (0, None, None, 1), "fchownat": (0, 1, 4, 2),
-    "readlink": (None, 0, None, 1), "readlinkat": (0, 1, None, 2),
-}  # fmt: skip
-
-
 def call_numbers(machine: str | None = None) -> dict[int, str]:
     """Number and name of each call that ``FileChanges`` answers; empty for a machine that we do not know."""
-    return {number: name for name, number in _NUMBERS.get(machine or os.uname().machine, {}).items()}
+    name = machine or os.uname().machine
+    if name not in _MACHINES:
+        return {}
+    at = _MACHINES.index(name)
+    return {numbers[at]: call for call, (numbers, _, _) in _CALLS.items() if numbers[at]}
 
 
 class FileChanges:
@@ -96,13 +93,8 @@ class FileChanges:
         self._library = ctypes.CDLL(None, use_errno=True)
 
     def answer(self, name: str, call: Call) -> int:
-        """Make the call ``name`` and return what it returns.
-
-        Raises:
-            OSError: with the number that the call fails with; EPERM for a change outside, EACCES for a
-                link outside.
-        """
-        of_folder, of_path, of_flags, of_rest = _SHAPES[name]
+        """Make the call ``name`` and return what it returns."""
+        _, (of_folder, of_path, of_flags), of_rest = _CALLS[name]
         folder = _HERE if of_folder is None else _signed(call.args[of_folder])
         address = None if of_path is None else call.args[of_path]
         flags = 0 if of_flags is None else call.args[of_flags] & _WORD
@@ -124,14 +116,14 @@ class FileChanges:
 
     def _change(self, name: str, call: Call, first: int, second: int) -> Callable[[int], int]:
         """What to do with the opened file, whose path is empty as it is open."""
-        numbers = _NUMBERS[os.uname().machine]
+        at = _MACHINES.index(os.uname().machine)
         if "mod" in name:
             return lambda opened: self._call(_FCHMODAT2, opened, b"", first & _WORD, _EMPTY_PATH)
         if "own" in name:
             ids = (first & _WORD, second & _WORD)
-            return lambda opened: self._call(numbers["fchownat"], opened, b"", *ids, _EMPTY_PATH)
+            return lambda opened: self._call(_CALLS["fchownat"][0][at], opened, b"", *ids, _EMPTY_PATH)
         times = _read(call, first, _TWO_TIMES_BYTES) if first else None  # None is now
-        return lambda opened: self._call(numbers["utimensat"], opened, b"", times, _EMPTY_PATH)
+        return lambda opened: self._call(_CALLS["utimensat"][0][at], opened, b"", times, _EMPTY_PATH)
 
     def _tell_link(self, call: Call, place: tuple[int, int | None, int], buffer: int, size: int) -> int:
         if (room := _signed(size)) <= 0:

@@ -30,11 +30,7 @@ Found = tuple[str, os.stat_result]
 
 
 def hold_folder(folder: Path | str, above: int | None = None) -> int:
-    """A descriptor that names a folder without a right to it; ``above`` is the folder that ``folder`` is relative to.
-
-    Raises:
-        OSError: it is missing, or no folder.
-    """
+    """A descriptor that names a folder without a right to it; ``above`` is the folder that ``folder`` is relative to."""
     return os.open(folder, _HELD, dir_fd=above)
 
 
@@ -46,11 +42,7 @@ def open_held(descriptor: int, needed: int = CHANGE) -> None:
 
 
 def open_to_owner(folder: Path | str, needed: int = CHANGE) -> None:
-    """Give a folder's owner every right to it, where one of ``needed`` is missing.
-
-    Raises:
-        OSError: it is missing, no folder, or somebody else's.
-    """
+    """Give a folder's owner every right to it, where one of ``needed`` is missing."""
     descriptor = hold_folder(folder)
     try:
         open_held(descriptor, needed)
@@ -65,11 +57,7 @@ def open_to_us(descriptor: int, needed: int = LOOK) -> None:
 
 
 def open_folder(folder: Path | str, above: int | None = None, needed: int = LOOK) -> int:
-    """Open a folder to list it, links unfollowed; one that our own user closed is opened to him.
-
-    Raises:
-        OSError: it is missing, no folder, or closed to us.
-    """
+    """Open a folder to list it, links unfollowed; one that our own user closed is opened to him."""
     held = hold_folder(folder, above)
     try:
         open_to_us(held, needed)
@@ -130,10 +118,6 @@ def walk(start: int, prefix: str = "") -> Iterator[Found]:
     Args:
         start: its descriptor.
         prefix: what each path begins with.
-
-    Raises:
-        OSError: more than ``MOST_ENTRIES``, or paths of more than ``MOST_PATH_BYTES`` together; a folder cannot be
-            read, or was moved while we were in it.
     """
     way = _Way(start, prefix)
     try:
@@ -199,11 +183,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """One pass over all that is in it.
-
-    Raises:
-        OSError: something cannot be removed, or not be moved (to another file system, say).
-    """
+    """One pass over all that is in it."""
     token = os.urandom(8).hex()
     names = (f".{token}-{number}" for number in count())
     top = open_folder(folder, needed=CHANGE)
@@ -258,11 +238,7 @@ def _remove_by_program(folder: Path) -> None:
 
 
 def remove(path: Path, *, is_folder: bool) -> None:
-    """Remove an entry whatever a jail made of it.
-
-    Raises:
-        OSError: it is still there.
-    """
+    """Remove an entry whatever a jail made of it."""
     if is_folder:
         remove_folder(path)
         if os.path.lexists(path):
@@ -273,11 +249,7 @@ def remove(path: Path, *, is_folder: bool) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Remove everything in a folder; the folder itself stays, for it may be mounted.
-
-    Raises:
-        OSError: something is still there.
-    """
+    """Remove everything in a folder; the folder itself stays, for it may be mounted."""
     with os.scandir(folder) as entries:
         found = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
     for path, is_folder in found:

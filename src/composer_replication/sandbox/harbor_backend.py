@@ -20,8 +20,8 @@ import sys
 import tarfile
 import threading
 from base64 import b64decode
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache
 from io import BytesIO
@@ -30,7 +30,7 @@ from typing import Any
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError, needs_extra
 from composer_replication.interfaces import Sandbox
-from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
+from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.calls import check_limits, failure, to_result
 from composer_replication.sandbox.folders import remove_folder
 from composer_replication.sandbox.harbor_inside import UnsafeTreeError, pack_tree, unpack_tree
@@ -80,13 +80,7 @@ class Harbor:
         return Check(self.name, True, "Harbor finds what it needs.")
 
     def open(self, spec: SandboxSpec) -> Sandbox:
-        """Start an environment and send ``spec``'s files into it.
-
-        Raises:
-            MissingError: Harbor is not installed (CR0101), or no image is named (CR0301).
-            UsageError: Harbor has no such environment (CR0305); a limit that cannot be held (CR0886).
-            SandboxFailure: it does not start (CR0302), or cannot be filled (CR0302); a path of the spec is missing (CR0304).
-        """
+        """Start an environment and send ``spec``'s files into it."""
         check_limits(spec.limits)
         _factory()
         self._require_image()
@@ -118,11 +112,7 @@ class Harbor:
         )
 
     def _config(self) -> Any:
-        """What Harbor is asked for.
-
-        Raises:
-            UsageError: it has no such environment, or the options are no JSON object (CR0305).
-        """
+        """What Harbor is asked for."""
         from harbor.models.environment_type import EnvironmentType
         from harbor.models.trial.config import EnvironmentConfig
 
@@ -152,7 +142,6 @@ class HarborSandbox(LocalSandbox):
     def __init__(self, spec: SandboxSpec, backend: Harbor) -> None:
         super().__init__(spec, None)
         self._name = backend.name
-        self._turn = threading.Lock()
         self._is_dirty = True
         self._environment: Any = None
         self._record: tuple[Path, int] | None = None
@@ -182,14 +171,11 @@ class HarborSandbox(LocalSandbox):
         except ComposerError:
             raise
         except (Exception, SystemExit) as error:  # each environment has its own
-            raise self._failure(what, error) from error
+            said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise failure("CR0302", f"{self._name} does not {what}: {said[-500:]}.") from error
 
     def _wait(self, work: Coroutine[Any, Any, Any], what: str, seconds: float) -> Any:
-        """The answer of Harbor, which works in a thread of its own.
-
-        Raises:
-            SandboxFailure: it fails or does not answer (CR0302); we are interrupted (CR0302).
-        """
+        """The answer of Harbor, which works in a thread of its own."""
         future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), _loop(os.getpid()))
         try:
             while not future.done():
@@ -202,10 +188,6 @@ class HarborSandbox(LocalSandbox):
             raise
         return self._ask(future.result, what)
 
-    def _failure(self, what: str, error: BaseException) -> SandboxFailure:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        return failure("CR0302", f"{self._name} does not {what}: {said[-500:]}.")
-
     def _send(self, path: Path, name: str) -> None:
         self._wait(self._environment.upload_file(path, f"{_OURS}/{name}"), "take a file", _SEND_SECONDS)
 
@@ -217,11 +199,7 @@ class HarborSandbox(LocalSandbox):
         return str(self._wait(work, "run a program", limit + _LOOK_SECONDS).stdout or "").strip()
 
     def _inside(self, verb: str, seconds: float, orders: Mapping[str, Any] | None = None) -> None:
-        """Have ``harbor_inside`` do something.
-
-        Raises:
-            SandboxFailure: it does not (CR0302).
-        """
+        """Have ``harbor_inside`` do something."""
         if orders is not None:
             (self._outbox / "orders.json").write_text(json.dumps(orders))
             self._send(self._outbox / "orders.json", "orders.json")
@@ -250,30 +228,29 @@ class HarborSandbox(LocalSandbox):
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
         marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
-        with self._turn:
-            orders = {
-                "argv": argv,
-                "env": dict(environment),
-                "marker": marker,
-                "folders": self._folders,
-                "limits": asdict(self._limits),
-                "timeout_seconds": timeout_seconds,
-                "has_tree": self._is_dirty,
-            }
-            try:
-                (self._outbox / "stdin").write_bytes(stdin)
-                self._send(self._outbox / "stdin", "stdin")
-                if self._is_dirty:
-                    with (self._outbox / "tree.tar").open("wb") as target:
-                        pack_tree(self._real_tree, target)
-                    self._send(self._outbox / "tree.tar", "tree.tar")
-                self._inside("run", timeout_seconds + _MORE_SECONDS, orders)
-                ended = self._fetch()
-            except BaseException:
-                self._is_dirty = True
-                with suppress(SandboxFailure):
-                    self._inside("kill", _MORE_SECONDS)
-                raise
+        orders = {
+            "argv": argv,
+            "env": dict(environment),
+            "marker": marker,
+            "folders": self._folders,
+            "limits": asdict(self._limits),
+            "timeout_seconds": timeout_seconds,
+            "has_tree": self._is_dirty,
+        }
+        try:
+            (self._outbox / "stdin").write_bytes(stdin)
+            self._send(self._outbox / "stdin", "stdin")
+            if self._is_dirty:
+                with (self._outbox / "tree.tar").open("wb") as target:
+                    pack_tree(self._real_tree, target)
+                self._send(self._outbox / "tree.tar", "tree.tar")
+            self._inside("run", timeout_seconds + _MORE_SECONDS, orders)
+            ended = self._fetch()
+        except BaseException:
+            self._is_dirty = True
+            with suppress(SandboxFailure):
+                self._inside("kill", _MORE_SECONDS)
+            raise
         return to_result(ended, marker.encode(), self._limits, backend=self._name)
 
     def _fetch(self) -> Ended:
@@ -305,21 +282,18 @@ class HarborSandbox(LocalSandbox):
         self._wait(work, "give a file", _SEND_SECONDS)
         return target
 
-    def read_file(self, path: str, *, max_bytes: int = 4 * _MIB) -> bytes:
-        """As every jail; a running command is waited for."""
-        with self._turn:
-            return super().read_file(path, max_bytes=max_bytes)
+    @contextmanager
+    def _running(self, *, alone: bool = True) -> Iterator[None]:
+        """One call at a time: the tree of this machine is sent before a command, and another one after it."""
+        del alone
+        with super()._running(alone=True):
+            yield
 
     def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
-        """As every jail; a running command is waited for."""
-        with self._turn:
-            super().write_file(path, data, is_executable=is_executable)
+        """As every jail."""
+        with self._running():
+            self._tree_files.write(path, data, is_executable=is_executable)
             self._is_dirty = True
-
-    def list_files(self, path: str = ".") -> list[FileEntry]:
-        """As every jail; a running command is waited for."""
-        with self._turn:
-            return super().list_files(path)
 
     def restore(self, snapshot: str) -> None:
         """As every jail."""
@@ -327,11 +301,7 @@ class HarborSandbox(LocalSandbox):
         self._is_dirty = True
 
     def close(self) -> None:
-        """Stop the environment, give the tree back; idempotent.
-
-        Raises:
-            SandboxFailure: its service did not remove it (CR0302).
-        """
+        """Stop the environment, give the tree back; idempotent."""
         problems: list[SandboxFailure] = []
         is_failing = sys.exc_info()[0] is not None  # what was raised first says more
 
@@ -366,11 +336,7 @@ def _remove_orphans() -> None:
 
 
 def _factory() -> Any:
-    """Harbor's own.
-
-    Raises:
-        MissingError: it is not installed (CR0101).
-    """
+    """Harbor's own."""
     with needs_extra("harbor", "the sandbox backend harbor, which Python 3.12 or newer can have,"):
         from harbor.environments.factory import EnvironmentFactory
     return EnvironmentFactory

@@ -32,15 +32,16 @@ from typing import IO, Any, BinaryIO
 from composer_replication.records import Limits
 from composer_replication.sandbox.calls import STARTER
 from composer_replication.sandbox.folders import LOOK, empty, open_to_owner, remove_folder
-from composer_replication.sandbox.fresh_folders import SHARED_MEMORY, MemoryFolder
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.private_folders import (
+    SHARED_MEMORY,
+    MemoryFolder,
     UnmeasurableError,
     account_files,
     folder_bytes,
     hand_over,
 )
-from composer_replication.sandbox.privileges import private_uid
+from composer_replication.sandbox.privileges import reserve_uid
 from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched, supervise
 
 _OURS = Path("/composer-rl")
@@ -68,7 +69,7 @@ def _prepare(orders: dict[str, Any]) -> None:
                 archive.extract(entry, "/", filter="fully_trusted")
     for path in map(Path, orders["masked"]):
         _hide(path)
-    uid = private_uid()
+    uid = reserve_uid()
     for folder in map(Path, orders["folders"]):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -82,11 +83,7 @@ def _prepare(orders: dict[str, Any]) -> None:
 
 
 def _hide(path: Path) -> None:
-    """Take away the content of what must not be read: the files of a container are its own.
-
-    Raises:
-        OSError: it cannot be taken away.
-    """
+    """Take away the content of what must not be read: the files of a container are its own."""
     if path.is_dir():
         for child in path.iterdir():
             shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
@@ -212,11 +209,7 @@ def _files_as(uid: int) -> Iterator[None]:
 
 
 def _end_all_of(uid: int) -> None:
-    """Kill every process of the user, until there is none: one call reaches all, and no fork slips through.
-
-    Raises:
-        OSError: one lives on.
-    """
+    """Kill every process of the user, until there is none: one call reaches all, and no fork slips through."""
     deadline = time.monotonic() + _SECONDS_TO_DIE
     while _has_processes(uid):
         if time.monotonic() > deadline:
@@ -250,11 +243,7 @@ class UnsafeTreeError(Exception):
 
 
 def pack_tree(tree: Path, target: IO[bytes]) -> None:
-    """Write everything below ``tree`` into a file.
-
-    Raises:
-        OSError: with what ``tar`` said.
-    """
+    """Write everything below ``tree`` into a file."""
     done = subprocess.run([*_PACK, str(tree), "."], stdout=target, stderr=subprocess.PIPE, check=False)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
@@ -266,10 +255,6 @@ def unpack_tree(source: BinaryIO, tree: Path) -> None:
 
     Each entry is made anew in a folder that was made here, so an entry that lies below a link, climbs,
     or is a device is refused; a hard link becomes one only to a file that came before. Holes stay holes.
-
-    Raises:
-        UnsafeTreeError: see above, or no tar file.
-        OSError: it cannot be written (no space, a name too long).
     """
     empty(tree)
     modes: dict[Path, int] = {tree: 0}  # the folders that were made, and no others

@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox.fresh_folders import SHARED_MEMORY
-from composer_replication.sandbox.private_folders import Scratch
+from composer_replication.sandbox.private_folders import SHARED_MEMORY, Scratch
 
 ETC_FILES = (
     "/etc/alternatives",
@@ -219,15 +218,7 @@ class MountPlan:
         """
         listed = ["--mqueue", queues, "--remount-ro", queues] if queues else []
         proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
-        return [
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            *listed,
-            *self._in_order(fresh),
-            *proper,
-        ]
+        return ["--proc", "/proc", "--dev", "/dev", *listed, *self._in_order(fresh), *proper]
 
     def _show(self, path: Path, kind: str, masked: Iterable[Path]) -> None:
         real, links = resolve_links(path)
@@ -241,29 +232,23 @@ class MountPlan:
     def _in_order(self, fresh: Path) -> list[str]:
         found: list[str] = []
         made: set[Path] = set()
-        by_depth = sorted(self._binds, key=lambda place: len(place.parts))
-        in_memory: list[Path] = []
+        if self._shared_memory_bytes is not None:  # before what lies in it
+            size = str(self._shared_memory_bytes)
+            found += [*self._parents(SHARED_MEMORY, made), "--size", size, "--tmpfs", str(SHARED_MEMORY)]
         for link in sorted(self._links, key=lambda place: len(place.parts)):
             enclosing = self._enclosing(link)
-            if self._is_memory(enclosing):
-                in_memory.append(link)
-            elif enclosing is None:
+            if enclosing is None or self._is_memory(enclosing):
                 found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
             elif enclosing in _FRESH_PLACES:  # an empty folder is mounted there: put the link into it
                 _make_link(fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing), self._links[link])
-        for place in by_depth:
+        for place in sorted(self._binds, key=lambda place: len(place.parts)):
             kind, source = self._binds[place]
-            if self._is_memory(place):
-                bound = ["--size", str(self._shared_memory_bytes)]
-                found += [*self._parents(place, made), *bound, "--tmpfs", str(place)]
-            elif not self._is_shown_already(place):
+            if not self._is_memory(place) and not self._is_shown_already(place):
                 source = fresh / source.name if source.parent == _FRESH_FOLDER else source
                 found += [*self._parents(place, made), kind, str(source), str(place)]
-        for link in in_memory:
-            found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
         return found
 
-    def _is_memory(self, place: Path | None) -> bool:
+    def _is_memory(self, place: Path) -> bool:
         return place == SHARED_MEMORY and self._shared_memory_bytes is not None
 
     def _parents(self, place: Path, made: set[Path]) -> list[str]:

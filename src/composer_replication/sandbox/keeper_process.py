@@ -37,11 +37,7 @@ main()
 def start_keeper(
     module: str, orders: Mapping[str, Any], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Run ``main`` of a module of this folder, with its orders as JSON in the descriptor that its argument names.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Run ``main`` of a module of this folder, with its orders as JSON in the descriptor that its argument names."""
     descriptor = os.memfd_create("orders")
     try:
         with os.fdopen(os.dup(descriptor), "w") as handle:

@@ -11,23 +11,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, FileEntry, SandboxSpec
 from composer_replication.sandbox.calls import (
     are_too_long,
     check_limits,
-    check_timeout,
-    checked_command,
-    checked_input,
-    checked_variables,
+    checked_call,
     failure,
 )
 from composer_replication.sandbox.folders import LOOK, open_to_owner
-from composer_replication.sandbox.fresh_folders import MemoryFolder
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.private_folders import (
     ENOUGH_BYTES,
-    LEAST_BYTES,
+    MemoryFolder,
     Scratch,
     UnmeasurableError,
     folder_bytes,
@@ -36,7 +31,7 @@ from composer_replication.sandbox.private_folders import (
     require_room,
     way_out,
 )
-from composer_replication.sandbox.privileges import check_own_limits, release_uid
+from composer_replication.sandbox.privileges import release_uid
 from composer_replication.sandbox.supervised_run import Watched
 from composer_replication.sandbox.tree_files import TreeFiles, TreeSnapshots
 
@@ -49,17 +44,10 @@ class LocalSandbox(ABC):
     Args:
         spec: its ``tree`` is handed over to ``uid`` and given back on ``close``.
         uid: the user id inside, or None when it is our own.
-
-    Raises:
-        SandboxFailure: a path of the spec is missing or cannot be shown, or the tree holds a device or
-            a socket (CR0304); there is no space for our own folder, or this process may not give the tree so much
-            itself (CR0302).
-        UsageError: a limit that cannot be held (CR0886).
     """
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
         check_limits(spec.limits)
-        check_own_limits(spec.limits)
         self.tree = spec.tree
         self._limits = spec.limits
         self._real_tree = spec.tree.resolve()
@@ -91,33 +79,26 @@ class LocalSandbox(ABC):
         self._snapshots = TreeSnapshots(self._real_tree, self._scratch.root / "snapshots")
 
     def _check_paths(self, spec: SandboxSpec) -> None:
+        for problem, path in self._problems(spec):
+            raise failure("CR0304", problem, str(path))
+
+    def _problems(self, spec: SandboxSpec) -> Iterator[tuple[str, Path | str]]:
+        """Why these paths cannot be shown, and which."""
         if not self._real_tree.is_dir():
-            raise failure("CR0304", "the tree of a sandbox is not a folder.", str(spec.tree))
+            yield "the tree of a sandbox is not a folder.", spec.tree
         for path in (*spec.read_only, *spec.masked):
             if is_below(path.resolve(), [self._real_tree]):
-                raise failure(
-                    "CR0304",
-                    "a read-only or masked path lies in the tree, where everything can be changed.",
-                    str(path),
-                )
+                yield "a read-only or masked path lies in the tree, where everything can be changed.", path
         for path in spec.read_only:
             if not path.exists():
-                raise failure("CR0304", "a read-only path of a sandbox is missing.", str(path))
+                yield "a read-only path of a sandbox is missing.", path
             info = path.stat()
             if self._uid not in (None, info.st_uid) and not info.st_mode & 0o004:
-                raise failure(
-                    "CR0304",
-                    "a read-only path is closed to other users, and the jail of root runs as one; "
-                    "chmod -R go+rX opens it.",
-                    str(path),
-                )
+                why = "a read-only path is closed to other users, and the jail of root runs as one; chmod -R go+rX opens it."
+                yield why, path
             if found := way_out(path):
-                raise failure(
-                    "CR0304",
-                    "a read-only path holds a socket or named pipe, through which the jail could reach a process "
-                    "outside.",
-                    found,
-                )
+                why = "a read-only path holds a socket or named pipe, through which the jail could reach a process outside."
+                yield why, found
 
     def exec(
         self,
@@ -127,17 +108,9 @@ class LocalSandbox(ABC):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run one command; see ``interfaces.Sandbox``.
-
-        Raises:
-            SandboxFailure: closed (CR0303), the jail itself failed (CR0302), or no room on the machine's disk (CR0104).
-            CommandError: no command, a NUL byte, text that has no bytes, a time-out that is not above 0 and finite, input
-                that is not bytes, a variable without a name or with an equals sign in it (CR0886).
-        """
-        argv = checked_command(command)
-        check_timeout(timeout_seconds)
-        data = checked_input(stdin)
-        environment = self._variables(checked_variables(env))
+        """Run one command; see ``interfaces.Sandbox``."""
+        argv, data, variables = checked_call(command, timeout_seconds, stdin, env)
+        environment = self._variables(variables)
         with self._running():
             if are_too_long(argv, environment):
                 stderr = f"{argv[0]}: Argument list too long\n"
@@ -148,7 +121,7 @@ class LocalSandbox(ABC):
                 with suppress(OSError):  # without a jail a command may take them away
                     open_to_owner(folder, LOOK)
             try:
-                self._require_room()
+                require_room(self._writable, min(self._limits.disk_bytes, ENOUGH_BYTES))
                 return self._run(argv, environment, data, float(timeout_seconds))
             except OSError as error:  # no space, no descriptor, no process: never the command's doing
                 why = f"the command cannot be run: {error.strerror or error}."
@@ -163,55 +136,31 @@ class LocalSandbox(ABC):
         """Run a checked command in the tree."""
 
     def read_file(self, path: str, *, max_bytes: int = 4 * 1024**2) -> bytes:
-        """The first ``max_bytes`` bytes of a file.
-
-        Raises:
-            SandboxFileError: missing, no regular file, or out of the tree (CR0309).
-            SandboxFailure: closed (CR0303).
-        """
+        """The first ``max_bytes`` bytes of a file."""
         with self._running():
             return self._tree_files.read(path, max_bytes)
 
     def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
-        """Put a file there, whole or not at all; missing folders are made.
-
-        Raises:
-            SandboxFileError: it cannot be written, or lies out of the tree (CR0309).
-            SandboxFailure: closed (CR0303).
-        """
+        """Put a file there, whole or not at all; missing folders are made."""
         with self._running():
             self._tree_files.write(path, data, is_executable=is_executable)
 
     def list_files(self, path: str = ".") -> list[FileEntry]:
-        """Everything below a folder, sorted by path.
-
-        Raises:
-            SandboxFileError: missing, no folder, or out of the tree; more than is looked through (CR0309).
-            SandboxFailure: closed (CR0303), or we have no descriptor left (CR0302).
-        """
+        """Everything below a folder, sorted by path."""
         with self._running():
             return self._tree_files.list(path)
 
     def snapshot(self) -> str:
-        """Keep the tree as it is; the name to ``restore`` it by.
-
-        Raises:
-            SandboxFileError: a path in it is too long for a copy, or there are too many of them (CR0309).
-            SandboxFailure: closed (CR0303), or it cannot be copied (CR0309).
-        """
-        with self._alone():
+        """Keep the tree as it is; the name to ``restore`` it by."""
+        with self._running(alone=True):
             try:
                 return self._snapshots.take()
             except OSError as error:
                 raise failure("CR0309", f"the tree cannot be kept: {error}.", str(self.tree)) from error
 
     def restore(self, snapshot: str) -> None:
-        """Bring the tree back to a snapshot.
-
-        Raises:
-            SandboxFailure: closed (CR0303), an unknown name, or it cannot be copied back (CR0309).
-        """
-        with self._alone():
+        """Bring the tree back to a snapshot."""
+        with self._running(alone=True):
             if snapshot not in self._snapshots:
                 raise failure("CR0309", f"there is no snapshot {snapshot!r} of this tree.", str(self.tree))
             try:
@@ -233,7 +182,7 @@ class LocalSandbox(ABC):
             if self._is_closed:
                 return
             self._is_closed = True
-            self._lock.wait_for(lambda: self._num_running == 0 and not self._is_held)
+            self._lock.wait_for(lambda: self._num_running == 0)
         if end_jail is not None:
             end_jail()
         if self._real_tree.is_dir():
@@ -259,23 +208,6 @@ class LocalSandbox(ABC):
         folders = (*self._writable, *more)
         return Watched(self._limits, folders, self._baseline_bytes, num_own_processes, closed, memory)
 
-    def _require_room(self) -> None:
-        """Can everything be written that a command still may write?
-
-        Raises:
-            SandboxFailure: the machine's disk has no room for that (CR0104).
-        """
-        try:
-            require_room(self._writable, min(self._limits.disk_bytes, ENOUGH_BYTES))
-        except SandboxFailure:
-            with suppress(UnmeasurableError):  # measured only where it matters
-                used = folder_bytes(self._writable) - self._baseline_bytes
-                require_room(
-                    self._writable, min(max(self._limits.disk_bytes - used, LEAST_BYTES), ENOUGH_BYTES)
-                )
-                return
-            raise
-
     def _variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a command that is given ``variables``."""
         return {
@@ -291,44 +223,21 @@ class LocalSandbox(ABC):
         }
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Count a running command, so that ``close`` waits for it.
-
-        Raises:
-            SandboxFailure: the sandbox is closed (CR0303).
-        """
+    def _running(self, *, alone: bool = False) -> Iterator[None]:
+        """Have ``close`` wait for us; ``alone`` waits until nothing runs, and lets nothing begin meanwhile."""
         with self._lock:
-            self._lock.wait_for(lambda: not self._is_held)
-            self._check_open()
+            self._lock.wait_for(lambda: not self._is_held and not (alone and self._num_running))
+            if self._is_closed:
+                raise failure("CR0303", "the sandbox is closed.", str(self._real_tree))
             self._num_running += 1
+            self._is_held = alone
         try:
             yield
         finally:
             with self._lock:
                 self._num_running -= 1
-                self._lock.notify_all()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Wait until nothing runs, and let nothing begin meanwhile.
-
-        Raises:
-            SandboxFailure: the sandbox is closed (CR0303).
-        """
-        with self._lock:
-            self._lock.wait_for(lambda: self._num_running == 0 and not self._is_held)
-            self._check_open()
-            self._is_held = True
-        try:
-            yield
-        finally:
-            with self._lock:
                 self._is_held = False
                 self._lock.notify_all()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise failure("CR0303", "the sandbox is closed.", str(self._real_tree))
 
 
 def _interpreter_bin() -> list[str]:

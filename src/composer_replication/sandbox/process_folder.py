@@ -33,11 +33,7 @@ _own: dict[int, Path] = {}
 
 
 def process_folder() -> Path:
-    """The folder of this process, below the system's temporary folder; made at first use.
-
-    Raises:
-        OSError: it cannot be made (no space, no permission).
-    """
+    """The folder of this process, below the system's temporary folder; made at first use."""
     pid = os.getpid()  # a forked child makes its own
     folder = _own.get(pid)
     if folder is None or not folder.is_dir():
@@ -54,9 +50,6 @@ def make_held_folder(prefix: str, parent: str | None = None) -> tuple[Path, int]
     Args:
         prefix: one of the above.
         parent: where; by default the system's temporary folder.
-
-    Raises:
-        OSError: it cannot be made.
     """
     for _ in range(_NUM_TRIES):
         made = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=parent)).resolve()
@@ -111,7 +104,7 @@ def remove_abandoned(folder: Path) -> bool:
     A jail ends with the process that started it. One whose start that process did not live to
     see is missed by the kernel's signal and sits there; it is known by its command line.
     """
-    end_processes_naming(str(folder.resolve()), program=_JAIL)
+    end_processes_naming(f"{folder.resolve()}/", program=_JAIL)
     remove_folder(folder)
     return not folder.exists()
 

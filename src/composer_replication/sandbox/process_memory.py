@@ -22,16 +22,15 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
 _OWN_MEMORY = (b"RssAnon", b"VmPTE", b"VmSwap")
-MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV", b"[anon_shmem:")
-_SHARED_MEMORY = b"/dev/shm/"
-DELETED = b" (deleted)"
+_MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV", b"[anon_shmem:")
+_DELETED = b" (deleted)"
 _MAPPING_BYTES = 250  # of the kernel for each mapping, which no field counts
 _PIECE_BYTES = 1 << 16
 _MOST_MAPS_BYTES = 64 << 20
@@ -55,10 +54,6 @@ def lines_of_maps(place: str, deadline: float) -> Iterator[bytes]:
     """``maps`` or ``smaps`` of a process, piece by piece, each of some whole lines; no more after ``deadline``.
 
     Each line has the path of the file, so a program can make gigabytes of it with one file and a long path.
-
-    Raises:
-        OSError: the process is gone, or does not show it.
-        MapsTooLongError: it is not worth reading to its end.
     """
     descriptor = os.open(place, os.O_RDONLY)
     try:
@@ -94,9 +89,6 @@ def memory_bytes(pids: Collection[int], mappings: Mappings | None = None) -> int
     Args:
         pids: living threads, one of each process.
         mappings: of them; looked at by default.
-
-    Raises:
-        MapsTooLongError: as ``Mappings`` says.
     """
     own, shared = 0, 0
     for pid in pids:
@@ -107,23 +99,9 @@ def memory_bytes(pids: Collection[int], mappings: Mappings | None = None) -> int
 
 
 def proportional_memory_bytes(
-    pids: Collection[int],
-    mappings: Mappings | None = None,
-    *,
-    in_shared_folder_bytes: int = 0,
-    deadline: float = inf,
+    pids: Collection[int], mappings: Mappings | None = None, *, deadline: float = inf
 ) -> int:
-    """The same, but a page that N processes share counts once in total (slow to read).
-
-    Args:
-        pids: as above.
-        mappings: as above.
-        in_shared_folder_bytes: what lies in a ``/dev/shm`` of their own, mapped or not: added, each page once.
-        deadline: after it the sum means nothing.
-
-    Raises:
-        MapsTooLongError: as ``Mappings`` says.
-    """
+    """The same, but a page that N processes share counts once in total; slow to read, and after ``deadline`` it means nothing."""
     own, shared = 0, 0
     for pid in pids:
         if time.monotonic() > deadline:
@@ -135,9 +113,7 @@ def proportional_memory_bytes(
         else:
             own += _sum(fields, _OWN_MEMORY)
             shared += fields.get(b"RssShmem", 0)
-    if in_shared_folder_bytes:
-        shared -= min(shared, in_shared_folder_bytes, _mapped_of_shared_folder(pids, deadline))
-    return own + (mappings or Mappings.of(pids)).num_bytes(shared) + in_shared_folder_bytes
+    return own + (mappings or Mappings.of(pids)).num_bytes(shared)
 
 
 def _fields(path: str) -> dict[bytes, int]:
@@ -162,23 +138,38 @@ def _sum(fields: dict[bytes, int], names: Iterable[bytes]) -> int:
 
 @dataclass(slots=True)
 class Mappings:
-    """How many there are, and the size of all shared memory without a name and of each memfd among them."""
+    """What the mappings of some processes tell: how many they are, shared memory without a name, files without one."""
 
     num_mappings: int = 0
-    sizes: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
-    are_shown: bool = True
-    with_deleted: set[int] = field(default_factory=set)
-    """Whose some are of files that have no name any more, memory included."""
+    memory_files: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    """The size of all shared memory without a name and of each memfd, by device and inode; told to root alone."""
+    deleted: dict[tuple[int, int], int] = field(default_factory=dict)
+    guessed: dict[tuple[bytes, int, bytes], int] = field(default_factory=dict)
+    """Of a deleted file whose size nobody tells, the part that is mapped: by device, inode and last name."""
 
     @classmethod
-    def of(cls, pids: Iterable[int], *, enough_bytes: float = inf, deadline: float = inf) -> Mappings:
+    def of(
+        cls,
+        pids: Iterable[int],
+        folders: Iterable[Path] = (),
+        *,
+        enough_bytes: float = inf,
+        deadline: float = inf,
+    ) -> Mappings:
         """Those of these processes; not all, once they cost the kernel ``enough_bytes`` or ``deadline`` is over.
 
-        Raises:
-            MapsTooLongError: as ``lines_of_maps`` says, or they are so for all processes together.
+        Args:
+            pids: living threads, one of each process.
+            folders: where they can write to disk, by the names that they have for it. A deleted file of which only the
+                name is known is not theirs if it lay elsewhere: a library of the system that was replaced, or memory.
+            enough_bytes: see above.
+            deadline: of ``time.monotonic``.
         """
         found, num_bytes = cls(), 0
+        named = {os.fsencode(folder) for folder in folders}
+        writable = tuple(place + b"/" for place in named | {os.path.realpath(place) for place in named})
         for pid in pids:
+            guessed: dict[tuple[bytes, int, bytes], int] = {}
             with suppress(OSError):  # gone
                 for lines in lines_of_maps(f"/proc/{pid}/maps", deadline):
                     num_bytes += len(lines)
@@ -187,10 +178,10 @@ class Mappings:
                     found.num_mappings += lines.count(b"\n")
                     if found.kernel_bytes > enough_bytes:
                         return found
-                    if DELETED + b"\n" in lines:
-                        found.with_deleted.add(pid)
-                    if found.are_shown and any(name in lines for name in MEMORY_FILES):
-                        found._add_files(pid, lines)
+                    if _DELETED + b"\n" in lines or any(name in lines for name in _MEMORY_FILES):
+                        found._add_files(pid, lines, writable, guessed)
+            for key, size in guessed.items():
+                found.guessed[key] = max(size, found.guessed.get(key, 0))
         return found
 
     @property
@@ -198,41 +189,38 @@ class Mappings:
         """What the mappings themselves cost, whatever is mapped."""
         return self.num_mappings * _MAPPING_BYTES
 
-    def _add_files(self, pid: int, lines: bytes) -> None:
+    def _add_files(
+        self,
+        pid: int,
+        lines: bytes,
+        writable: tuple[bytes, ...],
+        guessed: dict[tuple[bytes, int, bytes], int],
+    ) -> None:
         for line in lines.split(b"\n")[:-1]:
-            place, _, _, device, inode, *path = line.split(maxsplit=5)
-            if not path or not path[0].startswith(MEMORY_FILES) or (device, inode) in self.sizes:
+            place, _, _, device, inode, *names = line.split(maxsplit=5)
+            is_memory = bool(names) and names[0].startswith(_MEMORY_FILES)
+            if not (is_memory or line.endswith(_DELETED)) or (
+                is_memory and (device, inode) in self.memory_files
+            ):
                 continue
             try:
                 info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
-            except PermissionError:  # none of any process, for we are not root
-                self.are_shown = False
-                break
-            except OSError:  # unmapped by now
-                continue
-            self.sizes[device, inode] = info.st_blocks * 512
+            except OSError as error:
+                if is_memory and not isinstance(error, PermissionError):  # unmapped by now
+                    continue
+                info = None  # none of any process is shown, for we are not root
+            if is_memory:
+                self.memory_files[device, inode] = 0 if info is None else info.st_blocks * _BLOCK_BYTES
+            elif info is not None:
+                self.deleted[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
+            elif names[0].startswith(writable):
+                first, last = (int(part, 16) for part in place.split(b"-"))
+                key = (device, int(inode), names[0])
+                guessed[key] = guessed.get(key, 0) + last - first
 
     def num_bytes(self, shared: int) -> int:
         """Of mappings and shared memory, of which ``shared`` is touched at the moment."""
-        return self.kernel_bytes + max(shared, sum(self.sizes.values()))
-
-
-def _mapped_of_shared_folder(pids: Iterable[int], deadline: float) -> int:
-    """Pages of files of ``/dev/shm`` that are mapped as shared; a private mapping may hold pages of its own."""
-    total = 0
-    for pid in pids:
-        is_of_it = False
-        with suppress(OSError):
-            for lines in lines_of_maps(f"/proc/{pid}/smaps", deadline):
-                if not is_of_it and _SHARED_MEMORY not in lines:
-                    continue
-                for line in lines.split(b"\n"):
-                    words = line.split(maxsplit=5)
-                    if len(words) > 4 and b"-" in words[0]:
-                        is_of_it = words[1].endswith(b"s") and words[-1].startswith(_SHARED_MEMORY)
-                    elif is_of_it and line.startswith(b"Pss:"):
-                        total += int(words[1]) * 1024
-    return total
+        return self.kernel_bytes + max(shared, sum(self.memory_files.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,11 +306,7 @@ def _held_bytes(pid: int, number: int, lingering: list[int]) -> tuple[int, int] 
 
 
 def _handle(thread: int) -> int:
-    """Of its process; the kernel wants to be told when it is not the first thread, which has ended then.
-
-    Raises:
-        OSError: it is gone, or the kernel gives no handle on such a thread (EINVAL).
-    """
+    """Of its process; the kernel wants to be told when it is not the first thread, which has ended then."""
     try:
         return os.pidfd_open(thread)
     except OSError as error:
@@ -366,85 +350,37 @@ def _let_go(copies: Sequence[int]) -> None:
 
 def unlinked_files(
     pids: Iterable[int],
-    folders: Iterable[Path] = (),
+    mappings: Mappings,
     *,
     counted_device: int | None = None,
     deadline: float = inf,
-    mapping: Container[int] | None = None,
 ) -> Counted:
     """What these processes hold of deleted files, memory files (memfd) that are open included: bytes on disk, each file once.
 
-    Of a file whose size nobody tells its mapped part counts, and the sum is not whole; so it is where a process has too
-    many mappings to look at them all.
+    Of a file whose size nobody tells its mapped part counts, and the sum is not whole.
 
     Args:
         pids: living threads, one of each process.
-        folders: where they can write to disk, by the names that they have for it. A mapped file of which only the
-            name is known is not theirs if it lay elsewhere: a library of the system that was replaced, or memory.
+        mappings: of them.
         counted_device: files of this one are counted by somebody else.
         deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
-        mapping: those that have mapped deleted files, where it is known already; by default it finds out.
     """
-    named = {os.fsencode(folder) for folder in folders}
-    held = _Held(tuple(place + b"/" for place in named | {os.path.realpath(place) for place in named}))
-    is_read = True
+    sizes = dict(mappings.deleted)
+    # A mapping and a descriptor may name another device for the same file (btrfs, overlay): what tells whether
+    # they are the same is number and name, in which no two mounts agree.
+    open_names: set[tuple[int, bytes]] = set()
     for pid in pids:
         if time.monotonic() > deadline:
             break
         with suppress(OSError):
-            held.add_open(pid)
-        if mapping is not None and pid not in mapping:
-            continue
-        try:
-            held.add_mapped(pid, deadline)
-        except MapsTooLongError:
-            is_read = False
-        except OSError:  # gone
-            continue
-    unknown = [size for (_, inode, name), size in held.guessed.items() if (inode, name) not in held.names]
-    known = sum(size for (device, _), size in held.sizes.items() if device != counted_device)
-    return Counted(known + sum(unknown), is_read and not unknown)
-
-
-@dataclass(slots=True)
-class _Held:
-    writable: tuple[bytes, ...]
-    sizes: dict[tuple[int, int], int] = field(default_factory=dict)
-    # A mapping and a descriptor may name another device for the same file (btrfs, overlay): what tells whether
-    # they are the same is number and name, in which no two mounts agree.
-    names: set[tuple[int, bytes]] = field(default_factory=set)
-    guessed: dict[tuple[bytes, int, bytes], int] = field(default_factory=dict)
-
-    def add_open(self, pid: int) -> None:
-        for place in (*(f"fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")), "exe"):
-            with suppress(OSError):
-                path = f"/proc/{pid}/{place}"
-                info = os.stat(path)
-                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
-                    self.sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
-                    name = os.readlink(os.fsencode(path)).replace(b"\n", b"\\012")  # as in maps
-                    self.names.add((info.st_ino, name))
-
-    def add_mapped(self, pid: int, deadline: float) -> None:
-        guessed: dict[tuple[bytes, int, bytes], int] = {}
-        for lines in lines_of_maps(f"/proc/{pid}/maps", deadline):
-            if DELETED + b"\n" not in lines:
-                continue
-            for line in lines.split(b"\n"):
-                if line.endswith(DELETED):
-                    self._add_mapping(pid, line, guessed)
-        for key, size in guessed.items():
-            self.guessed[key] = max(size, self.guessed.get(key, 0))
-
-    def _add_mapping(self, pid: int, line: bytes, guessed: dict[tuple[bytes, int, bytes], int]) -> None:
-        place, _, _, device, inode, name = line.split(maxsplit=5)
-        if name.startswith(MEMORY_FILES):
-            return  # counted as memory
-        try:
-            info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
-            self.sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
-        except OSError:
-            if name.startswith(self.writable):
-                first, last = (int(part, 16) for part in place.split(b"-"))
-                key = (device, int(inode), name)
-                guessed[key] = guessed.get(key, 0) + last - first
+            for place in (*(f"fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")), "exe"):
+                with suppress(OSError):
+                    path = f"/proc/{pid}/{place}"
+                    info = os.stat(path)
+                    if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                        sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
+                        name = os.readlink(os.fsencode(path)).replace(b"\n", b"\\012")  # as in maps
+                        open_names.add((info.st_ino, name))
+    unknown = [size for (_, inode, name), size in mappings.guessed.items() if (inode, name) not in open_names]
+    known = sum(size for (device, _), size in sizes.items() if device != counted_device)
+    return Counted(known + sum(unknown), not unknown)

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,62 +103,67 @@ def kill_descendants(root: int, *, patience_seconds: float = 5.0) -> bool:
         time.sleep(0.002)
 
 
-def end_processes_naming(path: str, *, program: str, patience_seconds: float = 5.0) -> int:
-    """Kill every process that was started as ``program`` with something below ``path`` among its arguments.
+def end_processes_naming(
+    start: str,
+    *,
+    program: str,
+    is_meant: Callable[[int, str], bool] = lambda *_: True,
+    patience_seconds: float = 5.0,
+) -> int:
+    """Kill every process that was started as ``program`` with an argument that begins with ``start``, where it is meant.
 
     Returns how many there were; looks again until there is none, for one may be born while we look, and
     its parent killed before it could tell it to go on.
     """
     deadline = time.monotonic() + patience_seconds
-    num_ended = 0
-    while ended := _end_those_naming(f"{path}/", program, deadline):
-        num_ended += ended
-        if time.monotonic() > deadline:
-            break
+    num_ended, found = 0, 1
+    while found and time.monotonic() <= deadline:
+        found = sum(_is_ended(pid, start, program, is_meant, deadline) for pid in _pids())
+        num_ended += found
     return num_ended
-
-
-def _end_those_naming(start: str, program: str, deadline: float) -> int:
-    """One look. A process is looked at and signalled through one handle: its number may be another's by then."""
-    handles: list[int] = []
-    for pid in _pids():
-        if _named_by(pid, start, program) is None:
-            continue
-        with suppress(OSError):  # gone, or somebody else's
-            handle = os.pidfd_open(pid)
-            handles.append(handle)
-            if _named_by(pid, start, program) is not None:
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-    for handle in handles:
-        poller = select.poll()
-        poller.register(handle, select.POLLIN)
-        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        os.close(handle)
-    return len(handles)
 
 
 def end_processes_without_folder(prefix: str, *, program: str) -> int:
-    """Kill every process started as ``program`` whose arguments name a folder ``prefix…`` that neither we nor it can see any more.
+    """The same, for those that name a folder ``prefix…`` that neither we nor they can see any more.
 
     Such a one was not yet known by its command line when its folder was removed. It is asked with its own
-    eyes (``/proc/PID/root``): a jail of another container has its folder there. Returns how many there were.
+    eyes (``/proc/PID/root``): a jail of another container has its folder there.
     """
-    num_ended = 0
-    for pid in _pids():
-        if (named := _named_by(pid, prefix, program)) is None:
-            continue
+
+    def is_without(pid: int, named: str) -> bool:
         folder = prefix + named.removeprefix(prefix).partition("/")[0]
-        with suppress(OSError):
-            handle = os.pidfd_open(pid)
-            try:
-                if os.path.lexists(folder):  # in the middle of its start a jail itself does not see it
-                    continue
-                if os.listdir(f"/proc/{pid}/root") and not os.path.lexists(f"/proc/{pid}/root{folder}"):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    num_ended += 1
-            finally:
-                os.close(handle)
-    return num_ended
+        if os.path.lexists(folder):  # in the middle of its start a jail itself does not see it
+            return False
+        return bool(os.listdir(f"/proc/{pid}/root")) and not os.path.lexists(f"/proc/{pid}/root{folder}")
+
+    return end_processes_naming(prefix, program=program, is_meant=is_without)
+
+
+def _is_ended(
+    pid: int, start: str, program: str, is_meant: Callable[[int, str], bool], deadline: float
+) -> bool:
+    """Looked at and signalled through one handle: its number may be another's by then."""
+    if _named_by(pid, start, program) is None:
+        return False
+    with suppress(OSError):  # gone, or somebody else's
+        handle = os.pidfd_open(pid)
+        try:
+            named = _named_by(pid, start, program)
+            if named is None or not is_meant(pid, named):
+                return False
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            is_readable(handle, max(0.0, deadline - time.monotonic()))
+            return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """Wait until there is something to read; like ``select``, for descriptors of any number."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
 
 
 def _pids() -> list[int]:

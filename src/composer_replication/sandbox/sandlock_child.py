@@ -31,6 +31,7 @@ from composer_replication.sandbox.child_process import (
     EXIT_KILLED,
     EXIT_LEFTOVERS,
     PR_SET_NO_NEW_PRIVS,
+    allowed,
     begin,
     collect_ended,
     drop_bounding_set,
@@ -58,7 +59,7 @@ def main() -> None:
     try:
         begin(int(orders["parent"]))
         for kind, value in orders["limits"]:
-            resource.setrlimit(kind, (value, value))
+            resource.setrlimit(kind, (allowed(kind, value),) * 2)
         code = _run(orders, library)
     finally:
         is_clean = kill_descendants(os.getpid())
@@ -167,9 +168,6 @@ def hide(masked: Iterable[Path]) -> None:
 
     Landlock can only allow. "Everything but X" is therefore a rule for every neighbour of X and of each folder above it;
     layers intersect, so this one takes X out of whatever a further layer allows. Names below X stay listable.
-
-    Raises:
-        OSError: the kernel has no Landlock.
     """
     hidden = {path for path in masked if path.exists()}
     if not hidden:

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,31 +81,28 @@ class _Trial:
             with self.backend.open(spec) as sandbox:
                 yield sandbox, tree
 
-    def ask(self, *orders: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run probes that must come to an answer."""
+    def ask(self, do: str, **order: Any) -> dict[str, Any]:
+        """Run a probe that must come to an answer."""
         with self.open() as (sandbox, _):
-            return _answers(_probe(sandbox, orders, _PATIENCE_SECONDS), len(orders))
+            return _answer(_probe(sandbox, do, _PATIENCE_SECONDS, **order))
 
-    def push(self, order: dict[str, Any]) -> tuple[ExecResult, dict[str, Any] | None]:
+    def push(self, do: str, **order: Any) -> dict[str, Any] | None:
         """Run a probe that may be killed for what it does: the answer is None then."""
         with self.open() as (sandbox, _):
-            result = _probe(sandbox, [order], _PUSH_SECONDS)
+            result = _probe(sandbox, do, _PUSH_SECONDS, **order)
         if result.timed_out:
             raise _NoAnswerError(f"the probe did not come to an end within {_PUSH_SECONDS:g} seconds")
-        return result, None if result.exit_code == _EXIT_KILLED else _answers(result, 1)[0]
+        return None if result.exit_code == _EXIT_KILLED else _answer(result)
 
     def daemon_dies(self, timeout_seconds: float, hold_seconds: float) -> bool:
         """Does the heartbeat of a daemon stop with the command (or its time-out) that started it?
 
         Looked at from outside and from inside: where the tree is a copy, the heart beats in the other one.
-
-        Raises:
-            _NoAnswerError: no heartbeat was seen (it did not come up in time), or the command ended otherwise.
         """
         lives_seconds = min(timeout_seconds, hold_seconds) + 4.0
-        order = {"do": "daemon", "file": "beat", "seconds": hold_seconds, "lives_seconds": lives_seconds}
+        times = {"seconds": hold_seconds, "lives_seconds": lives_seconds}
         with self.open() as (sandbox, tree):
-            result = _probe(sandbox, [order], timeout_seconds)
+            result = _probe(sandbox, "daemon", timeout_seconds, file="beat", **times)
             beat = tree / "beat"
             if not beat.exists() or beat.stat().st_size == 0:
                 raise _NoAnswerError("no heartbeat of the daemon was seen")
@@ -113,8 +110,7 @@ class _Trial:
                 how = "with its time-out" if result.timed_out else "before its time-out"
                 raise _NoAnswerError(f"the command ended {how}")
             before = beat.stat().st_size
-            look = {"do": "beats", "file": "beat", "seconds": _LOOK_SECONDS}
-            (inside,) = _answers(_probe(sandbox, [look], _PATIENCE_SECONDS), 1)
+            inside = _answer(_probe(sandbox, "beats", _PATIENCE_SECONDS, file="beat", seconds=_LOOK_SECONDS))
             return before == beat.stat().st_size and bool(inside["before"]) and not inside["beats"]
 
 
@@ -122,30 +118,26 @@ class _NoAnswerError(Exception):
     """The probe could not run inside, or nothing shows that it did."""
 
 
-def _probe(sandbox: Sandbox, orders: Sequence[dict[str, Any]], timeout_seconds: float) -> ExecResult:
-    """Run probes; what they wrote, without the word that shows that they began.
-
-    Raises:
-        _NoAnswerError: that word did not come.
-    """
+def _probe(sandbox: Sandbox, do: str, timeout_seconds: float, **order: Any) -> ExecResult:
+    """Run a probe; what it wrote, without the word that shows that it began."""
     word = f"began-{secrets.token_hex(8)}"
     result = sandbox.exec(
         [str(base_python()), "-I", "-S", "-c", _PROBE.read_text()],
         timeout_seconds=timeout_seconds,
-        stdin=json.dumps({"word": word, "orders": list(orders)}).encode(),
+        stdin=json.dumps({"word": word, "do": do, **order}).encode(),
     )
     if word not in result.stderr:
         raise _NoAnswerError(f"the probe did not begin ({_last_line(result)})")
     return replace(result, stderr=result.stderr.replace(f"{word}\n", ""))
 
 
-def _answers(result: ExecResult, num_orders: int) -> list[dict[str, Any]]:
-    """What probes answered that ended by themselves."""
+def _answer(result: ExecResult) -> dict[str, Any]:
+    """What a probe answered that ended by itself."""
     if result.exit_code != 0:
         raise _NoAnswerError(_last_line(result))
     with suppress(ValueError):  # cut, or mixed with what else was printed
         found = json.loads(result.stdout)
-        if isinstance(found, list) and len(found) == num_orders and all(isinstance(a, dict) for a in found):
+        if isinstance(found, dict):
             return found
     raise _NoAnswerError("the probe began and gave no answer")
 
@@ -160,50 +152,54 @@ def _require_first_step(count: int, ended_by: str, what: str) -> None:
         raise _NoAnswerError(f"{what}{f' ({ended_by})' if ended_by else ''}")
 
 
+def _said(how: str, found: Iterable[str]) -> str:
+    """What a guard did not hold; nothing when it held."""
+    what = ", ".join(found)
+    return f"{how} {what}" if what else ""
+
+
 def _network(trial: _Trial) -> str:
-    (answer,) = trial.ask({"do": "network", **trial.bait.network_order()})
-    reached = list(answer["reached"]) + (
-        ["a datagram socket of the host"] if trial.bait.got_datagram() else []
-    )
-    return f"reached {', '.join(reached)}" if reached else ""
+    reached = list(trial.ask("network", targets=trial.bait.network)["reached"])
+    reached += ["a datagram socket of the host"] if trial.bait.got_datagram() else []
+    return _said("reached", reached)
+
+
+def _read(trial: _Trial, files: Mapping[str, str], secret: Path) -> tuple[list[str], bool]:
+    """Which of these files it could read, by their digests, and whether it could read the word of the secret."""
+    answer = trial.ask("files", paths=list(files), secrets=[str(secret)])
+    readable = [path for path, digest in files.items() if answer["digests"][path] == digest]
+    return readable, trial.bait.word in answer["text"]
 
 
 def _host_files(trial: _Trial) -> str:
-    files = trial.bait.host_files()
-    (answer,) = trial.ask({"do": "files", "paths": list(files), "secrets": [str(trial.bait.secret)]})
-    readable = [path for path, digest in files.items() if answer["digests"][path] == digest]
-    readable += ["a planted secret"] if trial.bait.word in answer["text"] else []
-    return f"could read {', '.join(readable)}" if readable else ""
+    readable, has_secret = _read(trial, trial.bait.host_files(), trial.bait.secret)
+    return _said("could read", [*readable, *(["a planted secret"] if has_secret else [])])
 
 
 def _masked(trial: _Trial) -> str:
     files = trial.bait.masked_files(base_interpreter().masked)
-    (answer,) = trial.ask({"do": "files", "paths": list(files), "secrets": [str(trial.bait.neighbour)]})
-    if trial.bait.word not in answer["text"]:
-        return "a file beside a masked path cannot be read"
-    readable = [path for path, digest in files.items() if answer["digests"][path] == digest]
-    return f"could read {', '.join(readable)}" if readable else ""
+    readable, has_neighbour = _read(trial, files, trial.bait.neighbour)
+    return _said("could read", readable) if has_neighbour else "a file beside a masked path cannot be read"
 
 
 def _environment(trial: _Trial) -> str:
     with trial.bait.variable():
-        (answer,) = trial.ask({"do": "environment"})
-    return "saw a variable of the parent" if trial.bait.word in answer["text"] else ""
+        text = trial.ask("environment")["text"]
+    return "saw a variable of the parent" if trial.bait.word in text else ""
 
 
 def _writes(trial: _Trial) -> str:
     order = trial.bait.writes_order()
     try:
-        (answer,) = trial.ask({"do": "writes", **order})
+        answer = trial.ask("writes", **order)
     finally:
         written = trial.bait.take_away(order)
-    written += answer["written"]
-    return f"could write {', '.join(written)}" if written else ""
+    return _said("could write", [*written, *answer["written"]])
 
 
 def _signals(trial: _Trial) -> str:
     with trial.bait.victim() as victim:
-        (answer,) = trial.ask({"do": "signals", "pid": victim.pid})
+        answer = trial.ask("signals", pid=victim.pid)
         reached = list(answer["reached"])
         if trial.bait.word in answer["text"]:
             reached.append("saw a process of the host")
@@ -214,8 +210,7 @@ def _signals(trial: _Trial) -> str:
 
 
 def _privilege(trial: _Trial) -> str:
-    (answer,) = trial.ask({"do": "privilege"})
-    return ", ".join([*answer["gained"], *_chosen_starters(trial)])
+    return ", ".join([*trial.ask("privilege")["gained"], *_chosen_starters(trial)])
 
 
 def _chosen_starters(trial: _Trial) -> list[str]:
@@ -233,48 +228,39 @@ def _chosen_starters(trial: _Trial) -> list[str]:
 
 
 def _open_files(trial: _Trial) -> str:
-    (answer,) = trial.ask({"do": "open_files", "try": 4 * _LIMITS.num_open_files})
+    most = _LIMITS.num_open_files
+    answer = trial.ask("open_files", most=4 * most)
     _require_first_step(answer["opened"], answer["ended_by"], "/dev/null cannot be opened")
-    count = answer["count"]
-    return (
-        ""
-        if count <= _LIMITS.num_open_files
-        else f"opened {count} files; the limit is {_LIMITS.num_open_files}"
-    )
+    return f"opened {answer['count']} files; the limit is {most}" if answer["count"] > most else ""
 
 
 def _processes(trial: _Trial) -> str:
-    _, answer = trial.push({"do": "processes", "try": 2 * _LIMITS.num_processes})
+    most = _LIMITS.num_processes
+    answer = trial.push("processes", most=2 * most)
     if answer is None:
         return ""
     _require_first_step(answer["count"] - 1, answer["ended_by"], "no process can be started")
-    if answer["count"] <= _LIMITS.num_processes:
-        return ""
-    return f"ran {answer['count']} processes; the limit is {_LIMITS.num_processes}"
+    return f"ran {answer['count']} processes; the limit is {most}" if answer["count"] > most else ""
 
 
 def _memory(trial: _Trial) -> str:
-    _, answer = trial.push({"do": "memory", "bytes": 2 * _LIMITS.memory_bytes})
+    answer = trial.push("memory", bytes=2 * _LIMITS.memory_bytes)
     if answer is not None and answer["held"]:
         return f"one process used {answer['held'] // _MIB} MiB; the limit is {_LIMITS.memory_bytes // _MIB}"
     share = _LIMITS.memory_bytes // 3
-    order = {"do": "memory_of_many", "num": 5, "bytes": share, "seconds": _HOLD_SECONDS}
-    _, answer = trial.push(order)
+    answer = trial.push("memory_of_many", num=5, bytes=share, seconds=_HOLD_SECONDS)
     if answer is None:
         return ""
-    _require_first_step(answer["held"], "", "no process got a third of the memory")
-    if answer["held"] > 3:
-        return f"{answer['held']} processes together used {answer['held'] * share // _MIB} MiB"
-    return ""
+    held = answer["held"]
+    _require_first_step(held, "", "no process got a third of the memory")
+    return f"{held} processes together used {held * share // _MIB} MiB" if held > 3 else ""
 
 
 def _disk(trial: _Trial) -> str:
     problems: list[str] = []
     for kind, seconds in _DISK_KINDS.items():
-        size = 2 * _LIMITS.disk_bytes
         name = f"probe-{trial.bait.word[-12:]}"
-        order = {"do": "disk", "kind": kind, "bytes": size, "name": name, "seconds": seconds}
-        _, answer = trial.push(order)
+        answer = trial.push("disk", kind=kind, bytes=2 * _LIMITS.disk_bytes, name=name, seconds=seconds)
         if answer is None or (answer["is_nowhere"] and kind == _ELSEWHERE):
             continue
         _require_first_step(answer["written"], answer["ended_by"], f"{kind}: they cannot be written")
@@ -285,7 +271,7 @@ def _disk(trial: _Trial) -> str:
 
 def _output(trial: _Trial) -> str:
     with trial.open() as (sandbox, _):
-        result = _probe(sandbox, [{"do": "output", "bytes": 64 * _MIB}], _PUSH_SECONDS)
+        result = _probe(sandbox, "output", _PUSH_SECONDS, bytes=64 * _MIB)
     if len(result.stdout) > _LIMITS.output_bytes:
         return f"{len(result.stdout)} bytes of output came back; the limit is {_LIMITS.output_bytes}"
     if not result.stdout:

@@ -19,7 +19,11 @@ from composer_replication.sandbox.process_folder import BAIT_PREFIX, make_held_f
 _SOME = 3
 _MOST = 16
 _HEAD_BYTES = 1 << 16
-_NOBODY, _NOBODY_IPV6 = "192.0.2.1", "2001:db8::9"  # kept for documentation: nobody has them
+_NOBODY = {
+    socket.AF_INET: "192.0.2.1",
+    socket.AF_INET6: "2001:db8::9",
+}  # kept for documentation: nobody has them
+_SERVERS, _SERVERS_IPV6 = ("1.1.1.1",), ("2606:4700:4700::1111",)
 _LONGEST_TEMPORARY_FOLDER = 60  # a socket's whole path may take 107 bytes
 
 
@@ -37,7 +41,9 @@ class Bait:
         self.root, self._held = make_held_folder(BAIT_PREFIX, _short_folder())
         self._unseen = (*unseen, Path("runs"))
         self._sockets: list[socket.socket] = []
-        self._network: dict[str, Any] = {}
+        self._datagrams: list[socket.socket] = []
+        self.network: list[tuple[str, int, int, Any, str]] = []
+        """What a probe tries: how it is called (nothing where we look whether it came), family, kind, address, what is sent."""
         self.absent: list[str] = []
         try:
             self._plant_files()
@@ -65,54 +71,40 @@ class Bait:
 
     def _open_sockets(self) -> None:
         unix_path = str(self.root / "outside" / "host.sock")
-        abstract = f"composer-rl-{secrets.token_hex(8)}"
-        tcp = self._listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
-        self._datagrams = [self._listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))]
-        self._listen(socket.AF_UNIX, socket.SOCK_STREAM, unix_path)
-        self._listen(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + abstract)
+        abstract = f"\0composer-rl-{secrets.token_hex(8)}"
+        self._listen(socket.AF_UNIX, socket.SOCK_STREAM, unix_path, "a unix socket of the host")
+        self._listen(socket.AF_UNIX, socket.SOCK_STREAM, abstract, "an abstract unix socket of the host")
         os.chmod(unix_path, 0o777)
         (self.root / "outside").chmod(0o755)
-        self._network = {
-            "tcp_port": tcp.getsockname()[1],
-            "udp_port": self._datagrams[0].getsockname()[1],
-            "tcp6_port": 0,  # none
-            "udp6_port": 0,
-            "has_ipv6_route": False,
-            "unix_path": unix_path,
-            "abstract_name": abstract,
-            "servers": [
-                *(("a server outside", address, 53) for address in ("1.1.1.1", *_nameservers())),
-                ("the metadata service of a cloud", "169.254.169.254", 80),
-            ],
-        }
-        with suppress(OSError):  # no route leads out of this machine
-            outward = self._listen(socket.AF_INET, socket.SOCK_STREAM, (_own_address(socket.AF_INET), 0))
-            self._network["servers"].append(("this machine by its address", *outward.getsockname()))
-        self._open_ipv6_sockets()
+        self._plant_internet(socket.AF_INET, "127.0.0.1", (*_SERVERS, *_nameservers()), "169.254.169.254")
+        self._plant_internet(socket.AF_INET6, "::1", _SERVERS_IPV6, "fd00:ec2::254")
 
-    def _open_ipv6_sockets(self) -> None:
-        """The same by IPv6, as far as this machine has it; what it has not is said in ``absent``."""
+    def _plant_internet(self, family: int, loopback: str, servers: Iterable[str], metadata: str) -> None:
+        """Listen on the loopback and the address by which others reach us; what this machine lacks of IPv6 is said in ``absent``."""
+        by = "IPv6 " if family == socket.AF_INET6 else ""
         try:
-            stream = self._listen(socket.AF_INET6, socket.SOCK_STREAM, ("::1", 0))
-            self._datagrams.append(self._listen(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", 0)))
-            self._network["tcp6_port"] = stream.getsockname()[1]
-            self._network["udp6_port"] = self._datagrams[-1].getsockname()[1]
+            self._listen(family, socket.SOCK_STREAM, (loopback, 0), f"a listener on the host's {by}loopback")
+            self._datagrams.append(self._listen(family, socket.SOCK_DGRAM, (loopback, 0), ""))
         except OSError:
+            if not by:
+                raise
             self.absent.append("no loopback address of IPv6")
         try:
-            own = _own_address(socket.AF_INET6)
-        except OSError:
-            self.absent.append("no route of IPv6 that leads out")
-            return
-        self._network["has_ipv6_route"] = True
-        self._network["servers"] += [
-            ("a server outside by IPv6", "2606:4700:4700::1111", 53),
-            ("the metadata service of a cloud by IPv6", "fd00:ec2::254", 80),
-        ]
-        with suppress(OSError):  # an address that is not ours any more
-            outward = self._listen(socket.AF_INET6, socket.SOCK_STREAM, (own, 0))
-            place = outward.getsockname()[:2]
-            self._network["servers"].append(("this machine by its IPv6 address", *place))
+            own = _own_address(family)
+        except OSError:  # no route leads out of this machine
+            if by:
+                self.absent.append("no route of IPv6 that leads out")
+                return
+        else:
+            with suppress(OSError):  # an address that is not ours any more
+                self._listen(family, socket.SOCK_STREAM, (own, 0), f"this machine by its {by}address")
+        route = f"{'an' if by else 'a'} {by}route to the outside"
+        self.network.append(
+            (route, family, socket.SOCK_DGRAM, (_NOBODY[socket.AddressFamily(family)], 9), "")
+        )
+        places = [(f"a server outside ({server})", server, 53) for server in servers]
+        for what, address, port in (*places, (f"the metadata service of a cloud ({metadata})", metadata, 80)):
+            self.network.append((what, family, socket.SOCK_STREAM, (address, port), "probe"))
 
     def __exit__(self, *error: object) -> None:
         for listener in self._sockets:
@@ -127,18 +119,16 @@ class Bait:
         path.chmod(0o644)
         return path
 
-    def _listen(self, family: int, kind: int, address: Any) -> socket.socket:
+    def _listen(self, family: int, kind: int, address: Any, what: str) -> socket.socket:
         listener = socket.socket(family, kind)
         self._sockets.append(listener)
         listener.bind(address)
         listener.setblocking(False)
         if kind == socket.SOCK_STREAM:
             listener.listen(8)
+        place = address if family == socket.AF_UNIX else listener.getsockname()[:2]
+        self.network.append((what, family, kind, place, "probe"))
         return listener
-
-    def network_order(self) -> dict[str, Any]:
-        """What a probe needs to try the network; ``servers`` are names with address and port."""
-        return self._network
 
     def got_datagram(self) -> bool:
         got = False
@@ -212,13 +202,9 @@ class Bait:
 
 
 def _own_address(family: int) -> str:
-    """By which others reach us. Nothing is sent to that address, which is nobody's.
-
-    Raises:
-        OSError: no route leads out, or there is no such family.
-    """
+    """By which others reach us. Nothing is sent to that address, which is nobody's."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((_NOBODY_IPV6 if family == socket.AF_INET6 else _NOBODY, 9))
+        probe.connect((_NOBODY[socket.AddressFamily(family)], 9))
         return str(probe.getsockname()[0])
 
 

@@ -13,7 +13,7 @@ import select
 import selectors
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -25,15 +25,14 @@ from typing import Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
-from composer_replication.sandbox.fresh_folders import MemoryFolder
 from composer_replication.sandbox.private_folders import (
     LEAST_BYTES,
+    MemoryFolder,
     UnmeasurableError,
     folder_bytes,
     require_room,
 )
 from composer_replication.sandbox.process_memory import (
-    Counted,
     Mappings,
     MapsTooLongError,
     memory_bytes,
@@ -154,39 +153,7 @@ class Watched:
             return True
         return used + unlinked_bytes + self._in_memory_bytes() > most
 
-    def look_at_files(
-        self,
-        theirs: list[int],
-        own: Sequence[int] = (),
-        deadline: float = inf,
-        *,
-        are_sockets_shown: bool = True,
-        mapping: Container[int] | None = None,
-    ) -> Verdict:
-        """Whether the processes of a run hide files, or too much was written; ask once a look.
-
-        Args:
-            theirs: threads of the run.
-            own: threads of ours around it, or of which nobody shows the open files.
-            deadline: as for ``look``.
-            are_sockets_shown: whether each of their sockets told what waits in it.
-            mapping: as for ``unlinked_files``.
-
-        Raises:
-            SandboxFailure: the machine's own disk is full (CR0104).
-        """
-        require_room(self.folders, LEAST_BYTES)
-        device = None if self.memory is None else self.memory.device
-        places = (*self.folders, *_TEMPORARY_FOLDERS)
-        found = unlinked_files(
-            [*own, *theirs], places, counted_device=device, deadline=deadline, mapping=mapping
-        )
-        are_shown = are_sockets_shown and found.is_whole
-        if self._are_hiding(are_hidden=not are_shown or hides_descriptors(theirs)):
-            return Verdict.HIDES_FILES
-        return Verdict.OVER_DISK if self.disk_is_exceeded(found.num_bytes, deadline) else Verdict.ENDED
-
-    def _are_hiding(self, *, are_hidden: bool) -> bool:
+    def are_hiding(self, *, are_hidden: bool) -> bool:
         """Whether files have been where no limit counts them in the last looks, given what this one saw."""
         if not are_hidden:
             self._num_hiding = 0
@@ -204,41 +171,31 @@ class Watched:
         """Which limit the tree below ``root`` exceeds now; a look ends soon after ``deadline``."""
         pids = descendants(root)
         most = self.limits.num_processes + self.num_own_processes
-        theirs = speakers(pids[self.num_own_processes :])
-        own = speakers(pids[: self.num_own_processes])
+        own, theirs = speakers(pids[: self.num_own_processes]), speakers(pids[self.num_own_processes :])
         threads = [*own, *theirs]
-        # An ended process that nobody has waited for is only a number, of which there are many.
+        # An ended process that nobody has waited for is only a number; without a process namespace they are the machine's.
         if len(threads) > most or len(pids) > _ENDED_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
         if num_threads(threads) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
+        room, places = self.limits.memory_bytes, (*self.folders, *_TEMPORARY_FOLDERS)
         try:  # to hold what is too long to read costs the kernel as much as to tell of it
-            mappings = Mappings.of(threads, enough_bytes=self.limits.memory_bytes, deadline=deadline)
-            buffers = self._buffers_within_memory(threads, theirs, mappings, deadline)
+            mappings = Mappings.of(threads, places, enough_bytes=room, deadline=deadline)
         except MapsTooLongError:
-            buffers = None
-        if buffers is None:
             return Verdict.OVER_MEMORY
-        return self.look_at_files(
-            theirs, own, deadline, are_sockets_shown=buffers.is_whole, mapping=mappings.with_deleted
-        )
-
-    def _buffers_within_memory(
-        self, threads: list[int], theirs: list[int], mappings: Mappings, deadline: float
-    ) -> Counted | None:
-        """What waits in sockets of ``theirs``; None when that and the memory of all ``threads`` is over the limit."""
-        in_folder, room = self._in_memory_bytes(), self.limits.memory_bytes
-        if mappings.kernel_bytes > room:
-            return None
-        mapped = memory_bytes(threads, mappings) + in_folder
+        room -= self._in_memory_bytes()  # what is mapped of it counts twice
+        mapped = memory_bytes(threads, mappings)
         buffers = socket_memory(theirs, room_bytes=room - mapped, deadline=deadline)
-        if mapped + buffers.num_bytes <= room:
-            return buffers
-        exact = proportional_memory_bytes(
-            threads, mappings, in_shared_folder_bytes=in_folder, deadline=deadline
-        )
-        is_known = time.monotonic() <= deadline
-        return None if is_known and exact + buffers.num_bytes > room else buffers
+        if mapped + buffers.num_bytes > room:
+            exact = proportional_memory_bytes(threads, mappings, deadline=deadline)
+            if exact + buffers.num_bytes > room and time.monotonic() <= deadline:
+                return Verdict.OVER_MEMORY
+        require_room(self.folders, LEAST_BYTES)
+        device = None if self.memory is None else self.memory.device
+        found = unlinked_files(threads, mappings, counted_device=device, deadline=deadline)
+        if self.are_hiding(are_hidden=not (buffers.is_whole and found.is_whole) or hides_descriptors(theirs)):
+            return Verdict.HIDES_FILES
+        return Verdict.OVER_DISK if self.disk_is_exceeded(found.num_bytes, deadline) else Verdict.ENDED
 
 
 @dataclass(slots=True)
@@ -408,9 +365,6 @@ def supervise(
         extra_bytes: room in each stream for our own marker.
         early_stderr: what ``read_until`` has taken from its errors already; kept besides ``output_bytes``.
         end_descriptor: becomes readable when it has ended; by default we look at the process itself.
-
-    Raises:
-        SandboxFailure: it was killed by ``runs_interrupted`` (CR0302); the machine's own disk is full (CR0104).
     """
     started = time.monotonic()
     try:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -21,7 +20,6 @@ from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.records import FileEntry
 from composer_replication.sandbox.calls import failure
 from composer_replication.sandbox.folders import (
-    CHANGE,
     LOOK,
     empty,
     hold_folder,
@@ -33,7 +31,6 @@ from composer_replication.sandbox.folders import (
 )
 
 _MAX_LINKS = 40
-_MOST_NAME_BYTES = 240  # 255 with room for a number
 _OUR_OWN_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no file brings these about
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 _COPY = ["cp", "--archive", "--reflink=auto", "--no-target-directory", "--"]
@@ -54,11 +51,7 @@ class TreeFiles:
         self._uid = uid
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        """The first ``max_bytes`` bytes of a file.
-
-        Raises:
-            SandboxFileError: it is missing, no regular file, or out of the tree (CR0309).
-        """
+        """The first ``max_bytes`` bytes of a file."""
         with self._opened(path) as (folder, name), _opened_file(path, folder, name) as descriptor:
             chunks, left = [], max_bytes
             while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 20))):
@@ -67,11 +60,7 @@ class TreeFiles:
             return b"".join(chunks)
 
     def write(self, path: str, data: bytes, *, is_executable: bool) -> None:
-        """Put a file there, whole or not at all; missing folders are made.
-
-        Raises:
-            SandboxFileError: a folder stands there, a file stands in the way, or it is out of the tree (CR0309).
-        """
+        """Put a file there, whole or not at all; missing folders are made."""
         temporary = f".{os.getpid()}-{os.urandom(8).hex()}"
         with self._opened(path, makes_folders=True) as (folder, name):
             try:
@@ -90,13 +79,7 @@ class TreeFiles:
                 _discard(temporary, folder)
 
     def list(self, path: str) -> list[FileEntry]:
-        """Everything below a folder, sorted by path; folders that our own user closed are opened to him.
-
-        Raises:
-            SandboxFileError: it is missing, no folder, or out of the tree; it holds more than ``walk`` looks
-                through, or cannot be looked through (CR0309).
-            SandboxFailure: we have no descriptor or memory left (CR0302).
-        """
+        """Everything below a folder, sorted by path; folders that our own user closed are opened to him."""
         above = self._relative(path)
         with self._opened(path) as (folder, name):
             start = open_folder(name, folder)
@@ -106,25 +89,8 @@ class TreeFiles:
             raise _refusal(os.fsdecode(error.filename or path), error) from error
         return sorted(found, key=lambda entry: entry.path)
 
-    def respell(self) -> None:
-        """Write each byte of a name that is no UTF-8 as ``%FF``, for a jail that cannot show such names.
-
-        A tree that cannot be looked through, or changes meanwhile, keeps some of them.
-        """
-        with suppress(OSError):
-            found = [path for path, _ in walk(open_folder(self._root))]
-            for path in reversed(found):  # what lies in a folder comes before the folder
-                above, _, name = path.rpartition("/")
-                if (spelled := _spelled(name)) != name:
-                    with suppress(SandboxFileError), self._opened(above or ".") as (folder, last):
-                        _rename(name, spelled, open_folder(last, folder, CHANGE))
-
     def _relative(self, path: str) -> str:
-        """The path as asked, relative to the tree.
-
-        Raises:
-            SandboxFileError: a NUL byte, text that has no bytes, or an absolute path outside the tree (CR0309).
-        """
+        """The path as asked, relative to the tree."""
         if "\0" in path:
             raise _unusable(path.replace("\0", "\\0"), "a NUL byte in it")
         try:
@@ -141,119 +107,71 @@ class TreeFiles:
     @contextmanager
     def _opened(self, path: str, *, makes_folders: bool = False) -> Iterator[tuple[int, str]]:
         """The folder of a path, opened, and the last name with its links resolved."""
-        parts = list(reversed(PurePosixPath(self._relative(path)).parts))
+        todo = list(reversed(PurePosixPath(self._relative(path)).parts))
+        above: list[str] = []
         num_links = 0
-        place = None
         try:
-            place = _Place(self._root)
-            while parts:
-                part = parts.pop()
-                if part == "..":
-                    if not place.has_above:
-                        raise _unusable(path, "it leads out of the tree")
-                    place.go_up()
-                    continue
-                target = _link_target(part, place.folder)
-                if target is not None:
-                    num_links += 1
-                    if num_links > _MAX_LINKS:
-                        raise _unusable(path, "too many links")
-                    where = PurePosixPath(target)
-                    if where.is_absolute():
-                        where = PurePosixPath(self._relative(target))
-                        place.go_to_root()
-                    parts += reversed(where.parts)
-                    continue
-                if not parts:
-                    yield place.folder, part
-                    return
-                place.go_to(self._folder(part, place.folder, makes_folders=makes_folders))
-            yield place.folder, "."
+            folder = self._reached([])
+            try:
+                while todo:
+                    part = todo.pop()
+                    if part == "..":
+                        if not above:
+                            raise _unusable(path, "it leads out of the tree")
+                        above.pop()
+                        there = self._reached(above)
+                    elif (target := _link_target(part, folder)) is not None:
+                        num_links += 1
+                        if num_links > _MAX_LINKS:
+                            raise _unusable(path, "too many links")
+                        if target.startswith("/"):
+                            target, above = self._relative(target), []
+                        todo += reversed(PurePosixPath(target).parts)
+                        there = self._reached(above)
+                    elif not todo:
+                        yield folder, part
+                        return
+                    else:
+                        there = self._folder(part, folder, makes_folders=makes_folders)
+                        above.append(part)
+                    os.close(folder)
+                    folder = there
+                yield folder, "."
+            finally:
+                os.close(folder)
         except OSError as error:
             raise _refusal(path, error) from error
-        finally:
-            if place is not None:
-                place.close()
 
-    def _folder(self, name: str, above: int, *, makes_folders: bool) -> int:
+    def _reached(self, names: Iterable[str]) -> int:
+        """A folder below the root by the names on the way there: one that the jail moved meanwhile is not found."""
+        folder = hold_folder(self._root)
         try:
-            return hold_folder(name, above)
+            open_to_us(folder)
+            for name in names:
+                there = self._folder(name, folder)
+                os.close(folder)
+                folder = there
+        except OSError:
+            os.close(folder)
+            raise
+        return folder
+
+    def _folder(self, name: str, above: int, *, makes_folders: bool = False) -> int:
+        try:
+            folder = hold_folder(name, above)
         except FileNotFoundError:
             if not makes_folders:
                 raise
-        os.mkdir(name, 0o755, dir_fd=above)
-        if self._uid is not None:
-            os.chown(name, self._uid, self._uid, dir_fd=above, follow_symlinks=False)
-        return hold_folder(name, above)
-
-
-def _spelled(name: str) -> str:
-    """``name`` in letters alone: those of a byte that is no UTF-8 are told apart by ``surrogateescape``."""
-    return re.sub("[\udc80-\udcff]", lambda byte: f"%{ord(byte[0]) - 0xDC00:02X}", name)
-
-
-def _rename(name: str, spelled: str, folder: int) -> None:
-    """Within an open folder, which is closed; nothing is replaced, and no name is longer than file systems take."""
-    try:
-        while len(os.fsencode(spelled)) > _MOST_NAME_BYTES:
-            spelled = spelled[:-1]
-        taken = set(os.listdir(folder))
-        number = 0
-        while (new := f"{spelled}~{number}" if number else spelled) in taken:
-            number += 1
-        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
-class _Place:
-    """How far a path has led: its last folder is held, those above it are known again when we come back.
-
-    Raises:
-        OSError: a folder is missing, or was moved meanwhile.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._identities: list[tuple[int, int]] = []
-        self.folder = hold_folder(root)
+            os.mkdir(name, 0o755, dir_fd=above)
+            if self._uid is not None:
+                os.chown(name, self._uid, self._uid, dir_fd=above, follow_symlinks=False)
+            folder = hold_folder(name, above)
         try:
-            self._enter()
+            open_to_us(folder)
         except OSError:
-            self.close()
+            os.close(folder)
             raise
-
-    @property
-    def has_above(self) -> bool:
-        """Whether this is not the root of the tree."""
-        return len(self._identities) > 1
-
-    def go_to(self, folder: int) -> None:
-        """Hold this folder in place of the one above it."""
-        os.close(self.folder)
-        self.folder = folder
-        self._enter()
-
-    def go_up(self) -> None:
-        """Go back; a folder that the jail moved meanwhile has another one above it, perhaps out of the tree."""
-        self._identities.pop()
-        expected = self._identities.pop()
-        self.go_to(hold_folder("..", self.folder))
-        if self._identities[-1] != expected:
-            raise OSError(errno.ESTALE, "a folder of it was moved")
-
-    def go_to_root(self) -> None:
-        """Begin again."""
-        self._identities = []
-        self.go_to(hold_folder(self._root))
-
-    def _enter(self) -> None:
-        info = os.fstat(self.folder)
-        self._identities.append((info.st_dev, info.st_ino))
-        open_to_us(self.folder)
-
-    def close(self) -> None:
-        os.close(self.folder)
+        return folder
 
 
 def _link_target(name: str, folder: int) -> str | None:
@@ -333,11 +251,7 @@ class TreeSnapshots:
         return name in self._names
 
     def take(self) -> str:
-        """Copy the tree; on a file system with copy on write only what changes later costs anything.
-
-        Raises:
-            SandboxFileError: a path of it is too long for a copy, or there are too many of them (CR0309).
-        """
+        """Copy the tree; on a file system with copy on write only what changes later costs anything."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         name = f"snapshot-{len(self._names)}"
         try:
@@ -356,11 +270,7 @@ class TreeSnapshots:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy what is in one folder into another, on write where the file system can.
-
-    Raises:
-        OSError: with what ``cp`` said.
-    """
+    """Copy what is in one folder into another, on write where the file system can."""
     done = subprocess.run(
         [*_COPY, str(source), str(target)], capture_output=True, text=True, check=False, errors="replace"
     )
@@ -370,12 +280,7 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def _copy_whatever_its_modes(source: Path, target: Path) -> None:
-    """As ``copy_folder``; what a command closed to our own user is opened meanwhile, and closed again in both.
-
-    Raises:
-        SandboxFileError: a path is too long for a copy, or there are too many of them (CR0309).
-        OSError: with what ``cp`` said.
-    """
+    """As ``copy_folder``; what a command closed to our own user is opened meanwhile, and closed again in both."""
     room = _LONGEST_PATH - max(len(os.fsencode(folder)) for folder in (source, target)) - 1
     closed: list[tuple[Path, int]] = []
     try:
@@ -392,11 +297,7 @@ def _copy_whatever_its_modes(source: Path, target: Path) -> None:
 
 
 def _all_of(root: Path, room: int) -> Iterator[tuple[str, os.stat_result]]:
-    """A folder and everything in it, by paths of at most ``room`` bytes.
-
-    Raises:
-        SandboxFileError: a path is longer, or there are too many of them (CR0309).
-    """
+    """A folder and everything in it, by paths of at most ``room`` bytes."""
     yield ".", os.lstat(root)
     try:
         for path, info in walk(open_folder(root)):

@@ -36,8 +36,8 @@ from composer_replication.sandbox.bubblewrap import (
 )
 from composer_replication.sandbox.bwrap_program import START_SECONDS
 from composer_replication.sandbox.calls import as_record, failure
-from composer_replication.sandbox.fresh_folders import FreshFolders, MemoryFolder
 from composer_replication.sandbox.host_paths import base_python
+from composer_replication.sandbox.private_folders import FreshFolders, MemoryFolder
 from composer_replication.sandbox.privileges import setpriv
 from composer_replication.sandbox.supervised_run import Verdict, supervise
 from composer_replication.sandbox.syscall_filter import filter_program
@@ -67,12 +67,7 @@ class WarmBubblewrap(Bubblewrap):
         return Check(self.name, check.ok, check.detail, check.fix)
 
     def open(self, spec: SandboxSpec) -> Sandbox:
-        """Take over ``spec.tree``; the jail starts with the first command.
-
-        Raises:
-            MissingError: ``bwrap`` or ``setpriv`` is not installed (CR0301).
-            SandboxFailure: a path of the spec is missing or cannot be shown (CR0304).
-        """
+        """Take over ``spec.tree``; the jail starts with the first command."""
         self.require_programs()
         return WarmBubblewrapSandbox(spec)
 
@@ -95,7 +90,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
     @property
     def jail_pid(self) -> int | None:
         """The first process of the jail as seen from outside; None while there is none."""
-        return None if self._jail is None else self._jail.pid
+        return None if self._jail is None else self._jail.held.init_pid
 
     def _run(
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
@@ -147,7 +142,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             tree = self._real_tree
             self._jail = WarmJail(walls, tree, base_python(), self._uid, self._resource_limits())
             self._fresh = FreshFolders(tuple(sorted(fresh.iterdir())))
-            self._memory = self._jail.memory_folder() if self._uid is None else None
+            self._memory = self._jail.held.memory_folder() if self._uid is None else None
         except BaseException:
             self._end_jail()
             raise
@@ -212,9 +207,6 @@ class WarmJail:
         python: the interpreter inside.
         uid: whom commands run as, or None: as ourselves.
         limits: resource limits, which every command inherits.
-
-    Raises:
-        SandboxFailure: it does not start (CR0302).
     """
 
     def __init__(
@@ -228,6 +220,8 @@ class WarmJail:
         self.uid = uid
         self.is_broken = False
         self._socket, theirs = socket.socketpair()
+        self.descriptor = self._socket.fileno()
+        """Readable once a command has ended, or the jail."""
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
         passed = (file_with(_server_source()), theirs.fileno(), os.pidfd_open(os.getpid()))
@@ -238,7 +232,7 @@ class WarmJail:
         start = server if uid is None else [*few, *server]
         try:
             command = ["bwrap", "--as-pid-1", *walls, "--", *start]
-            self._held = HeldJail(command, passed=passed, speaks=False)
+            self.held = HeldJail(command, passed=passed, speaks=False)
         except BaseException:
             self._socket.close()
             raise
@@ -247,50 +241,24 @@ class WarmJail:
             os.close(passed[0])
             os.close(passed[2])
         try:
-            self._held.release(limits)
-            self._await_first_answer()
-            self._held.let_go()
+            self.held.release(limits)
+            self._receive(b"U", START_SECONDS)
+            self.held.let_go()
+        except _BrokenError as error:
+            self.held.kill()
+            said = self.held.last_words() or error
+            self.close()
+            raise failure("CR0302", f"a warm jail does not start: {said}.") from error
         except BaseException:
             self.close()
             raise
-
-    def _await_first_answer(self) -> None:
-        try:
-            self._receive(b"U", START_SECONDS)
-        except _BrokenError as error:
-            self._held.kill()
-            raise failure(
-                "CR0302", f"a warm jail does not start: {self._held.last_words() or error}."
-            ) from error
-
-    @property
-    def pid(self) -> int:
-        """The first process of the jail, as seen from outside."""
-        return self._held.init_pid
-
-    @property
-    def descriptor(self) -> int:
-        """Readable once a command has ended, or the jail."""
-        return self._socket.fileno()
-
-    def memory_folder(self) -> MemoryFolder:
-        """Its ``/dev/shm``, where that is a tmpfs; ask before the first command.
-
-        Raises:
-            SandboxFailure: the jail has ended (CR0302).
-        """
-        return self._held.memory_folder()
 
     def is_alive(self) -> bool:
         """Does it take orders? Asked between commands, when it has nothing to say."""
         return not self.is_broken and not self._says_something(0)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, with_stdin: bool) -> WarmCommand:
-        """Order one command; call only when the one before is finished.
-
-        Raises:
-            SandboxFailure: the jail is gone (CR0302).
-        """
+        """Order one command; call only when the one before is finished."""
         fields = "\0".join((*argv, *(f"{name}={value}" for name, value in env.items()), ""))
         payload = len(argv).to_bytes(4, "big") + os.fsencode(fields)
         command = WarmCommand(self, argv[0], with_stdin=with_stdin)
@@ -328,7 +296,7 @@ class WarmJail:
         self._send(b"K", b"")
         deadline = time.monotonic() + _END_SECONDS
         while not self._says_something(SECONDS_TO_OBEY) and time.monotonic() < deadline:
-            self._held.kill_others()
+            self.held.kill_others()
 
     def _send(self, kind: bytes, payload: bytes, descriptors: Sequence[int] = ()) -> None:
         frame = _HEADER.pack(kind, len(payload)) + payload
@@ -359,7 +327,7 @@ class WarmJail:
         """Kill everything inside and wait until it is gone; idempotent."""
         self.is_broken = True
         self._socket.close()
-        self._held.__exit__()
+        self.held.__exit__()
 
 
 class WarmCommand:
@@ -367,9 +335,11 @@ class WarmCommand:
 
     def __init__(self, jail: WarmJail, program: str, *, with_stdin: bool) -> None:
         self.jail = jail
-        self.pid = jail.pid
+        self.pid = jail.held.init_pid
         self.program = program
         self.stdin: FileIO | None = None
+        self.stdout: FileIO | None = None
+        self.stderr: FileIO | None = None
         self.refusal = ""
         self.took_the_jail = False
         self._code: int | None = None
@@ -379,8 +349,7 @@ class WarmCommand:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 self.inner.append(read)
                 self.stdin = FileIO(write, "wb")
-            self.stdout = self._output()
-            self.stderr = self._output()
+            self.stdout, self.stderr = self._output(), self._output()
             if jail.uid is not None:  # so that it can open /dev/stdout, whose pipe is ours
                 for descriptor in self.inner:
                     os.fchown(descriptor, jail.uid, jail.uid)
@@ -405,7 +374,7 @@ class WarmCommand:
 
     def discard(self) -> None:
         """Close our own ends: there is no command."""
-        for pipe in (self.stdin, getattr(self, "stdout", None), getattr(self, "stderr", None)):
+        for pipe in (self.stdin, self.stdout, self.stderr):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()

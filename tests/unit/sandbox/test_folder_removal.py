@@ -12,8 +12,7 @@ import pytest
 
 from composer_replication.sandbox import folders
 from composer_replication.sandbox.folders import empty, remove_folder
-from composer_replication.sandbox.fresh_folders import FreshFolders
-from composer_replication.sandbox.private_folders import give_back
+from composer_replication.sandbox.private_folders import FreshFolders, give_back
 
 
 @pytest.fixture

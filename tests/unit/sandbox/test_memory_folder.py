@@ -12,9 +12,8 @@ import pytest
 
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox.bwrap_program import find_bwrap, require_bwrap
-from composer_replication.sandbox.fresh_folders import MemoryFolder, size_for
 from composer_replication.sandbox.host_paths import MountPlan
-from composer_replication.sandbox.private_folders import Scratch
+from composer_replication.sandbox.private_folders import MemoryFolder, Scratch, size_for
 
 MIB = 1 << 20
 

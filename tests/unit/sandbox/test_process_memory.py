@@ -21,7 +21,6 @@ from composer_replication.sandbox.process_memory import (
     Mappings,
     MapsTooLongError,
     lines_of_maps,
-    unlinked_files,
 )
 from composer_replication.sandbox.process_tree import kill_descendants
 from composer_replication.sandbox.supervised_run import Verdict, Watched
@@ -123,35 +122,28 @@ def test_a_run_with_more_mappings_than_memory_is_over_it(
         assert kill_descendants(pid)
 
 
-def test_deleted_files_among_too_many_mappings_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(MAPPED) as pid:
-        assert unlinked_files([pid]).is_whole
-        monkeypatch.setattr(process_memory, "_MOST_MAPS_BYTES", 100 << 10)
-        assert not unlinked_files([pid]).is_whole
-
-
-DELETED = """
-import mmap, os, sys, time
-held = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
-os.write(held, bytes(1 << 20))
-block = mmap.mmap(held, 4096)
-os.unlink(sys.argv[1])
+ZOMBIES = """
+import os, time
+for _ in range(100):
+    if os.fork() == 0: os._exit(0)
 print("up", flush=True); time.sleep(60)
 """
 
 
-def test_who_has_mapped_a_deleted_file_is_known_from_one_look_at_the_mappings(tmp_path: Path) -> None:
-    with running(DELETED, str(tmp_path / "file")) as pid, running(MAPPED) as other:
-        found = Mappings.of([pid, other]).with_deleted
-        assert found == {pid}
-        assert unlinked_files([pid, other], (tmp_path,), mapping=found).num_bytes == MIB
+def test_ended_processes_that_nobody_waits_for_are_bounded(tmp_path: Path) -> None:
+    """Without a process namespace they fill the machine's own list."""
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    with running(parent, ZOMBIES) as pid:
+        found = [Watched(Limits(num_processes=most), (tmp_path,), 0).look(pid) for most in (20, 64)]
+        assert found == [Verdict.OVER_PROCESSES, Verdict.ENDED]
+        assert kill_descendants(pid)
 
 
 AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
 LOOK = """
 import ctypes, json, os, socket, sys
 sys.path.insert(0, ".")
-from process_memory import unlinked_files
+from process_memory import Mappings, unlinked_files
 library = ctypes.CDLL(None)
 library.mmap.restype = ctypes.c_void_p
 folder, case = sys.argv[1:]
@@ -174,12 +166,9 @@ else:
     os.close(other)
 if case not in ("open", "name"):
     os.close(held)
-asked = {"pids": [os.getpid(), *([kept] if kept else [])]}
-if case != "elsewhere":
-    asked["folders"] = [folder]
-if case == "counted":
-    asked["counted_device"] = os.stat(folder).st_dev
-found = unlinked_files(**asked)
+pids = [os.getpid(), *([kept] if kept else [])]
+mappings = Mappings.of(pids, [folder] if case != "elsewhere" else [])
+found = unlinked_files(pids, mappings, counted_device=os.stat(folder).st_dev if case == "counted" else None)
 print(json.dumps([found.num_bytes, found.is_whole]))
 if kept:
     os.kill(kept, 9)

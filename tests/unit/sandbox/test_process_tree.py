@@ -13,7 +13,7 @@ import pytest
 
 from composer_replication.sandbox import process_memory, process_tree
 from composer_replication.sandbox.keeper_process import end_keeper
-from composer_replication.sandbox.process_memory import unlinked_files
+from composer_replication.sandbox.process_memory import Mappings
 
 CHILDREN = (
     "import os, sys, time\n"
@@ -23,6 +23,10 @@ CHILDREN = (
     " print(os.getpid(), flush=True); time.sleep(60)\n"
     "time.sleep(60)"
 )
+
+
+def num_unlinked_bytes(pids: list[int]) -> int:
+    return process_memory.unlinked_files(pids, Mappings.of(pids)).num_bytes
 
 
 @pytest.fixture
@@ -62,8 +66,8 @@ def test_memory_counts_what_is_touched(parent: tuple[subprocess.Popen[str], int]
 
 def test_unlinked_files_are_found_once(parent: tuple[subprocess.Popen[str], int]) -> None:
     _, child = parent
-    assert unlinked_files([child, child]).num_bytes == 8 << 20
-    assert unlinked_files([]).num_bytes == 0
+    assert num_unlinked_bytes([child, child]) == 8 << 20
+    assert num_unlinked_bytes([]) == 0
 
 
 def test_killing_reaches_all_below_and_not_the_root(parent: tuple[subprocess.Popen[str], int]) -> None:
@@ -87,7 +91,7 @@ def test_a_process_that_is_gone_has_nothing() -> None:
     gone.wait()
     assert process_tree.descendants(gone.pid) == []
     assert process_memory.memory_bytes([gone.pid]) == 0
-    assert unlinked_files([gone.pid]).num_bytes == 0
+    assert num_unlinked_bytes([gone.pid]) == 0
 
 
 def test_threads_of_all_processes_count() -> None:
@@ -214,10 +218,9 @@ def test_a_deleted_program_that_runs_counts(tmp_path: Path) -> None:
         file.write(b"x" * (4 << 20))  # of no use to it, and never mapped
     with subprocess.Popen([str(program), "60"]) as process:
         try:
-            assert unlinked_files([process.pid]).num_bytes == 0
+            assert num_unlinked_bytes([process.pid]) == 0
             program.unlink()
-            assert unlinked_files([process.pid]).num_bytes >= 4 << 20
-            assert unlinked_files([process.pid], deadline=0.0).num_bytes == 0
+            assert num_unlinked_bytes([process.pid]) >= 4 << 20
         finally:
             process.kill()
 
@@ -249,7 +252,7 @@ def test_a_process_lives_on_when_its_first_thread_has_ended() -> None:
             assert speaker != process
             assert 50 << 20 <= process_memory.memory_bytes(threads) < 150 << 20
             assert process_memory.proportional_memory_bytes(threads) >= 50 << 20
-            assert unlinked_files(threads).num_bytes == 8 << 20
+            assert num_unlinked_bytes(threads) == 8 << 20
             assert process_tree.kill_descendants(parent.pid)
             assert process_tree.speakers([process]) == []
         finally:

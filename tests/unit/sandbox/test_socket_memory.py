@@ -20,7 +20,7 @@ import pytest
 
 from composer_replication.records import Limits
 from composer_replication.sandbox import process_memory, process_tree, supervised_run
-from composer_replication.sandbox.supervised_run import Verdict, Watched
+from composer_replication.sandbox.supervised_run import Watched
 
 MIB = 1 << 20
 SENDER = """
@@ -145,12 +145,13 @@ def test_sockets_of_a_process_whose_first_thread_has_ended_count(monkeypatch: py
         ).is_whole  # they are too few to matter
 
 
-def test_sockets_that_cannot_be_asked_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_can_measure_ends_the_run_after_five_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervised_run, "_SECONDS_UNTIL_HIDING", 0.0)
     watched = Watched(Limits(), (tmp_path,), 0)
-    found = [watched.look_at_files([], are_sockets_shown=False) for _ in range(5)]
-    assert found == [Verdict.ENDED] * 4 + [Verdict.HIDES_FILES]
-    assert watched.look_at_files([]) is Verdict.ENDED
+    assert [watched.are_hiding(are_hidden=True) for _ in range(5)] == [False] * 4 + [True]
+    assert not watched.are_hiding(are_hidden=False)
 
 
 def test_without_a_process_to_close_them_sockets_are_closed_here(monkeypatch: pytest.MonkeyPatch) -> None:

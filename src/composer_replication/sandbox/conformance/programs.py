@@ -8,7 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox.host_paths import base_python
 
 MIB = 1 << 20
@@ -19,6 +22,17 @@ _PAUSE_SECONDS = 0.02
 def python(code: str) -> list[str]:
     """The command that runs ``code`` with the interpreter that every sandbox shows."""
     return [str(base_python()), "-I", "-c", code]
+
+
+def run(sandbox: Sandbox, command: Any, **given: Any) -> ExecResult:
+    """One command with plenty of time."""
+    return sandbox.exec(command, timeout_seconds=LONG_SECONDS, **given)
+
+
+def run_limited(backend: SandboxBackend, tree: Path, command: Any, **limits: int) -> ExecResult:
+    """One command in a sandbox of its own, with these limits."""
+    with backend.open(SandboxSpec(tree, limits=Limits(**limits))) as sandbox:
+        return run(sandbox, command)
 
 
 def living(token: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,23 +11,20 @@ import pytest
 from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import FileEntry
-from composer_replication.sandbox.conformance.programs import LONG_SECONDS
+from composer_replication.sandbox.conformance.programs import run
 
 
 def test_what_is_written_is_read_inside_and_outside(jail: Sandbox) -> None:
     data = bytes(range(256)) * 3
     jail.write_file("a/b c/é.bin", data)
     assert jail.read_file("a/b c/é.bin") == data
-    assert jail.exec(["cksum", "a/b c/é.bin"], timeout_seconds=LONG_SECONDS).stdout.split()[1] == "768"
+    assert run(jail, ["cksum", "a/b c/é.bin"]).stdout.split()[1] == "768"
     assert jail.read_file("a/b c/é.bin", max_bytes=4) == b"\0\1\2\3"
 
 
 def test_a_written_file_belongs_to_the_user_inside(jail: Sandbox) -> None:
     jail.write_file("new/run", b"#!/bin/sh\necho it ran\n", is_executable=True)
-    assert (
-        jail.exec("./new/run; echo x >> new/run; echo y > new/other", timeout_seconds=LONG_SECONDS).stdout
-        == "it ran\n"
-    )
+    assert run(jail, "./new/run; echo x >> new/run; echo y > new/other").stdout == "it ran\n"
     assert jail.read_file("new/other") == b"y\n"
     assert jail.read_file("new/run").endswith(b"x\n")
 
@@ -38,10 +36,7 @@ def test_writing_replaces_and_leaves_nothing_beside(jail: Sandbox) -> None:
 
 
 def test_everything_is_listed_sorted_and_links_are_not_followed(jail: Sandbox) -> None:
-    jail.exec(
-        "mkdir -p d/e; printf abc > d/e/f; ln -s / out; mkfifo pipe; chmod 700 d",
-        timeout_seconds=LONG_SECONDS,
-    )
+    run(jail, "mkdir -p d/e; printf abc > d/e/f; ln -s / out; mkfifo pipe; chmod 700 d")
     found = jail.list_files()
     assert [(entry.path, entry.kind) for entry in found] == [
         ("d", "folder"), ("d/e", "folder"), ("d/e/f", "file"), ("out", "link"), ("pipe", "other"),
@@ -52,10 +47,7 @@ def test_everything_is_listed_sorted_and_links_are_not_followed(jail: Sandbox) -
 
 
 def test_links_inside_are_followed(jail: Sandbox) -> None:
-    jail.exec(
-        ["sh", "-c", 'mkdir d; echo x > d/f; ln -s d e; ln -s "$PWD/d/f" g; ln -s ../e/f d/h'],
-        timeout_seconds=LONG_SECONDS,
-    )
+    run(jail, 'mkdir d; echo x > d/f; ln -s d e; ln -s "$PWD/d/f" g; ln -s ../e/f d/h')
     assert [jail.read_file(path) for path in ("e/f", "g", "d/h", "e/../d/f", "./d//f")] == [b"x\n"] * 5
 
 
@@ -63,14 +55,12 @@ def test_links_inside_are_followed(jail: Sandbox) -> None:
     "path", ["../secret", "out", "up/secret", "d/../../secret", "/etc/passwd", "abs/passwd"]
 )
 def test_nothing_leads_out_of_the_tree(jail: Sandbox, path: str) -> None:
-    jail.exec("mkdir d; ln -s ../secret out; ln -s .. up; ln -s /etc abs", timeout_seconds=LONG_SECONDS)
-    with pytest.raises(SandboxFileError, match="out of the tree") as error:
-        jail.read_file(path)
-    assert error.value.code == "CR0309"
-    before = (jail.tree.parent / "secret").read_text()
-    with pytest.raises(SandboxFileError, match="out of the tree"):
-        jail.write_file(path, b"changed")
-    assert (jail.tree.parent / "secret").read_text() == before == "hush"
+    run(jail, "mkdir d; ln -s ../secret out; ln -s .. up; ln -s /etc abs")
+    for ask in (lambda: jail.read_file(path), lambda: jail.write_file(path, b"changed")):
+        with pytest.raises(SandboxFileError, match="out of the tree") as error:
+            ask()
+        assert error.value.code == "CR0309"
+    assert (jail.tree.parent / "secret").read_text() == "hush"
 
 
 @pytest.mark.parametrize(
@@ -85,13 +75,13 @@ def test_nothing_leads_out_of_the_tree(jail: Sandbox, path: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(jail: Sandbox, path: str, why: str) -> None:
-    jail.exec("mkdir d; mkfifo pipe; ln -s loop loop; echo > f", timeout_seconds=LONG_SECONDS)
+    run(jail, "mkdir d; mkfifo pipe; ln -s loop loop; echo > f")
     with pytest.raises(SandboxFileError, match=f"(?i){why}"):
         jail.read_file(path)
 
 
 def test_a_folder_is_not_overwritten(jail: Sandbox) -> None:
-    jail.exec("mkdir d", timeout_seconds=LONG_SECONDS)
+    run(jail, "mkdir d")
     with pytest.raises(SandboxFileError):
         jail.write_file("d", b"x")
     assert [entry.path for entry in jail.list_files()] == ["d"]
@@ -99,7 +89,7 @@ def test_a_folder_is_not_overwritten(jail: Sandbox) -> None:
 
 def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> None:
     """The jail races us: d is a folder, then a link to the folder with the secret, and back."""
-    jail.exec("mkdir real; echo inside > real/secret; ln -s real d", timeout_seconds=LONG_SECONDS)
+    run(jail, "mkdir real; echo inside > real/secret; ln -s real d")
     race = "for i in $(seq 400); do ln -sfn .. t && mv -T t d; ln -sfn real t && mv -T t d; done"
     runner = threading.Thread(target=lambda: jail.exec(race, timeout_seconds=20))
     runner.start()
@@ -114,21 +104,16 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> Non
 
 
 def test_a_snapshot_brings_everything_back(jail: Sandbox) -> None:
-    jail.exec(
-        "mkdir d; echo one > d/f; chmod 751 d/f; ln -s d/f l; mkdir empty", timeout_seconds=LONG_SECONDS
-    )
+    run(jail, "mkdir d; echo one > d/f; chmod 751 d/f; ln -s d/f l; mkdir empty")
     before = jail.list_files(), jail.read_file("d/f")
     first = jail.snapshot()
-    jail.exec(
-        "rm -r d empty l; mkdir l; echo two > l/x; mkdir -p c/c/c; chmod 0 c/c; touch '.-hidden'",
-        timeout_seconds=LONG_SECONDS,
-    )
+    run(jail, "rm -r d empty l; mkdir l; echo two > l/x; mkdir -p c/c/c; chmod 0 c/c; touch '.-hidden'")
     second = jail.snapshot()
     for _ in range(2):
         jail.restore(first)
         assert (jail.list_files(), jail.read_file("d/f")) == before
         assert (jail.tree / "l").readlink() == Path("d/f")
-    assert jail.exec("echo more >> d/f && cat d/f", timeout_seconds=LONG_SECONDS).stdout == "one\nmore\n"
+    assert run(jail, "echo more >> d/f && cat d/f").stdout == "one\nmore\n"
     jail.restore(second)
     assert jail.read_file("l/x") == b"two\n"
 
@@ -137,35 +122,32 @@ def test_a_snapshot_brings_everything_back(jail: Sandbox) -> None:
 def test_a_tree_that_a_command_closed_is_open_to_the_next_call(jail: Sandbox, mode: str) -> None:
     close = f'chmod {mode} "$HOME" "$TMPDIR" .'
     empty = jail.snapshot()
-    for ask in (
-        jail.snapshot,
-        lambda: jail.restore(empty),
-        jail.list_files,
-        lambda: jail.write_file("f", b""),
-    ):
-        jail.exec(close, timeout_seconds=LONG_SECONDS)
+    asks: list[Callable[[], object]] = [*calls_of(jail), lambda: jail.restore(empty)]
+    for ask in asks:
+        run(jail, close)
         ask()
-    jail.exec(close, timeout_seconds=LONG_SECONDS)
-    done = jail.exec('pwd; touch g "$HOME/h" "$TMPDIR/t" && echo on', timeout_seconds=LONG_SECONDS)
+    run(jail, close)
+    done = run(jail, 'pwd; touch g "$HOME/h" "$TMPDIR/t" && echo on')
     assert (done.exit_code, done.stdout) == (0, f"{jail.tree}\non\n"), done.stderr
+
+
+def calls_of(jail: Sandbox) -> tuple[Callable[[], object], ...]:
+    return (jail.snapshot, lambda: jail.write_file("f", b""), jail.list_files, lambda: jail.read_file("f"))
 
 
 def test_what_a_command_closed_is_kept_and_comes_back(jail: Sandbox) -> None:
     """Whether it is closed then is not said: whoever measures a folder, or fetches a tree, has to look into it."""
-    jail.exec(
-        "mkdir d; echo kept | tee d/f > g; chmod 000 d/f g; chmod 500 d; chmod 555 .",
-        timeout_seconds=LONG_SECONDS,
-    )
+    run(jail, "mkdir d; echo kept | tee d/f > g; chmod 000 d/f g; chmod 500 d; chmod 555 .")
     name = jail.snapshot()
-    jail.exec("chmod 700 . d; rm -rf d g; echo other > g", timeout_seconds=LONG_SECONDS)
+    run(jail, "chmod 700 . d; rm -rf d g; echo other > g")
     for _ in range(2):
         jail.restore(name)
-        seen = jail.exec("chmod 700 d; chmod 600 g d/f; cat g d/f", timeout_seconds=LONG_SECONDS)
+        seen = run(jail, "chmod 700 d; chmod 600 g d/f; cat g d/f")
         assert seen.stdout == "kept\nkept\n", seen.stderr
 
 
 def test_a_closed_folder_is_listed(jail: Sandbox) -> None:
-    jail.exec("mkdir -p d/e; touch d/f; chmod 000 d/e; chmod 400 d", timeout_seconds=LONG_SECONDS)
+    run(jail, "mkdir -p d/e; touch d/f; chmod 000 d/e; chmod 400 d")
     assert [entry.path for entry in jail.list_files()] == ["d", "d/e", "d/f"]
     assert jail.read_file("d/f") == b""
 
@@ -173,17 +155,13 @@ def test_a_closed_folder_is_listed(jail: Sandbox) -> None:
 def test_a_snapshot_is_not_seen_inside(jail: Sandbox) -> None:
     jail.write_file("marked", b"needle-in-the-snapshot")
     jail.snapshot()
-    jail.exec("rm marked", timeout_seconds=LONG_SECONDS)
-    found = jail.exec(
-        'grep -rls needle-in-the "$HOME" "$TMPDIR" "$HOME/.." . 2>/dev/null', timeout_seconds=LONG_SECONDS
-    )
-    assert found.stdout == ""
+    run(jail, "rm marked")
+    search = 'grep -rls needle-in-the "$HOME" "$TMPDIR" "$HOME/.." . 2>/dev/null'
+    assert run(jail, search).stdout == ""
 
 
 def test_a_snapshot_waits_for_the_command_that_runs(jail: Sandbox) -> None:
-    runner = threading.Thread(
-        target=lambda: jail.exec("touch began; sleep 1; echo done > f", timeout_seconds=LONG_SECONDS)
-    )
+    runner = threading.Thread(target=lambda: run(jail, "touch began; sleep 1; echo done > f"))
     runner.start()
     while not (jail.tree / "began").exists():
         runner.join(0.01)
@@ -202,11 +180,6 @@ def test_an_unknown_snapshot_is_refused(jail: Sandbox) -> None:
 
 def test_after_close_nothing_is_answered(jail: Sandbox) -> None:
     jail.close()
-    for ask in (
-        jail.snapshot,
-        jail.list_files,
-        lambda: jail.read_file("f"),
-        lambda: jail.write_file("f", b""),
-    ):
+    for ask in calls_of(jail):
         with pytest.raises(SandboxFailure, match="closed"):
             ask()

@@ -5,103 +5,77 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, python
+from composer_replication.sandbox.conformance.programs import MIB, python, run, run_limited
 
 
 def test_memory_of_one_process(backend: SandboxBackend, tree: Path) -> None:
     with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
-        result = sandbox.exec(python("print(len(bytearray(300 << 20)))"), timeout_seconds=LONG_SECONDS)
-        fits = sandbox.exec(python("print(len(bytearray(30 << 20)))"), timeout_seconds=LONG_SECONDS)
+        result = run(sandbox, python("print(len(bytearray(300 << 20)))"))
+        fits = run(sandbox, python("print(len(bytearray(30 << 20)))"))
     assert result.exit_code != 0
     assert result.stdout == ""
     assert fits.stdout == f"{30 << 20}\n"
 
 
-SIX_HOLD_MEMORY = (
-    "import os, time\n"
-    "for _ in range(6):\n"
-    " if os.fork() == 0:\n"
-    "  held = bytearray(60 << 20)\n"
-    "  held[::4096] = b'x' * len(held[::4096])\n"
-    "  time.sleep(30)\n"
-    "time.sleep(30)"
-)
+SIX_HOLD_MEMORY = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        held = bytearray(60 << 20)
+        held[::4096] = b'x' * len(held[::4096])
+        time.sleep(30)
+time.sleep(30)
+"""
+# The kernel shows neither memory nor files of an ended thread, while others of its process live on.
+FIRST_THREADS_ENDED = """
+import ctypes, os, threading, time
+def hold():
+    time.sleep(0.2)
+    held = bytearray(60 << 20)
+    held[::4096] = b'x' * len(held[::4096])
+    time.sleep(30)
+for _ in range(6):
+    if os.fork() == 0:
+        threading.Thread(target=hold).start()
+        ctypes.CDLL(None).pthread_exit(None)
+time.sleep(30)
+"""
 
 
-def test_memory_of_all_processes_together(backend: SandboxBackend, tree: Path) -> None:
-    code = SIX_HOLD_MEMORY
-    with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-    assert result.out_of_memory
-    assert not result.timed_out
-    assert result.exit_code == 137
-
-
-def test_memory_of_processes_whose_first_thread_has_ended(backend: SandboxBackend, tree: Path) -> None:
-    """The kernel shows neither memory nor files of an ended thread, while others of its process live on."""
-    code = (
-        "import ctypes, os, threading, time\n"
-        "def hold():\n"
-        " time.sleep(0.2)\n"
-        " held = bytearray(60 << 20)\n"
-        " held[::4096] = b'x' * len(held[::4096])\n"
-        " time.sleep(30)\n"
-        "for _ in range(6):\n"
-        " if os.fork() == 0:\n"
-        "  threading.Thread(target=hold).start()\n"
-        "  ctypes.CDLL(None).pthread_exit(None)\n"
-        "time.sleep(30)"
-    )
-    with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=192 * MIB))) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-    assert result.out_of_memory, result.stderr
-    assert not result.timed_out
-
-
-def test_memory_of_processes_whose_names_tell_of_less(backend: SandboxBackend, tree: Path) -> None:
+def _called(name: str) -> str:
     """The kernel writes a name as it is into the lines that tell of memory, all ends of lines but one included."""
-    for end in ("\\x0c", "\\r"):
-        code = (
-            f"import ctypes\nctypes.CDLL(None).prctl(15, b'{end}VmPTE:-999999', 0, 0, 0)\n" + SIX_HOLD_MEMORY
-        )
-        with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
-            result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-        assert result.out_of_memory, result.stderr
-        assert not result.timed_out
+    return f"import ctypes\nctypes.CDLL(None).prctl(15, b'{name}VmPTE:-999999', 0, 0, 0)\n{SIX_HOLD_MEMORY}"
 
 
-def test_memory_that_forked_processes_share_counts_once(backend: SandboxBackend, tree: Path) -> None:
-    code = (
-        "import os, time\n"
-        "held = bytearray(60 << 20)\n"
-        "held[::4096] = b'x' * len(held[::4096])\n"
-        "for _ in range(6):\n"
-        " if os.fork() == 0:\n"
-        "  time.sleep(0.5)\n"
-        "  os._exit(0)\n"
-        "time.sleep(0.5); print('lived')"
-    )
-    with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
-        assert sandbox.exec(python(code), timeout_seconds=LONG_SECONDS).stdout == "lived\n"
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [
+        pytest.param(SIX_HOLD_MEMORY, 128, id="together"),
+        pytest.param(FIRST_THREADS_ENDED, 192, id="first threads ended"),
+        pytest.param(_called("\\x0c"), 128, id="name with a form feed"),
+        pytest.param(_called("\\r"), 128, id="name with a return"),
+    ],
+)
+def test_memory_of_all_processes_together(backend: SandboxBackend, tree: Path, code: str, most: int) -> None:
+    result = run_limited(backend, tree, python(code), memory_bytes=most * MIB)
+    assert result.out_of_memory, result.stderr
+    assert (result.exit_code, result.timed_out) == (137, False)
 
 
 def test_disk_in_total(backend: SandboxBackend, tree: Path) -> None:
-    code = (
-        "import time\nfor n in range(40): open(f'f{n}', 'wb').write(b'x' << 20 if 0 else b'x' * (1 << 20))\n"
-    )
-    code += "time.sleep(30); print('lived')"
-    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    code = "import time\nfor n in range(40): open(f'f{n}', 'wb').write(bytes(1 << 20))\ntime.sleep(30)"
+    result = run_limited(backend, tree, python(code), disk_bytes=8 * MIB)
     assert result.exit_code == 137
     assert "disk" in result.stderr
     assert not (result.timed_out or result.out_of_memory)
 
 
 def test_disk_of_one_file(backend: SandboxBackend, tree: Path) -> None:
-    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
-        result = sandbox.exec(["sh", "-c", "head -c 50000000 /dev/zero > big"], timeout_seconds=LONG_SECONDS)
+    result = run_limited(backend, tree, "head -c 50000000 /dev/zero > big", disk_bytes=8 * MIB)
     assert result.exit_code != 0
     assert (tree / "big").stat().st_size <= 8 * MIB
 
@@ -125,34 +99,10 @@ print('lived')
 
 def test_disk_of_files_that_are_deleted_and_only_mapped(backend: SandboxBackend, tree: Path) -> None:
     """Whatever they were called: no name ends a line of what the kernel tells of mappings."""
-    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
-        result = sandbox.exec(python(HIDDEN_IN_MAPPINGS), timeout_seconds=LONG_SECONDS)
+    result = run_limited(backend, tree, python(HIDDEN_IN_MAPPINGS), disk_bytes=8 * MIB)
     assert (result.exit_code, result.stdout) == (137, ""), result
     assert "disk" in result.stderr or "mapped files" in result.stderr
     assert not (result.timed_out or result.out_of_memory)
-
-
-def test_mapped_files_that_are_deleted_and_can_be_measured_are_no_offence(
-    backend: SandboxBackend, tree: Path
-) -> None:
-    """Locks of multiprocessing lie in ``/dev/shm``, deleted and mapped; Python's own mappings keep the file open."""
-    code = (
-        "import mmap, multiprocessing, os, time\n"
-        "held = os.open('kept', os.O_CREAT | os.O_RDWR)\n"
-        "os.write(held, bytes(1 << 20))\n"
-        "kept = mmap.mmap(held, 4096)\n"
-        "os.close(held)\n"
-        "os.unlink('kept')\n"
-        "try:\n"
-        " locks = [multiprocessing.Lock() for _ in range(5)]\n"
-        " shared = multiprocessing.get_context('fork').Array('i', 1000)\n"
-        "except OSError: pass\n"
-        "time.sleep(4)\n"
-        "print('lived')"
-    )
-    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-    assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr
 
 
 def test_shared_memory_is_limited(backend: SandboxBackend, tree: Path) -> None:
@@ -162,40 +112,9 @@ def test_shared_memory_is_limited(backend: SandboxBackend, tree: Path) -> None:
         "for number in range(24): open(f'/dev/shm/{number}', 'wb').write(bytes(1 << 20))\n"
         "time.sleep(30); print('lived')"
     )
-    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    result = run_limited(backend, tree, python(code), disk_bytes=8 * MIB)
     assert "lived" not in result.stdout
     assert not result.timed_out
-
-
-def test_an_ended_child_that_nobody_waits_for_is_no_offence(backend: SandboxBackend, tree: Path) -> None:
-    code = "import os, time\nif os.fork() == 0: os._exit(0)\ntime.sleep(1.5); print('lived')"
-    with backend.open(SandboxSpec(tree)) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-    assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr
-
-
-def test_ended_children_that_lost_their_parent_do_not_count(backend: SandboxBackend, tree: Path) -> None:
-    command = "for n in $(seq 400); do (/bin/true &); done; echo lived"
-    with backend.open(SandboxSpec(tree)) as sandbox:
-        result = sandbox.exec(command, timeout_seconds=LONG_SECONDS)
-    assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr
-
-
-def test_disk_that_was_there_before_is_not_charged(backend: SandboxBackend, tree: Path) -> None:
-    (tree / "old").write_bytes(b"x" * (16 * MIB))
-    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
-        assert sandbox.exec(["sh", "-c", "echo new > small"], timeout_seconds=LONG_SECONDS).exit_code == 0
-
-
-def test_paths_too_long_to_measure_count_as_over_the_limit(backend: SandboxBackend, tree: Path) -> None:
-    code = "import os\nfor _ in range(60): os.mkdir('d' * 100); os.chdir('d' * 100)"
-    sandbox = backend.open(SandboxSpec(tree))
-    result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-    sandbox.close()
-    assert result.exit_code == 137
-    assert "disk" in result.stderr
-    subprocess.run(["rm", "-rf", str(tree)], check=True)
 
 
 def test_processes_are_limited(backend: SandboxBackend, tree: Path) -> None:
@@ -204,24 +123,77 @@ def test_processes_are_limited(backend: SandboxBackend, tree: Path) -> None:
         " while n < 60:\n  if os.fork() == 0: time.sleep(5); os._exit(0)\n  n += 1\n"
         "except OSError: pass\nprint(n)"
     )
-    with backend.open(SandboxSpec(tree, limits=Limits(num_processes=20))) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    result = run_limited(backend, tree, python(code), num_processes=20)
     assert result.exit_code == 137 or 10 <= int(result.stdout) <= 20
 
 
-def test_copies_are_made_without_the_kernel_where_it_refuses(backend: SandboxBackend, tree: Path) -> None:
-    """A thread that waits in one of its copies would keep a file that no limit counts."""
-    code = (
-        "import os, shutil, socket\n"
-        "open('from', 'wb').write(os.urandom(1 << 16) * 16)\n"
-        "shutil.copyfile('from', 'to')\n"
-        "ours, theirs = socket.socketpair()\n"
-        "if os.fork() == 0:\n"
-        " ours.sendfile(open('from', 'rb')); os._exit(0)\n"
-        "ours.close()\n"
-        "with theirs.makefile('rb') as stream: sent = stream.read()\n"
-        "print(open('from', 'rb').read() == open('to', 'rb').read() == sent)"
-    )
-    with backend.open(SandboxSpec(tree)) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-    assert (result.exit_code, result.stdout) == (0, "True\n"), result.stderr
+def test_paths_too_long_to_measure_count_as_over_the_limit(backend: SandboxBackend, tree: Path) -> None:
+    code = "import os\nfor _ in range(60): os.mkdir('d' * 100); os.chdir('d' * 100)"
+    result = run_limited(backend, tree, python(code))
+    assert result.exit_code == 137
+    assert "disk" in result.stderr
+    subprocess.run(["rm", "-rf", str(tree)], check=True)
+
+
+def test_disk_that_was_there_before_is_not_charged(backend: SandboxBackend, tree: Path) -> None:
+    (tree / "old").write_bytes(b"x" * (16 * MIB))
+    assert run_limited(backend, tree, "echo new > small", disk_bytes=8 * MIB).exit_code == 0
+
+
+SHARED_BY_FORKS = """
+import os, time
+held = bytearray(60 << 20)
+held[::4096] = b'x' * len(held[::4096])
+for _ in range(6):
+    if os.fork() == 0:
+        time.sleep(0.5)
+        os._exit(0)
+time.sleep(0.5); print('lived')
+"""
+# Locks of multiprocessing lie in /dev/shm, deleted and mapped; Python's own mappings keep the file open.
+MAPPED_AND_MEASURED = """
+import mmap, multiprocessing, os, time
+held = os.open('kept', os.O_CREAT | os.O_RDWR)
+os.write(held, bytes(1 << 20))
+kept = mmap.mmap(held, 4096)
+os.close(held)
+os.unlink('kept')
+try:
+    locks = [multiprocessing.Lock() for _ in range(5)]
+    shared = multiprocessing.get_context('fork').Array('i', 1000)
+except OSError: pass
+time.sleep(4)
+print('lived')
+"""
+# A thread that waits in a copy by the kernel would keep a file that no limit counts.
+COPIES_WITHOUT_THE_KERNEL = """
+import os, shutil, socket
+open('from', 'wb').write(os.urandom(1 << 16) * 16)
+shutil.copyfile('from', 'to')
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.sendfile(open('from', 'rb')); os._exit(0)
+ours.close()
+with theirs.makefile('rb') as stream: sent = stream.read()
+if open('from', 'rb').read() == open('to', 'rb').read() == sent: print('lived')
+"""
+ENDED_CHILD = "import os, time\nif os.fork() == 0: os._exit(0)\ntime.sleep(1.5); print('lived')"
+
+
+@pytest.mark.parametrize(
+    ("command", "limits"),
+    [
+        pytest.param(python(SHARED_BY_FORKS), {"memory_bytes": 128 * MIB}, id="memory shared by forks"),
+        pytest.param(python(MAPPED_AND_MEASURED), {"disk_bytes": 8 * MIB}, id="deleted, mapped, measured"),
+        pytest.param(python(COPIES_WITHOUT_THE_KERNEL), {}, id="copies that the kernel refuses"),
+        pytest.param(python(ENDED_CHILD), {}, id="a child that nobody waits for"),
+        pytest.param(
+            "for n in $(seq 400); do (/bin/true &); done; echo lived", {}, id="children without parent"
+        ),
+    ],
+)
+def test_what_is_no_offence(
+    backend: SandboxBackend, tree: Path, command: list[str] | str, limits: dict[str, int]
+) -> None:
+    result = run_limited(backend, tree, command, **limits)
+    assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr

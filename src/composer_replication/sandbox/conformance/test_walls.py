@@ -12,7 +12,7 @@ import pytest
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_interpreter, base_python
-from composer_replication.sandbox.conformance.programs import LONG_SECONDS, open_to_all, python
+from composer_replication.sandbox.conformance.programs import open_to_all, python, run
 
 
 def test_writes_reach_the_tree_and_only_the_tree(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
@@ -22,18 +22,10 @@ def test_writes_reach_the_tree_and_only_the_tree(backend: SandboxBackend, tree: 
     open_to_all(tmp_path)
     with backend.open(SandboxSpec(tree, read_only=(shown,))) as sandbox:
         script = f"cat {shown}/deep/file; echo mine > inside; mkdir sub; echo x > sub/y"
-        result = sandbox.exec(["sh", "-c", script], timeout_seconds=LONG_SECONDS)
-        refused = [
-            sandbox.exec(["sh", "-c", f"echo x > {place}"], timeout_seconds=LONG_SECONDS).exit_code
-            for place in (
-                shown / "new",
-                shown / "deep" / "file",
-                "/etc/new",
-                "/usr/bin/new",
-                "/new",
-            )
-        ]
-        sandbox.exec(["sh", "-c", f"echo x > {tmp_path}/new"], timeout_seconds=LONG_SECONDS)
+        result = run(sandbox, script)
+        places = (shown / "new", shown / "deep" / "file", "/etc/new", "/usr/bin/new", "/new")
+        refused = [run(sandbox, f"echo x > {place}").exit_code for place in places]
+        run(sandbox, f"echo x > {tmp_path}/new")
     assert not (tmp_path / "new").exists()  # perhaps it was written to the private /tmp
     assert (result.exit_code, result.stdout) == (0, "shown")
     assert 0 not in refused
@@ -99,7 +91,7 @@ def test_modes_times_and_links_are_its_own_inside_and_closed_outside(
     before = facts()
     names = f"OUTSIDE, SHOWN, POINTER = {[str(path) for path in (outside, shown, pointer)]}\n"
     with backend.open(SandboxSpec(tree, read_only=(shown.parent,))) as sandbox:
-        result = sandbox.exec(python(names + _CHANGE_ALL), timeout_seconds=LONG_SECONDS)
+        result = run(sandbox, python(names + _CHANGE_ALL))
     assert facts() == before
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "file None []\n['0o740', '0o640', '0o750'] 4 8 6\n"
@@ -111,9 +103,7 @@ def test_a_tree_below_a_shown_folder_is_writable(backend: SandboxBackend, tmp_pa
     inner.mkdir(parents=True)
     open_to_all(tmp_path)
     with backend.open(SandboxSpec(inner, read_only=(shown,))) as sandbox:
-        assert (
-            sandbox.exec(["sh", "-c", "pwd; echo x > y"], timeout_seconds=LONG_SECONDS).stdout == f"{inner}\n"
-        )
+        assert run(sandbox, "pwd; echo x > y").stdout == f"{inner}\n"
     assert (inner / "y").read_text() == "x\n"
 
 
@@ -124,7 +114,7 @@ def test_hidden_folders_beside_the_tree(jail: Sandbox, tmp_path: Path) -> None:
     open_to_all(hidden)
     for script in (f"cat {hidden}/tests.txt", "cat ../hidden/tests.txt", f"ln {hidden}/tests.txt l && cat l",
                    f"ln -s {hidden}/tests.txt s; cat s", f"grep -r answer {tmp_path}", "cat /proc/1/root/etc/shadow"):  # fmt: skip
-        result = jail.exec(["sh", "-c", script], timeout_seconds=LONG_SECONDS)
+        result = run(jail, script)
         assert "42" not in result.stdout, script
         assert result.exit_code != 0, script
 
@@ -138,10 +128,10 @@ def test_masked_paths(backend: SandboxBackend, tree: Path, tmp_path: Path) -> No
     spec = SandboxSpec(tree, (shown,), (shown / "a" / "hide", shown / "b" / "c" / "d", shown / "absent"))
     with backend.open(spec) as sandbox:
         seen = {
-            name: sandbox.exec(["cat", str(shown / name)], timeout_seconds=LONG_SECONDS).stdout
+            name: run(sandbox, ["cat", str(shown / name)]).stdout
             for name in ("a/keep", "a/hide", "b/c/keep", "b/c/d/hide")
         }
-        link = sandbox.exec(["sh", "-c", f"ln {shown}/a/hide l && cat l"], timeout_seconds=LONG_SECONDS)
+        link = run(sandbox, f"ln {shown}/a/hide l && cat l")
     assert seen == {
         "a/keep": "text of a/keep",
         "a/hide": "",
@@ -160,9 +150,7 @@ def test_a_mask_holds_for_a_shown_link_too(backend: SandboxBackend, tree: Path, 
     open_to_all(tmp_path)
     with backend.open(SandboxSpec(tree, (tmp_path / "link",), (real / "packages",))) as sandbox:
         names = [f"{folder}/{name}" for folder in ("link", "real") for name in ("keep.py", "packages/old.py")]
-        seen = [
-            sandbox.exec(["cat", str(tmp_path / name)], timeout_seconds=LONG_SECONDS).stdout for name in names
-        ]
+        seen = [run(sandbox, ["cat", str(tmp_path / name)]).stdout for name in names]
     assert seen == ["keep", "", "keep", ""]
 
 
@@ -181,8 +169,8 @@ def test_installed_packages_of_the_base_interpreter_are_not_importable(jail: San
         "print(found)"
     )
     names = json.dumps([str(path) for path in masked]).encode()
-    assert jail.exec(python(code), timeout_seconds=LONG_SECONDS, stdin=names).stdout == "[]\n"
-    result = jail.exec(python("import pip"), timeout_seconds=LONG_SECONDS)
+    assert run(jail, python(code), stdin=names).stdout == "[]\n"
+    result = run(jail, python("import pip"))
     assert "ModuleNotFoundError" in result.stderr
 
 
@@ -199,15 +187,15 @@ def test_a_virtual_environment_works_and_brings_its_own_packages_only(
     with backend.open(SandboxSpec(tree, (environment,))) as sandbox:
         python_of_it = str(environment / "bin" / "python")
         code = "import of_the_task, sys; print(of_the_task.word, sys.prefix)"
-        result = sandbox.exec([python_of_it, "-c", code], timeout_seconds=LONG_SECONDS)
-        absent = sandbox.exec([python_of_it, "-c", "import pip"], timeout_seconds=LONG_SECONDS)
+        result = run(sandbox, [python_of_it, "-c", code])
+        absent = run(sandbox, [python_of_it, "-c", "import pip"])
     assert result.stdout == f"shown {environment}\n", result.stderr
     assert "ModuleNotFoundError" in absent.stderr
 
 
 def test_the_standard_library_works(jail: Sandbox) -> None:
     code = "import asyncio, ctypes, json, sqlite3, ssl, subprocess, tempfile, threading, unittest, zoneinfo; print('ok')"
-    result = jail.exec(python(code), timeout_seconds=LONG_SECONDS)
+    result = run(jail, python(code))
     assert (result.stdout, result.exit_code) == ("ok\n", 0), result.stderr
 
 
@@ -227,8 +215,8 @@ def test_links_that_one_command_plants_do_not_lead_the_next_one_s_mounts_out(
         f" mv $name moved-$name; ln -s /oldroot{victim} $name; done; ln -s /oldroot{victim} planted; done; true"
     )
     with backend.open(SandboxSpec(tree)) as sandbox:
-        assert sandbox.exec(["sh", "-c", script], timeout_seconds=LONG_SECONDS).exit_code == 0
-        result = sandbox.exec(["sh", "-c", "pwd; echo x > written"], timeout_seconds=LONG_SECONDS)
+        assert run(sandbox, script).exit_code == 0
+        result = run(sandbox, "pwd; echo x > written")
     assert list(victim.iterdir()) == []
     assert (result.exit_code, result.stdout) == (0, f"{tree}\n")
     assert (tree / "written").read_text() == "x\n"
@@ -241,12 +229,7 @@ def test_a_hard_link_in_the_tree_does_not_reach_the_file_outside(
     outside.write_text("original")
     os.link(outside, tree / "linked")
     with backend.open(SandboxSpec(tree)) as sandbox:
-        assert (
-            sandbox.exec(
-                ["sh", "-c", "cat linked; echo changed > linked"], timeout_seconds=LONG_SECONDS
-            ).stdout
-            == "original"
-        )
+        assert run(sandbox, "cat linked; echo changed > linked").stdout == "original"
     assert outside.read_text() == "original"
     assert (tree / "linked").read_text() == "changed\n"
     assert outside.stat().st_uid == os.geteuid()

@@ -88,7 +88,7 @@ def compiled_parts(source: RepositorySource) -> str:
     if is_asked or read.table("tool", "setuptools").get("ext-modules"):
         return "pyproject.toml"
     keywords = setup_keywords(source.metadata.get("setup.py", b""))
-    return "setup.py" if not keywords.keys().isdisjoint(_COMPILING_KEYWORDS) else ""
+    return "setup.py" if not keywords.isdisjoint(_COMPILING_KEYWORDS) else ""
 
 
 def explain(

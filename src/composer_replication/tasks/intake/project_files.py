@@ -218,16 +218,12 @@ def _version_at(read: ProjectFiles, where: Mapping[str, Any]) -> str:
 
 
 def _requires_python(read: ProjectFiles) -> str:
-    for text in (
-        read.table("project").get("requires-python"),
-        next(iter(read.info.get("Requires-Python", [])), ""),
-        read.ini("options", "python_requires"),
-        read.setup.get("python_requires"),
-    ):
-        if isinstance(text, str) and text.strip():
-            return text
-    python = read.table("tool", "poetry", "dependencies").get("python")
-    return str(poetry_range(python)) if isinstance(python, str) else ""
+    given = [
+        *read.strings("project.requires-python"), *read.info.get("Requires-Python", []),
+        read.ini("options", "python_requires"), *texts(read.setup.get("python_requires")),
+    ]  # fmt: skip
+    poetry = (str(poetry_range(text)) for text in read.strings("tool.poetry.dependencies.python"))
+    return next((text for text in (*given, *poetry) if text.strip()), "")
 
 
 def _add(into: Groups, name: str, found: Iterable[Requirement]) -> None:

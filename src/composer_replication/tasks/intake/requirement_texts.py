@@ -28,7 +28,7 @@ _CONSTRAINT = re.compile(r"(?:-c|--constraint)[\s=]*(.+)")
 _EDITABLE = re.compile(r"(?:-e|--editable)[\s=]*(.+)")
 _ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
 _ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz)$")
-_NAME_ENDS = re.compile(r"@|-\d|\.git$|\.zip$|\.tar\.gz$")
+_NAME_END = re.compile(r"(?:\.git)?(?:@.*)?$|-\d.*\.(?:whl|zip|tar\.gz)$|\.(?:zip|tar\.gz)$")
 _LOCAL_FILE = re.compile(r"file:(?://(?:localhost)?)?(/?\.{1,2}(?:/.*)?|[^/].*)")
 _ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|\{root:parent:uri\}|\{here\}")
 
@@ -115,7 +115,7 @@ def _name_of(address: str) -> str:
     path, _, fragment = address.partition("#")
     egg = re.search(r"(?:^|&)egg=([\w.-]+)", fragment)
     last = posixpath.basename(urlsplit(path).path.rstrip("/"))
-    return egg[1] if egg else _NAME_ENDS.split(last)[0].strip(".") or "unnamed"
+    return egg[1] if egg else _NAME_END.sub("", last, count=1).strip(".") or "unnamed"
 
 
 def bound_to(address: str, folder: str) -> str:

@@ -1,4 +1,4 @@
-"""This process as the driver of a Ray cluster: join it, notice when its head is gone, leave it."""
+"""This process as the driver of a Ray cluster (join it, notice when its head is gone, leave it), and the nodes that work for it."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.tasks.intake.cache import cache_folder
-from composer_replication.tasks.intake.full_disk import refuse_full_disk
+from composer_replication.tasks.intake.cache import cache_folder, refuse_full_disk
 from composer_replication.tasks.intake.lock import INSTALLER, resolve
 
 TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"

@@ -74,7 +74,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _row(store: TaskStore, task: Task) -> Result:
-    from composer_replication.tasks.instructions.broken_regions import first_line
+    from composer_replication.tasks.instructions.surroundings import first_broken_line
 
     return {
         "task_id": task.task_id,
@@ -83,7 +83,7 @@ def _row(store: TaskStore, task: Task) -> Result:
         "granularity": task.granularity,
         "removal": task.removal,
         "path": task.path,
-        "line": first_line(store, task),
+        "line": first_broken_line(store, task),
         "files": sorted({*(hole.path for hole in task.holes), *task.removed_files}),
         "num_holes": len(task.holes),
         "num_body_lines": task.num_body_lines,
@@ -99,7 +99,7 @@ def _row(store: TaskStore, task: Task) -> Result:
 def _details(store: TaskStore, task: Task) -> Result:
     """What is looked up for one task only."""
     from composer_replication.tasks.difficulty import compare_difficulty
-    from composer_replication.tasks.instructions.broken_regions import broken_regions
+    from composer_replication.tasks.instructions.surroundings import broken_regions
     from composer_replication.tasks.instructions.writing import write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
 

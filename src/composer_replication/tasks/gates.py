@@ -35,8 +35,7 @@ from composer_replication.tasks.instructions.written_instructions import (
     written_instruction,
 )
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.leaks.installed_copies import installed_copies
-from composer_replication.tasks.leaks.leak_scan import leaks_in_tree
+from composer_replication.tasks.leaks.leak_scan import installed_copies, leaks_in_tree
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.part_subject import part_subject, with_paid
 from composer_replication.tasks.patches import apply_patch

@@ -60,11 +60,7 @@ def tree_sha256(digests: Mapping[str, str]) -> str:
 
 
 def iter_rows(store: TaskStore, progress: Progress | None = None) -> Iterator[tuple[Row, Row]]:
-    """The public and the secret row of every task, in the order of their ids; ``progress`` is told after each.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
+    """The public and the secret row of every task, in the order of their ids; ``progress`` is told after each."""
     tasks = store.tasks()
     for done, task in enumerate(tasks, start=1):
         yield rows_of(store, task)
@@ -73,11 +69,7 @@ def iter_rows(store: TaskStore, progress: Progress | None = None) -> Iterator[tu
 
 
 def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
-    """The public and the secret row of one task.
-
-    Raises:
-        InputError: as ``iter_rows``.
-    """
+    """The public and the secret row of one task."""
     trees = _trees(store, task)
     record = store.record(task.task_id)
     repository = store.repository(record.repository_record)

@@ -22,8 +22,8 @@ from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpe
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.supervised_run import Verdict
 from composer_replication.tasks.call_contexts import Contexts, read_contexts
+from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.full_disk import refuse_when_full
 from composer_replication.tasks.intake.source_folders import folders_of_tree
 from composer_replication.tasks.suite_options import OVERRIDES, suite_arguments
 from composer_replication.tasks.test_functions import Place

@@ -9,7 +9,7 @@ import pytest
 from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import find_projects, import_folders, read_project
 from composer_replication.tasks.intake.requirement_texts import poetry_range, read_file
-from composer_replication.tasks.intake.version_files import version_files
+from composer_replication.tasks.intake.sources import version_files
 
 
 def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
@@ -169,7 +169,7 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
         {
             "reqs/a.txt": "-r b.txt\nfoo[x]>=1 ; python_version>'3' # why\n-c bounds.txt\n-r a.txt\n",
             "reqs/bounds.txt": "foo<3\nunused<1\n",
-            "reqs/b.txt": "-e ./libs/x[test]\ngit+https://h/o/foo.git@v1#egg=Bar\n./w/y-1.0.tar.gz\n../out\nz==1.0 \\\n"
+            "reqs/b.txt": "-e ./libs/x[test]\ngit+https://h/o/foo.git@v1#egg=Bar\ngit+https://h/o/bare.git@v2\n./w/y-1.0.tar.gz\n../out\nz==1.0 \\\n"
             "  --hash=sha256:00\n--index-url https://x\nq @ file:///abs/x\nfile:./libs/k\nplain\n",
         }
     )
@@ -177,6 +177,7 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
     assert {one.name: one.url or str(one.specifier) for one in found} == {
         "x": "tree:libs/x",
         "Bar": "git+https://h/o/foo.git@v1#egg=Bar",
+        "bare": "git+https://h/o/bare.git@v2",
         "y": "./w/y-1.0.tar.gz",
         "out": "../out",
         "z": "==1.0",

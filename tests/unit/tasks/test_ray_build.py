@@ -29,7 +29,7 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 load_ray()
 from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
 
-from composer_replication.tasks.workers import ray_connection, ray_nodes, ray_pool  # noqa: E402
+from composer_replication.tasks.workers import ray_connection, ray_pool  # noqa: E402
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 COMPOSER_RL = (  # a shell may have started all of this in the background, where Ctrl-C is ignored
@@ -264,7 +264,7 @@ def test_a_node_that_would_give_other_bytes_or_whose_jail_breaks_is_named(
         "    def is_available(self):\n        return None\n\n    def open(self, spec):\n        raise SandboxFailure('CR0302', 'planted')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    _, version, pickler = ray_nodes.needs_of(None)
+    _, version, pickler = ray_connection.needs_of(None)
     for needs, kind, what in (
         ((None, "0.0.0", pickler), MissingError, f"has composer-replication {version} and not 0.0.0"),
         ((None, version, "other"), MissingError, "has another version of cloudpickle"),

@@ -15,9 +15,8 @@ from composer_replication.records import Task
 from composer_replication.sandbox.host_paths import HostPaths
 from composer_replication.tasks import gates
 from composer_replication.tasks.gates import check_secrecy
-from composer_replication.tasks.leaks import installed_copies as copies_module
 from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.installed_copies import installed_copies
+from composer_replication.tasks.leaks.leak_scan import installed_copies
 from composer_replication.tasks.leaks.leak_search import Leak, Search
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
@@ -85,7 +84,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
         path.parent.mkdir(parents=True)
         path.write_text(text)
         shown = HostPaths((tmp_path / "lib",), (tmp_path / "lib" / "masked",))
-        monkeypatch.setattr(copies_module, "base_interpreter", lambda: shown)
+        monkeypatch.setattr(leak_scan, "base_interpreter", lambda: shown)
         return path
 
     return write

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.instructions.broken_regions import MAX_LINES, broken_regions
+from composer_replication.tasks.instructions.surroundings import MAX_LINES, broken_regions
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
     MAX_LINE_CHARS,

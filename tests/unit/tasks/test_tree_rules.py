@@ -17,7 +17,7 @@ from composer_replication.errors import InputError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.archives import holds_code
 from composer_replication.tasks.intake.sources import open_source
-from composer_replication.tasks.intake.tree_rules import is_subject_path, left_out, tree_rule, without_unused
+from composer_replication.tasks.intake.tree_rules import TreeRules, is_subject_path, without_unused
 from composer_replication.tasks.intake.tree_rules import test_folders as folders_of_tests
 
 BASE = {
@@ -30,7 +30,7 @@ BASE = {
 
 def kept(*names: str) -> set[str]:
     """Which of these files are in the tree of a repository that has them and a package ``foo``."""
-    rule = tree_rule(frozenset({*names, "foo/__init__.py"}))
+    rule = TreeRules({*names, "foo/__init__.py"}).belongs
     return {name for name in names if rule(PurePosixPath(name))}
 
 
@@ -164,7 +164,7 @@ def test_the_rule_is_the_same_for_what_it_kept(names: set[str]) -> None:
         assert parts[0] != "build" or len(parts) == 1
         assert not name.endswith((".zip", ".pyc"))
         assert not any(f"{'/'.join(parts[:n])}/pyvenv.cfg" in names for n in range(1, len(parts)))
-    assert not set(left_out(names, once)) & once
+    assert not set(TreeRules(names).left_out(once)) & once
 
 
 def test_what_is_left_out_is_told_the_likeliest_first() -> None:
@@ -172,7 +172,12 @@ def test_what_is_left_out_is_told_the_likeliest_first() -> None:
         *BASE, "foo/x.so", "tests/data/a.zip", "foo/__pycache__/a.cpython-311.pyc", ".git/objects/a", "docs/conf.py",
         "tools/a.py", "CHANGELOG.md", "tests/.coverage", "requirements.txt", "data/table.csv", ".venv/lib/a.py",
     }  # fmt: skip
-    assert left_out(names, BASE) == ("foo/x.so", "tests/.coverage", "tests/data/a.zip", "tools/a.py")
+    assert TreeRules(names).left_out(BASE) == (
+        "foo/x.so",
+        "tests/.coverage",
+        "tests/data/a.zip",
+        "tools/a.py",
+    )
 
 
 LINKS = {

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.workers import impatient_ray
+from composer_replication.tasks.workers.workers import make_ray_impatient
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
@@ -42,9 +42,9 @@ def open_cluster(
             actor was not placed in time (CR0864).
         InputError: a file of the store cannot be read (CR0411).
     """
-    with impatient_ray():
-        from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
-        from composer_replication.tasks.workers.ray_connection import RayConnection
+    make_ray_impatient()
+    from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+    from composer_replication.tasks.workers.ray_connection import RayConnection
 
     connection = RayConnection(address)
     try:

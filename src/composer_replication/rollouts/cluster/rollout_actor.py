@@ -29,7 +29,7 @@ from composer_replication.tasks.record_folder import FOLDERS
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
-from composer_replication.tasks.workers.ray_nodes import (
+from composer_replication.tasks.workers.ray_connection import (
     NodeNeeds,
     check_node,
     sweep_after_this_process,

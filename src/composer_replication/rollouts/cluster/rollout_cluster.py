@@ -27,9 +27,10 @@ from composer_replication.rollouts.cluster.rollout_actor import (
     parcel_of,
 )
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
-from composer_replication.tasks.workers.ray_nodes import (
+from composer_replication.tasks.workers.ray_connection import (
     NUM_RETRIES,
+    RayConnection,
+    first_sentence,
     interruption,
     is_of_ray,
     needs_of,

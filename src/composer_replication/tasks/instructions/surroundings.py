@@ -1,16 +1,21 @@
-"""What a broken file says about a place in it."""
+"""What a broken file says about a place in it, and the broken places of a task as a diff."""
 
 from __future__ import annotations
 
 import ast
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
-from composer_replication.records import Hole
+from composer_replication.records import Hole, Task
 from composer_replication.tasks.planning.edits import Lines
+from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.syntax_trees import first_line, parsed
 
+MAX_LINES = 150
+"""Of the broken places of one task; a module may have a hundred."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _tree = lru_cache(maxsize=16)(parsed)
@@ -90,12 +95,57 @@ def class_members(text: str, symbol: str) -> tuple[str, ...] | None:
     """The methods of the class with that qualified name; None when the file has no such class."""
     node: ast.AST | None = _tree(text)
     for name in symbol.split("."):
-        node = next(
-            (
-                child
-                for child in (ast.iter_child_nodes(node) if node is not None else ())
-                if isinstance(child, ast.ClassDef) and child.name == name
-            ),
-            None,
-        )
+        classes = (one for one in getattr(node, "body", []) if isinstance(one, ast.ClassDef))
+        node = next((one for one in classes if one.name == name), None)
     return _names(node.body, ()) if isinstance(node, ast.ClassDef) else None
+
+
+# --- the broken places as a diff, in which what went is a count and never a line ---
+
+
+def broken_regions(store: TaskStore, task: Task) -> str:
+    """All broken places of a task, removed files first; of a long text the first lines."""
+    record = store.record(task.task_id)
+    views = {view: store.files(task, view) for view in ("golden", "rollout")}
+
+    def lines(view: str, path: str) -> list[str]:
+        return views[view][path].decode("utf-8", "replace").splitlines()
+
+    shown: list[str] = []
+    for path in record.removed_files:
+        shown += [f"--- {path}", _removed(lines("golden", path), "the file, ")]
+    for path in sorted({edit.path for edit in record.edits}):
+        shown += _changes(path, lines("golden", path), lines("rollout", path))
+    left = len(shown) - MAX_LINES
+    return "\n".join([*shown[:MAX_LINES], *([f"... and {left} more lines"] if left > 0 else [])])
+
+
+def _changes(path: str, golden: list[str], broken: list[str]) -> Iterator[str]:
+    """The hunks of a file, each under its path and first line; a line that stays is in both texts and no secret."""
+    lines = list(difflib.unified_diff(golden, broken, lineterm=""))[2:]
+    for sign, group in groupby(lines, key=lambda line: line[0]):
+        if sign == "-":
+            yield _removed([line[1:] for line in group])
+        elif sign == "@":
+            start = next(group).partition("+")[2].partition(" ")[0]
+            yield f"--- {path}, line {start.partition(',')[0]}"
+        else:
+            yield from (line.rstrip() for line in group)
+
+
+def _removed(lines: list[str], what: str = "") -> str:
+    num_lines = sum(bool(line.strip()) for line in lines)
+    return f"- ... {what}{num_lines} {'line' if num_lines == 1 else 'lines'} removed"
+
+
+def first_broken_line(store: TaskStore, task: Task) -> int | None:
+    """The line, counted from 1, of the first change in the task's own file; None when the file is gone or as it was."""
+    record = store.record(task.task_id)
+    files = store.repository(record.repository_record).files
+    edits = [edit for edit in record.edits if edit.path == task.path]
+    if not edits or task.path not in files or task.path in task.removed_files:
+        return None
+    edit = min(edits, key=lambda edit: edit.start)
+    before = store.blob(files[task.path]).decode("utf-8", "replace")[: edit.start]
+    margin = edit.text[: len(edit.text) - len(edit.text.lstrip())]
+    return (before + margin).count("\n") + 1  # no edit stands above it, so nothing has moved

@@ -80,7 +80,7 @@ def write_instruction(store: TaskStore, task: Task) -> str:
     )
     bare = replace(clean, sources=(), places=tuple((p, replace(s, docstring="")) for p, s in clean.places))
     for shown in (clean, replace(clean, sources=()), bare):
-        text = stated_text(statement, shown) if statement else instruction_text(shown)
+        text = instruction_text(shown, statement)
         if not shows_any(text, spans):
             return text
     raise InputError(
@@ -92,11 +92,7 @@ def write_instruction(store: TaskStore, task: Task) -> str:
 
 
 def read_material(store: TaskStore, task: Task) -> Material:
-    """What may be known of a task, from its rollout tree.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
+    """What may be known of a task, from its rollout tree."""
     tree = store.files(task, "rollout")
     changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
     files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
@@ -133,21 +129,23 @@ def _visible_places(store: TaskStore, task: Task) -> Iterator[Place]:
         yield path, shifted_line(originals[path], edits, line), name
 
 
-def instruction_text(material: Material) -> str:
-    """Put the instruction together; lists and sources that are too long are clipped and say so."""
+def instruction_text(material: Material, statement: str = "") -> str:
+    """Put the instruction together; lists and sources that are too long are clipped and say so.
+
+    Args:
+        material: what may be known.
+        statement: what a task set says in its own words, in the place of ours.
+    """
     task = material.task
-    if task.removal == "whole":
+    if statement:
+        parts = [statement]
+    elif task.removal == "whole":
         parts = [*_whole_parts(material)]
     elif len(material.places) == 1:
         parts = [*_one_body_parts(task, material.places[0])]
     else:
         parts = [*_bodies_parts(material)]
     return "\n\n".join([*parts, *tests_part(task.tests.shown, material.sources)]) + "\n"
-
-
-def stated_text(statement: str, material: Material) -> str:
-    """What a task set says in its own words, and the tests that have to pass."""
-    return "\n\n".join([statement, *tests_part(material.task.tests.shown, material.sources)]) + "\n"
 
 
 def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str]:

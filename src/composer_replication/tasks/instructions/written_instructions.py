@@ -67,17 +67,9 @@ class WrittenInstruction:
 
 
 def written_instruction(store: TaskStore, task_id: str) -> WrittenInstruction | None:
-    """What a model wrote about a task; None where none was asked, or its answer did not pass.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
-    name = _name(task_id)
+    """What a model wrote about a task; None where none was asked, or its answer did not pass."""
+    name = f"instructions/{task_id}.json"
     return store.read_record(name, WrittenInstruction.from_json) if store.has_record(name) else None
-
-
-def _name(task_id: str) -> str:
-    return f"instructions/{task_id}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +95,6 @@ def write_instructions(
     Returns:
         How many were ``written``, ``kept`` from an earlier call, or failed, by reason; what was
         left alone after three failures of the endpoint in a row is ``not-asked``.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
     """
     counts: Counter[str] = Counter()
     num_failures = 0
@@ -132,12 +121,7 @@ def write_instructions(
 
 
 def write_one(store: TaskStore, task: Task, endpoint: Endpoint) -> str:
-    """Ask for one task and keep the answer if it passes; ``written``, or the gate that it does not pass.
-
-    Raises:
-        EndpointFailed: no answer came.
-        InputError: the store is damaged (CR0411).
-    """
+    """Ask for one task and keep the answer if it passes; ``written``, or the gate that it does not pass."""
     try:
         plain = write_instruction(store, task)
     except InputError as error:
@@ -149,7 +133,9 @@ def write_one(store: TaskStore, task: Task, endpoint: Endpoint) -> str:
     reason = refusal(text, read_secrets(store, task, plain))
     if reason:
         return reason
-    store.put_record(_name(task.task_id), WrittenInstruction(task.task_id, endpoint.model, text).to_json())
+    store.put_record(
+        f"instructions/{task.task_id}.json", WrittenInstruction(task.task_id, endpoint.model, text).to_json()
+    )
     return "written"
 
 
@@ -175,17 +161,14 @@ def secret_shown(text: str, secrets: Secrets) -> str:
 
 
 def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:
-    """What a text about this task must not tell; whatever the visible files tell is no secret.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
+    """What a text about this task must not tell; whatever the visible files tell is no secret."""
     tree = store.files(task, "rollout")
     visible = "\n".join([plain, *tree, *(data.decode("utf-8", "replace") for data in tree.values())])
     bare = _bare(visible)
     spans = golden_spans(store, task)
     lines = {_bare(line) for span in spans for line in distinctive_lines(span)}
-    names = {part for test in task.tests.unseen for part in _test_names(test)}
+    # The function and classes of a node id, without the file and the parameters.
+    names = {part for test in task.tests.unseen for part in test.partition("[")[0].split("::")[1:]}
     values = {value for source in _unseen_sources(store, task) for value in _values(source)}
     return Secrets(
         symbol=task.symbol.partition("#")[0],
@@ -198,17 +181,11 @@ def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:
     )
 
 
-def _test_names(test: str) -> Iterator[str]:
-    """The function and classes of a node id, without the file and the parameters."""
-    yield from test.partition("[")[0].split("::")[1:]
-
-
 def _unseen_sources(store: TaskStore, task: Task) -> Iterator[str]:
     repository = store.repository(store.record(task.task_id).repository_record)
     files = store.files(task, "golden")
-    for path, line, name in sorted(
-        {repository.places[test] for test in task.tests.unseen if test in repository.places}
-    ):
+    places = {repository.places[test] for test in task.tests.unseen if test in repository.places}
+    for path, line, name in sorted(places):
         yield function_texts(files.get(path, b"").decode("utf-8", "replace")).get((line, name), "")
 
 
@@ -216,14 +193,11 @@ def _values(source: str) -> Iterator[str]:
     """The constants of a test function, as a text might quote them."""
     tree = parsed_part(source)
     for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.Constant) and not isinstance(node.value, bool | None.__class__):
-            value = node.value
-            if isinstance(value, str):
-                yield value.strip()
-            elif isinstance(value, bytes):
-                yield value.decode("utf-8", "replace").strip()
-            elif value is not ...:
-                yield repr(value)
+        value = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+        if isinstance(value, str | bytes):
+            yield (value if isinstance(value, str) else value.decode("utf-8", "replace")).strip()
+        elif isinstance(value, int | float | complex) and not isinstance(value, bool):
+            yield repr(value)
 
 
 def _occurs(piece: str, text: str) -> bool:

@@ -16,8 +16,10 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.packed_forms import forms_of
@@ -34,6 +36,13 @@ Wanted = Callable[[PurePosixPath], bool]
 Choose = Callable[[frozenset[str], frozenset[str]], Wanted]
 """Given the paths of all files, and those of the symbolic links, gives the rule that chooses among the files."""
 _STEP_BYTES = 1024**2
+_MAX_LINK_BYTES = 4096
+_OPENERS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".tgz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _BAD_ARCHIVE = (
     tarfile.TarError,
@@ -92,95 +101,98 @@ def read_archive(
         InputError: unreadable, encrypted, a zip whose members are neither stored nor deflated, a path that leaves
             the archive, a link to the outside, a device, too many members or too many bytes (CR0402).
     """
-    read = _read_zip if path.name.lower().endswith(".zip") else _read_tar
-    links: set[str] = set()
+    read = _zip_members if path.name.lower().endswith(".zip") else _tar_members
     try:
-        names = frozenset(
-            name for name, _ in read(path, lambda _: False, links) if not skip(PurePosixPath(name))
-        )
-        top = _single_top(names)
+        names: set[str] = set()
+        links: set[str] = set()
+        for name, content, is_link in _checked(read(path)):
+            if is_link:
+                links.add(name)
+            elif content is not None and not skip(PurePosixPath(name)):
+                names.add(name)
+        tops = {name.partition("/")[0] for name in names}
+        top = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in names) else ""
         rule = choose(*(frozenset(name.removeprefix(top) for name in some) for some in (names, links)))
-        found = read(
-            path,
-            lambda member: not skip(member) and rule(PurePosixPath(str(member).removeprefix(top))),
-            links,
-        )
-        return {name.removeprefix(top): data for name, data in found if data is not None}
+        return {
+            name.removeprefix(top): content()
+            for name, content, is_link in _checked(read(path))
+            if content is not None
+            and not is_link
+            and name in names
+            and rule(PurePosixPath(name.removeprefix(top)))
+        }
     except _BAD_ARCHIVE as error:
         raise hostile(str(path), str(error).rstrip(".") or type(error).__name__) from error
 
 
-def _single_top(names: frozenset[str]) -> str:
-    tops = {name.partition("/")[0] for name in names}
-    return f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in names) else ""
+@dataclass(slots=True)
+class _Member:
+    """A member as its header describes it; ``content`` is None for a folder, ``link`` where a link leads to."""
+
+    name: str
+    num_bytes: int
+    content: Callable[[], bytes] | None
+    link: str | None = None
 
 
-def _safe_name(raw: str, source: Path) -> str:
-    path = PurePosixPath(raw)
-    if path.is_absolute() or ".." in path.parts or "\\" in raw or "\0" in raw:
-        raise hostile(str(source), f"member {raw[:80]!r} leaves the archive")
-    return str(path)
-
-
-def _check_link(name: str, target: str, source: Path, *, from_root: bool) -> None:
-    base = "" if from_root else os.path.dirname(name)
-    landing = os.path.normpath(os.path.join(base, target))
-    if os.path.isabs(target) or landing.startswith(".."):
-        raise hostile(str(source), f"the link {name[:80]!r} points outside")
-
-
-def _open_tar(path: Path) -> IO[bytes]:
-    name = path.name.lower()
-    if name.endswith((".gz", ".tgz")):
-        return cast("IO[bytes]", gzip.open(path, "rb"))
-    if name.endswith(".bz2"):
-        return cast("IO[bytes]", bz2.open(path, "rb"))
-    if name.endswith(".xz"):
-        return cast("IO[bytes]", lzma.open(path, "rb"))
-    return path.open("rb")
-
-
-def _read_tar(path: Path, wanted: Wanted, links: set[str]) -> Iterator[tuple[str, bytes | None]]:
-    """Each regular file's name, with its bytes when it is wanted; the names of links go to ``links``."""
-    total = count = 0
-    with (
-        _open_tar(path) as stream,
-        tarfile.open(fileobj=cast("IO[bytes]", _Capped(stream)), mode="r|") as archive,
-    ):
-        for member in archive:
-            count += 1
-            total += member.size
-            name = _safe_name(member.name, path)
-            _check_sizes(path, name, count, member.size, total)
-            if member.issym() or member.islnk():
-                _check_link(name, member.linkname, path, from_root=member.islnk())
-                links.add(name)
-            elif member.isfile():
-                handle = archive.extractfile(member) if wanted(PurePosixPath(name)) else None
-                yield name, handle.read() if handle else None
-            elif not member.isdir():
-                raise hostile(str(path), f"member {name[:80]!r} is a device or a pipe")
-
-
-def _read_zip(path: Path, wanted: Wanted, links: set[str]) -> Iterator[tuple[str, bytes | None]]:
+def _checked(members: Iterator[_Member]) -> Iterator[tuple[str, Callable[[], bytes] | None, bool]]:
+    """Name, content and whether it is a link, of members that are not hostile."""
     total = 0
+    for count, member in enumerate(members, start=1):
+        total += member.num_bytes
+        path, shown = PurePosixPath(member.name), repr(member.name[:80])
+        if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
+            raise ValueError(f"member {shown} leaves the archive")
+        if count > MAX_MEMBERS:
+            raise ValueError(f"it has more than {MAX_MEMBERS} members")
+        if member.num_bytes > MAX_MEMBER_BYTES:
+            raise ValueError(f"member {shown} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
+        if total > MAX_TOTAL_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_TOTAL_BYTES // 1024**2} MiB")
+        if member.link is not None and (
+            member.link.startswith("/") or os.path.normpath(member.link).startswith("..")
+        ):
+            raise ValueError(f"the link {shown} points outside")
+        yield str(path), member.content, member.link is not None
+
+
+def _not_a_file(name: str) -> ValueError:
+    return ValueError(f"member {name[:80]!r} is a device or a pipe")
+
+
+def _tar_members(path: Path) -> Iterator[_Member]:
+    opened = _OPENERS.get(path.suffix.lower(), open)(path, "rb")
+    with opened as stream, tarfile.open(fileobj=cast("IO[bytes]", _Capped(stream)), mode="r|") as archive:
+        for member in archive:
+            if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+                raise _not_a_file(member.name)
+            content = partial(_tar_content, archive, member) if member.isfile() else None
+            link = member.linkname if member.islnk() else None
+            if member.issym():
+                link = os.path.join(os.path.dirname(member.name), member.linkname)
+            yield _Member(member.name, member.size, content, link)
+
+
+def _tar_content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    handle = archive.extractfile(member)
+    return handle.read() if handle is not None else b""
+
+
+def _zip_members(path: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(path) as archive:
-        for count, info in enumerate(archive.infolist(), start=1):
-            total += info.file_size
-            name = _safe_name(info.filename, path)
-            _check_sizes(path, name, count, info.file_size, total)
+        for info in archive.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+                raise _not_a_file(info.filename)
+            content = partial(_zip_content, archive, info)
+            link = None
             if kind == stat.S_IFLNK:
-                target = _zip_member(archive, info, path, name).decode("utf-8", "replace")
-                _check_link(name, target, path, from_root=False)
-                links.add(name)
-            elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise hostile(str(path), f"member {name[:80]!r} is a device or a pipe")
-            elif not info.is_dir():
-                yield name, _zip_member(archive, info, path, name) if wanted(PurePosixPath(name)) else None
+                target = content().decode("utf-8", "replace") if info.file_size <= _MAX_LINK_BYTES else "/"
+                link = os.path.join(os.path.dirname(info.filename), target)
+            yield _Member(info.filename, info.file_size, None if info.is_dir() else content, link)
 
 
-def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, name: str) -> bytes:
+def _zip_content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     """A member, in memory that is bounded by the size in its header, whether the header tells the truth or not.
 
     ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, a
@@ -188,18 +200,9 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, nam
     checksum. For bzip2 and lzma zipfile sets no bound in steps either, so they are refused.
     """
     if info.compress_type not in _BOUNDED_METHODS:
-        raise hostile(str(path), f"member {name[:80]!r} is neither stored nor deflated")
+        raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
     with archive.open(info) as member:
         return b"".join(iter(lambda: member.read(_STEP_BYTES), b""))
-
-
-def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> None:
-    if count > MAX_MEMBERS:
-        raise hostile(str(path), f"it has more than {MAX_MEMBERS} members")
-    if size > MAX_MEMBER_BYTES:
-        raise hostile(str(path), f"member {name[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
-    if total > MAX_TOTAL_BYTES:
-        raise hostile(str(path), f"it unpacks to more than {MAX_TOTAL_BYTES // 1024**2} MiB")
 
 
 def holds_code(data: bytes) -> bool:
@@ -233,20 +236,16 @@ def read_folder(root: Path, choose: Choose, *, skip: Callable[[str], bool]) -> d
         root: the folder.
         choose: gives the rule that chooses among the files.
         skip: whether a folder of that name is not looked into.
-
-    Raises:
-        InputError: too many files or bytes (CR0402).
     """
     names: list[str] = []
     links: set[str] = set()
     for folder, subfolders, files in os.walk(root):
-        kept = [name for name in subfolders if not skip(name)]
-        linked = {name for name in (*kept, *files) if os.path.islink(os.path.join(folder, name))}
-        links |= {Path(folder, name).relative_to(root).as_posix() for name in linked}
-        subfolders[:] = sorted(set(kept) - linked)
-        for name in sorted(files):
+        subfolders[:] = sorted(name for name in subfolders if not skip(name))
+        for name in (*subfolders, *sorted(files)):
             path = Path(folder, name)
-            if stat.S_ISREG(path.lstat().st_mode):
+            if path.is_symlink():
+                links.add(path.relative_to(root).as_posix())
+            elif path.is_file():
                 names.append(path.relative_to(root).as_posix())
     rule = choose(frozenset(names), frozenset(links))
     chosen = [name for name in names if rule(PurePosixPath(name))]

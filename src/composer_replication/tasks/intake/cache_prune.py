@@ -8,12 +8,13 @@ symbolic link is followed.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,23 +28,15 @@ _DOOMED = ".pruned-"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One folder of the cache.
+    """One folder of the cache, by the names of its entries; ``lock`` is held while one is made (``{}``: its name).
 
-    Attributes:
-        name: of the folder.
-        pattern: names of its entries.
-        lock: names the lock that is held while an entry is made; ``{}`` stands for the entry.
-        mark: a file that an entry which is a folder must hold; empty for none.
-        is_shelf: readers hold the folder as a whole instead of single entries.
-        can_be_made_again: by fetching or building; otherwise it goes with ``include_reports`` only.
+    A folder of a shelf holds the file ``SHA256``, and readers hold the shelf as a whole.
     """
 
     name: str
     pattern: str
     lock: str = ""
-    mark: str = ""
     is_shelf: bool = False
-    can_be_made_again: bool = True
 
 
 _RELEASE = r"[a-z0-9]+(-[a-z0-9]+)*-[0-9][\w.+!]*"
@@ -54,27 +47,20 @@ KINDS = (
     Kind("resolutions", r"[0-9a-f]{64}\.json"),
     Kind("validations", r"[0-9a-f]{32}\.jsonl"),
     Kind("git", r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+", lock="git-{}"),
-    Kind("sdists", _RELEASE, mark="SHA256", is_shelf=True),
-    Kind("wheels", _RELEASE, mark="SHA256", is_shelf=True),
-    Kind("crash", r"composer-rl-crash-.+\.txt", can_be_made_again=False),
+    Kind("sdists", _RELEASE, is_shelf=True),
+    Kind("wheels", _RELEASE, is_shelf=True),
+    Kind("crash", r"composer-rl-crash-.+\.txt"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """Something of ours in the cache, or a scratch folder that a killed process left."""
+    """Something in a known folder of the cache, or a scratch folder that a killed process left; ``reason`` is why it stays."""
 
     kind: str
     path: Path
     num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What stays although it lies in a folder that was looked at."""
-
-    path: Path
-    reason: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +68,11 @@ class Pruned:
     """What was removed (or would be), and what was left and why."""
 
     removed: tuple[CacheEntry, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[CacheEntry, ...]
 
     @property
     def freed_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self.removed)
-
-
-def survey(folder: Path) -> tuple[list[CacheEntry], list[Kept]]:
-    """Everything of ours in the cache ``folder``, and what lies in its known folders and is not ours."""
-    entries: list[CacheEntry] = []
-    kept: list[Kept] = []
-    for kind in KINDS:
-        shelf = folder / kind.name
-        if shelf.is_symlink():
-            kept.append(Kept(shelf, "a symbolic link"))
-        elif shelf.is_dir():
-            for path in sorted(shelf.iterdir()):
-                if _is_ours(path, kind):
-                    entries.append(CacheEntry(kind.name, path, tree_bytes(path)))
-                else:
-                    kept.append(Kept(path, "not made by composer-rl"))
-    return entries, kept
 
 
 def prune(
@@ -128,26 +97,32 @@ def prune(
         is_dry_run: find out, remove nothing.
         progress: told (done, total, path).
     """
-    entries, kept = survey(folder)
-    removed: list[CacheEntry] = []
-    limit = time.time() - older_than_days * SECONDS_PER_DAY
-    kinds = {kind.name: kind for kind in KINDS}
-    for done, entry in enumerate(entries):
+    found: list[tuple[Kind, Path]] = []
+    for kind in KINDS:
+        shelf = folder / kind.name
+        inside = sorted(shelf.iterdir()) if shelf.is_dir() and not shelf.is_symlink() else []
+        found += [(kind, path) for path in ([shelf] if shelf.is_symlink() else inside)]
+    limit = time.time() - older_than_days * SECONDS_PER_DAY if older_than_days else math.inf
+    entries: list[CacheEntry] = []
+    for done, (kind, path) in enumerate(found):
         if progress is not None:
-            progress(done, len(entries), entry.path.name)
-        kind = kinds[entry.kind]
-        if not (kind.can_be_made_again or include_reports):
+            progress(done, len(found), path.name)
+        num_bytes = tree_bytes(path)
+        if not _is_ours(path, kind):
+            reason = "a symbolic link" if path.name == kind.name else "not made by composer-rl"
+        elif kind.name == "crash" and not include_reports:
             reason = "a crash report, which cannot be made again: --all"
         else:
-            reason = _remove(entry, kind, folder, limit if older_than_days else None, is_dry_run=is_dry_run)
-        if reason:
-            kept.append(Kept(entry.path, reason))
-        else:
-            removed.append(entry)
-    removed += _remove_scratch(is_dry_run=is_dry_run)
-    if progress is not None and entries:
-        progress(len(entries), len(entries), "done")
-    return Pruned(tuple(removed), tuple(kept))
+            reason = _remove(path, kind, folder, limit, is_dry_run=is_dry_run)
+        entries.append(CacheEntry(kind.name, path, num_bytes, reason))
+    for path in abandoned_folders():
+        scratch = CacheEntry(SCRATCH, path, tree_bytes(path))
+        if is_dry_run or remove_abandoned(path):
+            entries.append(scratch)
+    if progress is not None and found:
+        progress(len(found), len(found), "done")
+    removed = tuple(entry for entry in entries if not entry.reason)
+    return Pruned(removed, tuple(entry for entry in entries if entry.reason))
 
 
 def tree_bytes(path: Path) -> int:
@@ -168,20 +143,25 @@ def _is_ours(path: Path, kind: Kind) -> bool:
         return True
     if not re.fullmatch(kind.pattern, path.name):
         return False
-    is_file = kind.name in ("resolutions", "validations", "crash")
-    return path.is_file() if is_file else path.is_dir() and (not kind.mark or (path / kind.mark).is_file())
+    if kind.name in ("resolutions", "validations", "crash"):
+        return path.is_file()
+    return path.is_dir() and (not kind.is_shelf or (path / "SHA256").is_file())
 
 
-def _remove(entry: CacheEntry, kind: Kind, cache: Path, limit: float | None, *, is_dry_run: bool) -> str:
+def _remove(path: Path, kind: Kind, cache: Path, limit: float, *, is_dry_run: bool) -> str:
     """Remove one entry; the reason why it stays, or an empty string."""
+    held = path.parent if kind.is_shelf else path
+    maker = cache / "locks" / f"{kind.lock.format(path.name)}.lock"
     with ExitStack() as stack:
         try:
-            if limit is not None and entry.path.lstat().st_mtime > limit:
+            if path.lstat().st_mtime > limit:
                 return "used since then"
-            for path in _locks(entry.path, kind, cache):
-                _lock_alone(path, stack)
+            for locked in [maker, held] if kind.lock and maker.exists() else [held]:
+                descriptor = os.open(locked, os.O_RDONLY | os.O_NOFOLLOW)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not is_dry_run:
-                _delete(entry.path)
+                _delete(path)
         except BlockingIOError:
             return "in use"
         except FileNotFoundError:  # another prune was faster
@@ -189,24 +169,6 @@ def _remove(entry: CacheEntry, kind: Kind, cache: Path, limit: float | None, *, 
         except OSError as error:
             return f"cannot be removed: {error.strerror or error}"
     return ""
-
-
-def _locks(path: Path, kind: Kind, cache: Path) -> Iterator[Path]:
-    """What must be nobody else's before an entry goes."""
-    if kind.lock:
-        yield cache / "locks" / f"{kind.lock.format(path.name)}.lock"
-    yield path.parent if kind.is_shelf else path
-
-
-def _lock_alone(path: Path, stack: ExitStack) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        if path.suffix == ".lock":
-            return  # never taken by anybody
-        raise
-    stack.callback(os.close, descriptor)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _delete(path: Path) -> None:
@@ -218,12 +180,3 @@ def _delete(path: Path) -> None:
         doomed = path.with_name(f"{_DOOMED}{os.getpid()}-{path.name}")
         path.rename(doomed)
     shutil.rmtree(doomed)
-
-
-def _remove_scratch(*, is_dry_run: bool) -> Sequence[CacheEntry]:
-    removed = []
-    for path in abandoned_folders():
-        entry = CacheEntry(SCRATCH, path, tree_bytes(path))
-        if is_dry_run or remove_abandoned(path):
-            removed.append(entry)
-    return removed

@@ -20,8 +20,13 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import base_interpreter, open_sandbox
-from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
-from composer_replication.tasks.intake.full_disk import refuse_full_disk
+from composer_replication.tasks.intake.cache import (
+    cache_folder,
+    cache_lock,
+    hold,
+    refuse_full_disk,
+    sha256_of,
+)
 from composer_replication.tasks.intake.index import fits_this_machine, hash_error
 from composer_replication.tasks.intake.lock import (
     EnvironmentLock,
@@ -133,20 +138,11 @@ def _make(
 
 
 def _make_venv(root: Path, base: Path, lock: EnvironmentLock) -> None:
-    """A virtual environment without pip.
-
-    Raises:
-        OSError: there is no space for it.
-        InputError: the interpreter cannot make one (CR0413).
-    """
+    """A virtual environment without pip."""
     done = subprocess.run(
         [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
-        check=False,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
-    )
+        check=False, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )  # fmt: skip
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
         refuse_full_disk(said, root)

@@ -12,23 +12,29 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, urlsplit
 
-from composer_replication.errors import InputError
-from composer_replication.tasks.intake.archives import (
-    MAX_TOTAL_BYTES,
-    Choose,
-    hostile,
-    too_large,
+from composer_replication.errors import InputError, MissingError
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.sandbox.process_tree import kill_descendants
+from composer_replication.tasks.intake.archives import MAX_TOTAL_BYTES, Choose, hostile, too_large
+from composer_replication.tasks.intake.cache import (
+    cache_folder,
+    cache_lock,
+    hold,
+    refuse_full_disk,
+    sha256_of,
 )
-from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.intake.cache_prune import tree_bytes
-from composer_replication.tasks.intake.git_command import GitFailed, run_git
 
 MAX_FETCH_BYTES = MAX_TOTAL_BYTES
 MAX_LISTING_BYTES, MAX_LISTED_FILES = 64 * 1024**2, 500_000
@@ -98,22 +104,26 @@ def parse_address(source: str) -> GitAddress:
     """
     plain = source.removeprefix("git+")
     scp = _SCP.fullmatch(plain)
-    if scp is not None:
-        path, ref = _part(scp[3])
-        return _checked(source, f"{scp[1]}@{scp[2]}:{path}", ref, path)
     try:
-        parts = urlsplit(plain)
-        problem = _problem(parts)
+        parts = urlsplit("" if scp else plain)
     except ValueError:
         raise _bad_address(source, "the address cannot be read") from None
+    path = scp[3] if scp else parts.path
+    problem = "" if scp else _problem(parts)
+    ref = ""
+    if scp or parts.scheme != "file" or not Path(path).is_dir():  # a folder may have an @ in its name
+        path, at, after = path.rpartition("@") if "@" in path else (path, "", "")
+        ref = after or at
+    if not problem and not scp and plain == source and not path.endswith(".git"):
+        problem = "an address that does not end in .git needs git+ before it"
+    if not problem and not path.strip("/"):
+        problem = "the address names no repository"
+    if not problem and ref and (not _REF.fullmatch(ref) or ".." in ref):
+        problem = f"{ref!r} is no name of a commit"
     if problem:
         raise _bad_address("" if "password" in problem else source, problem)
-    path, ref = parts.path, ""
-    if parts.scheme != "file" or not Path(parts.path).is_dir():  # a folder may have an @ in its name
-        path, ref = _part(parts.path)
-    if plain == source and not path.endswith(".git"):
-        raise _bad_address(source, "an address that does not end in .git needs git+ before it")
-    return _checked(source, f"{parts.scheme}://{parts.netloc}{path}", ref, path)
+    url = f"{scp[1]}@{scp[2]}:{path}" if scp else f"{parts.scheme}://{parts.netloc}{path}"
+    return GitAddress(source, url, ref)
 
 
 def public_address(address: GitAddress) -> str:
@@ -129,11 +139,6 @@ def public_address(address: GitAddress) -> str:
     return f"git+{plain}@{address.ref}" if address.ref else f"git+{plain}"
 
 
-def _part(path: str) -> tuple[str, str]:
-    before, at, after = path.rpartition("@")
-    return (before, after or "@") if at else (path, "")
-
-
 def _problem(parts: SplitResult) -> str:
     host = parts.netloc.rpartition("@")[2]
     if parts.scheme not in ("https", "ssh", "file"):
@@ -145,14 +150,6 @@ def _problem(parts: SplitResult) -> str:
     if parts.scheme == "file":
         return "" if not parts.netloc and parts.path.startswith("/") else "file:// needs an absolute path"
     return "" if _HOST.fullmatch(host) else "the address names no host"
-
-
-def _checked(source: str, url: str, ref: str, path: str) -> GitAddress:
-    if not path.strip("/") or (ref and (not _REF.fullmatch(ref) or ".." in ref)):
-        raise _bad_address(
-            source, f"{ref!r} is no name of a commit" if ref else "the address names no repository"
-        )
-    return GitAddress(source, url, ref)
 
 
 def _bad_address(source: str, problem: str) -> InputError:
@@ -170,10 +167,20 @@ def fetch_commit(source: str) -> GitCommit:
         MissingError: this machine has no git (CR0440).
     """
     address = parse_address(source)
-    if _FULL_ID.fullmatch(address.ref):
-        return _cached(address, address.ref) or _fetch(address, address.ref, "")
-    ref_name, commit = _resolve(address)
-    return _cached(address, commit) or _fetch(address, commit, ref_name)
+    commit = address.ref if _FULL_ID.fullmatch(address.ref) else _resolve(address)
+    folder = _folder(address, commit)
+    with cache_lock(f"git-{folder.name}"):
+        if not (hold(folder) and (folder / _TREE).is_file()):
+            folder.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
+                hold(Path(temporary))  # what a killed process leaves is pruned, what is being fetched is not
+                made = Path(temporary) / "made"
+                made.mkdir()
+                _fetch(made / _TREE, Path(temporary) / "repository", address, commit)
+                shutil.rmtree(folder, ignore_errors=True)
+                made.rename(folder)
+            hold(folder)
+    return GitCommit(address, commit, folder)
 
 
 def _folder(address: GitAddress, commit: str) -> Path:
@@ -181,13 +188,8 @@ def _folder(address: GitAddress, commit: str) -> Path:
     return cache_folder() / "git" / f"{sha256_of(address.url.encode())[:16]}-{commit}"
 
 
-def _cached(address: GitAddress, commit: str) -> GitCommit | None:
-    folder = _folder(address, commit)
-    return GitCommit(address, commit, folder) if hold(folder) and (folder / _TREE).is_file() else None
-
-
-def _resolve(address: GitAddress) -> tuple[str, str]:
-    """Full name and commit id of a ref; a tag wins over a branch of the same name, as in git."""
+def _resolve(address: GitAddress) -> str:
+    """The commit id of a ref; a tag wins over a branch of the same name, as in git."""
     ref = address.ref
     plain = (f"refs/tags/{ref}", f"refs/heads/{ref}") if ref else ("HEAD",)
     names = (ref,) if ref.startswith("refs/") else plain
@@ -202,35 +204,16 @@ def _resolve(address: GitAddress) -> tuple[str, str]:
     for name in names:
         commit = found.get(f"{name}^{{}}") or found.get(name, "")
         if _FULL_ID.fullmatch(commit):
-            return name, commit
+            return commit
     raise _unknown(address)
 
 
-def _fetch(address: GitAddress, commit: str, ref_name: str) -> GitCommit:
-    folder = _folder(address, commit)
-    with cache_lock(f"git-{folder.name}"):
-        found = _cached(address, commit)
-        if found is None:
-            folder.parent.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
-                hold(Path(temporary))  # what a killed process leaves is pruned, what is being fetched is not
-                made = Path(temporary) / "made"
-                made.mkdir()
-                _fetch_into(made / _TREE, Path(temporary) / "repository", address, commit, ref_name)
-                shutil.rmtree(folder, ignore_errors=True)
-                made.rename(folder)
-            found = _cached(address, commit)
-    assert found is not None
-    return found
-
-
-def _fetch_into(tree: Path, repository: Path, address: GitAddress, commit: str, ref_name: str) -> None:
-    """Three ways, from cheap to dear: not every server gives a commit by its id, or without history."""
+def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> None:
+    """Fetch the one commit; where a server does not give one by its id, or none without history, everything."""
     kind = "sha256" if len(commit) == 64 else "sha1"
     everything = ["+refs/heads/*:refs/fetched/heads/*", "+refs/tags/*:refs/fetched/tags/*"]
-    ways = [["--depth=1", commit], *([["--depth=1", ref_name]] if ref_name else []), everything]
     failure: GitFailed | None = None
-    for depth, wanted in ((way[:1], way[1:]) if way[0].startswith("--") else ([], way) for way in ways):
+    for depth, wanted in ((["--depth=1"], [commit]), ([], everything)):
         shutil.rmtree(repository, ignore_errors=True)
         made = ["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(repository)]
         run_git(made, seconds=_ASK_SECONDS)
@@ -249,7 +232,6 @@ def _fetch_into(tree: Path, repository: Path, address: GitAddress, commit: str, 
         else:
             _archive(tree, repository, address, commit)
             return
-    assert failure is not None
     _resolve(GitAddress(address.source, address.url, ""))  # raises when nobody answers at all
     raise _unknown(address) from failure
 
@@ -339,3 +321,137 @@ def _refused(address: GitAddress, detail: str) -> InputError:
         where=address.source,
         fix="clone it, remove what tests do not need, and give the folder.",
     )
+
+
+# --- git itself, so that nothing but it is run ---
+
+_KEPT_VARIABLES = (
+    "PATH TMPDIR SSH_AUTH_SOCK http_proxy https_proxy HTTPS_PROXY all_proxy ALL_PROXY no_proxy NO_PROXY"
+    " GIT_SSL_CAINFO GIT_SSL_CAPATH SSL_CERT_FILE SSL_CERT_DIR CURL_CA_BUNDLE"
+).split()
+_KEPT_SETTINGS = r"^(http\.(.*\.)?(proxy|sslcainfo|sslcapath)|url\..*\.insteadof)$"
+_SETTINGS = {
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.attributesFile": os.devnull,
+    "credential.helper": "",
+    "fetch.recurseSubmodules": "false",
+    "fetch.unpackLimit": "1",  # one pack, so that the limit of a file's size is one of the whole
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "transfer.bundleURI": "false",
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "60",
+}
+_LIMITED = (
+    "import os, signal, sys; from resource import RLIMIT_FSIZE, getrlimit, setrlimit; "
+    "limits = [int(sys.argv[1]), *(limit for limit in getrlimit(RLIMIT_FSIZE) if limit >= 0)]; "
+    "setrlimit(RLIMIT_FSIZE, (min(limits),) * 2); signal.signal(signal.SIGXFSZ, signal.SIG_DFL); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+"""Sets the limit in the child: ``preexec_fn`` is not safe beside the threads that build tasks.
+
+The signal ends git at once, where an error of writing would be noticed at the very end."""
+_TOO_LARGE = re.compile(rf"File too large|died of signal {signal.SIGXFSZ}\b")
+
+
+class GitFailed(Exception):
+    """Git gave an error. Its text is not kept, because it may hold an address with a secret."""
+
+    def __init__(self, *, is_late: bool = False, is_too_large: bool = False) -> None:
+        super().__init__("git failed")
+        self.is_late = is_late
+        self.is_too_large = is_too_large
+
+
+def run_git(
+    arguments: Sequence[str],
+    *,
+    seconds: float,
+    repository: Path | None = None,
+    most_bytes: int = MAX_TOTAL_BYTES,
+) -> bytes:
+    """Run git and give what it printed.
+
+    No hook, no credential helper, no prompt, no user or system configuration but proxies,
+    certificates and address rewriting; the protocols https, ssh and file alone.
+
+    Args:
+        arguments: sub-command and its arguments.
+        seconds: afterwards git and what it started are killed.
+        repository: the bare repository to work in.
+        most_bytes: the largest file that git may write; what it prints goes to a file, too.
+
+    Raises:
+        MissingError: there is no git (CR0440).
+        GitFailed: any failure but
+        OSError: there was no space for what it wrote.
+    """
+    if shutil.which("git") is None:
+        raise MissingError(
+            "CR0440",
+            "this machine has no git.",
+            where="PATH",
+            fix="install git, or give a folder or an archive.",
+        )
+    settings = [*_SETTINGS.items(), *_user_settings()]
+    options = [word for key, value in settings for word in ("-c", f"{key}={value}")]
+    with tempfile.TemporaryDirectory(prefix="git-", dir=process_folder()) as folder:
+        environment = _environment(Path(folder))
+        if repository is not None:
+            environment["GIT_DIR"] = str(repository)
+        printed = Path(folder) / "printed"
+        with printed.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LIMITED, str(most_bytes), "git", *options, *arguments],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, cwd=folder, env=environment,
+            )  # fmt: skip
+            try:
+                _, err = process.communicate(timeout=seconds)
+            except BaseException as error:  # also an interruption: git must not go on alone
+                kill_descendants(process.pid)
+                process.kill()
+                process.communicate()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise GitFailed(is_late=True) from None
+                raise
+        if process.returncode != 0:
+            text = err.decode("utf-8", "replace")
+            refuse_full_disk(text, repository or Path(folder))
+            is_too_large = process.returncode == -signal.SIGXFSZ or bool(_TOO_LARGE.search(text))
+            raise GitFailed(is_too_large=is_too_large)
+        return printed.read_bytes()
+
+
+def _environment(home: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return {
+        **kept,
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home),
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "true",  # answers nothing, whatever is asked
+        "SSH_ASKPASS": "true",
+        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oStrictHostKeyChecking=yes -oClearAllForwardings=yes",
+        "GIT_ALLOW_PROTOCOL": "https:ssh:file",
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+    }
+
+
+@cache
+def _user_settings() -> tuple[tuple[str, str], ...]:
+    """The settings of user and system that say where a server is reached; none of them names a program."""
+    command = ["git", "config", "--null", "--get-regexp", _KEPT_SETTINGS]
+    try:
+        # From the root folder, so that no repository around us is asked.
+        done = subprocess.run(command, capture_output=True, check=False, timeout=10, cwd="/")
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    rows = (row.partition("\n") for row in done.stdout.decode("utf-8", "replace").split("\0"))
+    return tuple((key, value) for key, newline, value in rows if newline and not re.search(r"[\n=]", key))

@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
+from packaging.tags import sys_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
 from composer_replication.errors import InputError, MissingError
 from composer_replication.tasks.intake.cache import (
     cache_folder,
@@ -31,7 +34,7 @@ from composer_replication.tasks.intake.cache import (
 )
 
 if TYPE_CHECKING:
-    from unearth import Package, PackageFinder
+    from unearth import PackageFinder
     from unearth.fetchers import Fetcher
 
 _DEFAULT_INDEX = "https://pypi.org/simple"
@@ -50,11 +53,7 @@ class IndexSettings:
 
 
 def pip_command() -> list[str]:
-    """How to call the pip of this environment.
-
-    Raises:
-        MissingError: this Python has no pip (CR0440).
-    """
+    """How to call the pip of this environment."""
     try:
         import pip  # noqa: F401
     except ImportError as error:
@@ -75,21 +74,18 @@ def index_settings() -> IndexSettings:
         [*pip_command(), "config", "list"], capture_output=True, text=True, check=False
     ).stdout
     for line in listed.splitlines():
-        name, equals, value = line.partition("=")
+        name, _, value = line.partition("=")
         section, _, key = name.strip().rpartition(".")
-        if equals and key in _KEYS and section in ("global", "install", "download", ":env:"):
+        if key in _KEYS and section in ("global", "install", "download", ":env:"):
             found[key] = value.strip().strip("'\"").replace("\\n", " ")
-    for key in _KEYS:
-        variable = os.environ.get("PIP_" + key.upper().replace("-", "_"), "")
-        if variable:
-            found[key] = variable
+    variables = {key: os.environ.get("PIP_" + key.upper().replace("-", "_"), "") for key in _KEYS}
+    found |= {key: value for key, value in variables.items() if value}
     without_index = found.get("no-index", "").lower() in ("1", "true", "yes", "on")
     indexes = [found.get("index-url", _DEFAULT_INDEX), *found.get("extra-index-url", "").split()]
+    links = found.get("find-links", "").split()
     return IndexSettings(
         index_urls=() if without_index else tuple(indexes),
-        find_links=tuple(
-            link for link in found.get("find-links", "").split() if "://" in link or Path(link).exists()
-        ),
+        find_links=tuple(link for link in links if "://" in link or Path(link).exists()),
         trusted_hosts=tuple(found.get("trusted-host", "").split()),
         certificates=found.get("cert", ""),
     )
@@ -108,62 +104,50 @@ def _finder(*, wheels: bool) -> PackageFinder:
         trusted_hosts=settings.trusted_hosts, verify=context, timeout=60.0, follow_redirects=True
     )
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=settings.index_urls)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return PackageFinder(
-            session=cast("Fetcher", session),  # its own default session is of this very class
-            index_urls=settings.index_urls,
-            find_links=settings.find_links,
-            trusted_hosts=settings.trusted_hosts,
-            no_binary=() if wheels else (":all:",),
-            only_binary=(":all:",) if wheels else (),
-        )
+    return PackageFinder(
+        session=cast("Fetcher", session),  # its own default session is of this very class
+        index_urls=settings.index_urls,
+        find_links=settings.find_links,
+        trusted_hosts=settings.trusted_hosts,
+        no_binary=() if wheels else (":all:",),
+        only_binary=(":all:",) if wheels else (),
+    )
 
 
-def _find(name: str, version: str, *, wheels: bool) -> tuple[PackageFinder, Package]:
-    finder = _finder(wheels=wheels)
-    kind = "wheel" if wheels else "source distribution"
+def _download(label: str, *, wheels: bool) -> tuple[str, bytes]:
+    """Name and bytes of the best file of ``NAME==VERSION`` that the index has."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            package = finder.find_best_match(f"{name}=={version}").best
+            finder = _finder(wheels=wheels)
+            package = finder.find_best_match(label).best
+        if package is not None:
+            link = package.link
+            if link.is_file:
+                data = link.file_path.read_bytes()
+            else:
+                with finder.session.get_stream(link.normalized.partition("#")[0]) as response:
+                    response.raise_for_status()
+                    data = b"".join(response.iter_bytes(_CHUNK_BYTES))
     except Exception as error:  # whatever the transport raises: one sentence, the cause attached
         raise InputError(
             "CR0407",
-            f"the package index could not be asked for {name}=={version} ({type(error).__name__}).",
-            where=f"{name}=={version}",
+            f"{label} could not be fetched from the package index ({type(error).__name__}).",
+            where=label,
             fix="check the network and pip's index settings, or build once where there is a network.",
         ) from error
     if package is None:
+        kind = "wheel" if wheels else "source distribution"
         raise InputError(
             "CR0407",
-            f"the package index has no {kind} of {name}=={version}.",
-            where=f"{name}=={version}",
-            fix=f"pip index versions {name}",
-        )
-    return finder, package
-
-
-def _download(finder: PackageFinder, package: Package, label: str) -> bytes:
-    link = package.link
-    try:
-        if link.is_file:
-            data = link.file_path.read_bytes()
-        else:
-            with finder.session.get_stream(link.normalized.partition("#")[0]) as response:
-                response.raise_for_status()
-                data = b"".join(response.iter_bytes(_CHUNK_BYTES))
-    except Exception as error:  # as above
-        raise InputError(
-            "CR0407",
-            f"the download of {label} failed ({type(error).__name__}).",
+            f"the package index has no {kind} of {label}.",
             where=label,
-            fix="try again.",
-        ) from error
-    expected = dict(link.hash_option or {}).get("sha256", [""])[0]
-    if expected and sha256_of(data) != expected:
-        raise hash_error(label, expected, sha256_of(data))
-    return data
+            fix=f"pip index versions {label.partition('==')[0]}",
+        )
+    promised = dict(link.hash_option or {}).get("sha256", [""])[0]
+    if promised and sha256_of(data) != promised:
+        raise hash_error(label, promised, sha256_of(data))
+    return urlsplit(link.normalized).path.rpartition("/")[2], data
 
 
 def hash_error(label: str, expected: str, found: str) -> InputError:
@@ -177,8 +161,6 @@ def hash_error(label: str, expected: str, found: str) -> InputError:
 
 
 def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
-    from packaging.utils import canonicalize_name
-
     label = f"{name}=={version}"
     shelf = cache_folder() / ("wheels" if wheels else "sdists")
     shelf.mkdir(exist_ok=True)
@@ -187,11 +169,10 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
     with cache_lock(f"fetch-{canonicalize_name(name)}-{version}"):
         path = _cached(folder, sha256, wheels=wheels)
         if path is None:
-            finder, package = _find(name, version, wheels=wheels)
-            data = _download(finder, package, label)
+            filename, data = _download(label, wheels=wheels)
             if sha256 and sha256_of(data) != sha256:
                 raise hash_error(label, sha256, sha256_of(data))
-            path = folder / urlsplit(package.link.normalized).path.rpartition("/")[2]
+            path = folder / filename
             put_file(folder / "SHA256", f"{sha256_of(data)}  {path.name}\n".encode())
             put_file(path, data)
         with suppress(PermissionError):
@@ -214,9 +195,6 @@ def _cached(folder: Path, sha256: str, *, wheels: bool) -> Path | None:
 
 def fits_this_machine(wheel_name: str) -> bool:
     """Whether this interpreter can install a wheel of that file name."""
-    from packaging.tags import sys_tags
-    from packaging.utils import parse_wheel_filename
-
     return not parse_wheel_filename(wheel_name)[3].isdisjoint(sys_tags())
 
 

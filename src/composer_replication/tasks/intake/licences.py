@@ -7,8 +7,8 @@ of permissive ones is taken as said; everything else, doubt included, is "look a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -24,30 +24,28 @@ _PERMISSIVE = frozenset(
 )
 """Licences that ask for no more than a notice. One that is missing here is named once too often."""
 _BSD = ("BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD")
+_APACHE = ("Apache-2.0", "Apache-1.1")
 _WORDS = {
-    "mit license": ("MIT",),
-    "the mit license": ("MIT",),
-    "mit no attribution license (mit-0)": ("MIT-0",),
+    "mit": ("MIT",),
+    "mit no attribution mit-0": ("MIT-0",),
     "bsd": _BSD,
-    "bsd license": _BSD,
     "new bsd": ("BSD-3-Clause",),
     "bsd 3-clause": ("BSD-3-Clause",),
     "3-clause bsd": ("BSD-3-Clause",),
-    "apache": ("Apache-2.0", "Apache-1.1"),
+    "apache": _APACHE,
     "apache 2.0": ("Apache-2.0",),
-    "apache license 2.0": ("Apache-2.0",),
-    "apache license, version 2.0": ("Apache-2.0",),
-    "apache software license": ("Apache-2.0", "Apache-1.1"),
-    "isc license (iscl)": ("ISC",),
-    "python software foundation license": ("PSF-2.0", "Python-2.0"),
-    "zope public license": ("ZPL-2.0", "ZPL-2.1"),
+    "isc iscl": ("ISC",),
+    "python foundation": ("PSF-2.0", "Python-2.0"),
+    "zope public": ("ZPL-2.0", "ZPL-2.1"),
     "zpl 2.1": ("ZPL-2.1",),
-    "the unlicense (unlicense)": ("Unlicense",),
-    "zlib/libpng license": ("Zlib",),
-    "boost software license 1.0 (bsl-1.0)": ("BSL-1.0",),
-    "cc0 1.0 universal (cc0 1.0) public domain dedication": ("CC0-1.0",),
+    "unlicense unlicense": ("Unlicense",),
+    "zlib libpng": ("Zlib",),
+    "boost 1.0 bsl-1.0": ("BSL-1.0",),
+    "cc0 1.0 universal cc0 1.0 public domain dedication": ("CC0-1.0",),
 }
 """What metadata and classifiers (after the last `` :: ``) write for permissive licences, and the ids that it can mean."""
+_FILLERS = frozenset("the license licence version software".split())
+"""Words that are not looked at in what is written there."""
 _LONGEST_NAME = 200
 """Some write the whole text of the licence where its name belongs."""
 
@@ -77,13 +75,8 @@ class Licence:
 
     def to_json(self) -> dict[str, Any]:
         """With the short keys ``spdx``, ``file``, ``from``, ``is_copyleft``, ``note``."""
-        return {
-            "spdx": self.spdx,
-            "file": self.file,
-            "from": self.read_from,
-            "is_copyleft": self.is_copyleft,
-            "note": self.note,
-        }
+        names = ("spdx", "file", "from", "is_copyleft", "note")
+        return dict(zip(names, astuple(self), strict=True))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Licence:
@@ -133,17 +126,26 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
 
 def read_claims(metadata: Mapping[str, bytes]) -> list[tuple[str, ...]]:
     """What each declaration can mean: SPDX ids, or its own words where they are those of no permissive licence."""
-    return [meant for text in _declared(metadata) if (meant := _meant(text))]
+    read = ProjectFiles(metadata)
+    fields = [
+        *read.info.get("License-Expression", []), *read.info.get("License", []), read.ini("metadata", "license"),
+        *read.strings("project.license", "project.license.text", "tool.poetry.license"), *texts(read.setup.get("license")),
+    ]  # fmt: skip
+    classifiers = [
+        *read.info.get("Classifier", []), *read.strings("project.classifiers", "tool.poetry.classifiers"),
+        *read.ini("metadata", "classifiers").splitlines(), *texts(read.setup.get("classifiers")),
+    ]  # fmt: skip
+    fields += [text for text in classifiers if text.strip().startswith("License ::")]
+    return [meant for text in fields if (meant := _meant(text.strip()))]
 
 
 def _meant(text: str) -> tuple[str, ...]:
     words = text.rpartition(" :: ")[2].strip()
-    if "\n" in words or len(words) > _LONGEST_NAME or text == "License :: OSI Approved":
+    if not words or "\n" in words or len(words) > _LONGEST_NAME or text == "License :: OSI Approved":
         return ()
-    known = _WORDS.get(words.lower().removesuffix("."))
-    if known is not None:
-        return known
-    return (_expression(words) or words,)
+    parts = (part.strip(".,") for part in re.split(r"[\s()/,]+", words.lower()))
+    known = _WORDS.get(" ".join(part for part in parts if part and part not in _FILLERS))
+    return known or (_expression(words) or words,)
 
 
 def _expression(words: str) -> str:
@@ -152,19 +154,3 @@ def _expression(words: str) -> str:
         return str(canonicalize_license_expression(words))
     except InvalidLicenseExpression:
         return ""
-
-
-def _declared(metadata: Mapping[str, bytes]) -> Iterator[str]:
-    """Licence fields and licence classifiers of all metadata files."""
-    read = ProjectFiles(metadata)
-    fields: list[Any] = [*read.info.get("License-Expression", []), *read.info.get("License", [])]
-    classifiers: list[Any] = [*read.info.get("Classifier", []), *texts(read.setup.get("classifiers"))]
-    for project in (read.table("project"), read.table("tool", "poetry")):
-        licence = project.get("license", "")
-        fields.append(licence.get("text", "") if isinstance(licence, dict) else licence)
-        classifiers += texts(project.get("classifiers"))
-    fields += [read.ini("metadata", "license"), read.setup.get("license")]
-    classifiers += read.ini("metadata", "classifiers").splitlines()
-    # A broken file may hold anything in these places.
-    yield from (text.strip() for text in fields if isinstance(text, str) and text.strip())
-    yield from (text.strip() for text in classifiers if text.strip().startswith("License ::"))

@@ -15,11 +15,13 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from composer_replication.errors import InputError
@@ -29,10 +31,10 @@ from composer_replication.tasks.intake.cache import (
     cache_lock,
     hold,
     put_file,
+    refuse_full_disk,
     sha256_of,
     sha256_of_file,
 )
-from composer_replication.tasks.intake.full_disk import refuse_full_disk
 from composer_replication.tasks.intake.index import fetch_wheel, pip_command
 
 if TYPE_CHECKING:
@@ -159,23 +161,19 @@ def resolve(
         UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
         InputError: the index cannot be reached (CR0407).
     """
-    rest = list(wanted)
+    rest = list(map(copy, wanted))
     while rest:
         try:
             return _resolve([*requirements, *rest], repository, pytest)
         except UnusableRepository as error:
-            named = set(_NAMES.findall(error.detail.lower().replace("_", "-")))
-            relaxed = [type(one)(_without_range(one)) for one in rest]
-            if list(map(str, relaxed)) == list(map(str, rest)):
-                left = [one for one in rest if canonicalize_name(one.name) not in named]
-                relaxed = left if len(left) < len(rest) else []
-            rest = relaxed
+            if any(one.specifier for one in rest):
+                for one in rest:
+                    one.specifier = SpecifierSet()
+                continue
+            named = _NAMES.findall(error.detail.lower().replace("_", "-"))
+            left = [one for one in rest if canonicalize_name(one.name) not in named]
+            rest = left if len(left) < len(rest) else []
     return _resolve(requirements, repository, pytest)
-
-
-def _without_range(requirement: Requirement) -> str:
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    return f"{requirement.name}{extras}"
 
 
 def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) -> EnvironmentLock:
@@ -203,18 +201,11 @@ def _earlier_answer(answer: Path) -> EnvironmentLock | None:
     """What an earlier call found out, if it can be read and its wheels are still there and whole."""
     try:
         lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # absent, broken or of an older format: asked again
+        is_whole = lock.names >= TOOLCHAIN.keys() and all(
+            sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in lock.wheels
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, broken or of an older format
         return None
-    is_whole = lock.names >= TOOLCHAIN.keys() and all(
-        wheel_path(wheel).is_file() and sha256_of_file(wheel_path(wheel)) == wheel.sha256
-        for wheel in lock.wheels
-    )
     return lock if is_whole else None
 
 
@@ -253,21 +244,14 @@ def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -
 
 def _resolution_error(log: str, repository: str) -> Exception:
     lines = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
-    asked = next(
-        (line for line in lines if "No matching distribution" in line or "conflict" in line.lower()), None
-    )
-    if asked is not None and "(from versions: none)" in log and "Retrying" in log:
-        asked = None  # nothing at all was found because nothing could be asked
-    if asked is None:
+    asked = [line for line in lines if "No matching distribution" in line or "conflict" in line.lower()]
+    # Nothing at all was found where nothing could be asked.
+    if not asked or ("(from versions: none)" in log and "Retrying" in log):
         return InputError(
             "CR0407",
             f"pip could not fetch what the tests of {repository} need.",
             where=repository,
             fix="check the network and pip's index settings, or build once where there is a network.",
         )
-    from_whom = re.search(
-        r"satisfies the requirement \S+ \((from [^)]+)\)", log.replace("(from versions:", "")
-    )
-    return UnusableRepository(
-        "dependency-without-wheel", f"{asked[:200]}{f' ({from_whom[1]})' if from_whom else ''}"
-    )
+    who = re.search(r"satisfies the requirement \S+ \((from [^)]+)\)", log.replace("(from versions:", ""))
+    return UnusableRepository("dependency-without-wheel", f"{asked[0][:200]}{f' ({who[1]})' if who else ''}")

@@ -35,7 +35,6 @@ _BROKEN = (
     ValueError,
     KeyError,
     RuntimeError,
-    NotImplementedError,
     zlib.error,
     tarfile.TarError,
     zipfile.BadZipFile,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import posixpath
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.parser import Parser
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -52,12 +52,26 @@ def texts(value: object) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else []
 
 
+def values_at(value: object, path: str) -> Iterator[Any]:
+    """Whatever stands at a path of keys with dots between, in which ``*`` is each key of a table or item of a list."""
+    key, _, rest = path.partition(".")
+    if not path:
+        yield value
+    elif key == "*":
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        for one in inner:
+            yield from values_at(one, rest)
+    elif isinstance(value, Mapping) and key in value:
+        yield from values_at(value[key], rest)
+
+
 class ProjectFiles:
     """The files of one project, each parsed once."""
 
     def __init__(self, files: Mapping[str, bytes], folder: str = "") -> None:
         self.files = files
         self.folder = folder
+        self.start = f"{folder}/" if folder else ""
 
     def path(self, name: str) -> str:
         return posixpath.normpath(posixpath.join(self.folder, name))
@@ -65,6 +79,10 @@ class ProjectFiles:
     def read(self, path: str) -> bytes:
         """A file by its path from the top."""
         return self.files.get(path, b"")
+
+    def text(self, name: str) -> str:
+        """A text by its path in the project."""
+        return self.read(self.path(name)).decode("utf-8", "replace")
 
     @cached_property
     def toml(self) -> dict[str, Any]:
@@ -76,32 +94,30 @@ class ProjectFiles:
 
     @cached_property
     def setup(self) -> dict[str, Any]:
-        start = f"{self.folder}/" if self.folder else ""
         beside = [
-            path.removeprefix(start)
+            path.removeprefix(self.start)
             for path in self.files
-            if path.startswith(start) and path.endswith(TEXT_SUFFIXES)
+            if path.startswith(self.start) and path.endswith(TEXT_SUFFIXES)
         ]
         return setup_arguments(self.read(self.path("setup.py")), beside)
 
     @cached_property
     def info(self) -> Mapping[str, list[str]]:
         """The header of ``PKG-INFO``: what an archive of sources says of itself. The description stays out."""
-        header = Parser().parsestr(
-            self.read(self.path("PKG-INFO")).decode("utf-8", "replace"), headersonly=True
-        )
+        header = Parser().parsestr(self.text("PKG-INFO"), headersonly=True)
         return {name: [str(value) for value in header.get_all(name, [])] for name in header}
 
     def table(self, *keys: str) -> dict[str, Any]:
         return inner_table(self.toml, *keys)
 
+    def strings(self, *paths: str) -> list[str]:
+        """The strings of ``pyproject.toml`` at some paths (``values_at``), in their order."""
+        return [text for path in paths for value in values_at(self.toml, path) for text in texts(value)]
+
     def ini(self, section: str, key: str) -> str:
         """A value of ``setup.cfg``; either spelling of the key is read."""
-        for name in (key, key.replace("_", "-")):
-            found = self.config.get(section, name, fallback="")
-            if found:
-                return found
-        return ""
+        found = (self.config.get(section, one, fallback="") for one in (key, key.replace("_", "-")))
+        return next(filter(None, found), "")
 
     @property
     def backend(self) -> str:
@@ -114,11 +130,11 @@ class ProjectFiles:
     def named(self, value: object) -> list[Requirement]:
         """Requirements of the files that a value names: one, a list, or a table with ``file``."""
         inner = value.get("file") if isinstance(value, Mapping) else value
-        found = [read_file(self.path(path), self.read, self.folder) for path in texts(inner)]
-        return [requirement for part in found for requirement in part]
+        return [one for path in texts(inner) for one in read_file(self.path(path), self.read, self.folder)]
 
     def ini_lines(self, value: str) -> list[Requirement]:
         """Requirements of a value of ``setup.cfg``, which may begin with ``file:``."""
-        if value.strip().startswith("file:"):
-            return self.named([path.strip() for path in value.strip()[5:].replace("\n", ",").split(",")])
+        value = value.strip()
+        if value.startswith("file:"):
+            return self.named([path.strip() for path in value[5:].replace("\n", ",").split(",")])
         return self.lines(value.splitlines())

@@ -27,6 +27,7 @@ from composer_replication.tasks.intake.parsed_files import (
 )
 from composer_replication.tasks.intake.requirement_texts import (
     IN_TREE,
+    holds,
     parsed,
     poetry_range,
     poetry_requirements,
@@ -40,6 +41,8 @@ from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, decl
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _POINT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w, .-]*\])?")
 _NO_POINT_NAME = re.compile(r"[\n=\[\]]")
+
+_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 
 _MAX_DEPTH = 2
 """How deep below a project its files of requirements lie at most."""
@@ -144,25 +147,18 @@ def import_folders(projects: Iterable[Project], files: Collection[str]) -> list[
 
 def member_folders(top: ProjectFiles) -> list[str]:
     """The folders of a workspace's members (uv, rye, hatch), which all lie in the repository."""
-    patterns: list[str] = []
-    excluded: list[str] = []
-    for table in (top.table("tool", "uv", "workspace"), top.table("tool", "rye", "workspace")):
-        patterns += texts(table.get("members"))
-        excluded += texts(table.get("exclude"))
-    for environment in top.table("tool", "hatch", "envs").values():
-        members = inner_table(environment, "workspace").get("members", [])
-        for one in members if isinstance(members, list) else []:
-            patterns += texts(one.get("path") if isinstance(one, Mapping) else one)
-    folders = sorted(
-        posixpath.dirname(path)
-        for path in top.files
-        if posixpath.basename(path) in ("pyproject.toml", "setup.py", "setup.cfg")
-    )
+    patterns = top.strings(
+        "tool.uv.workspace.members", "tool.rye.workspace.members",
+        "tool.hatch.envs.*.workspace.members", "tool.hatch.envs.*.workspace.members.*.path",
+    )  # fmt: skip
+    excluded = top.strings("tool.uv.workspace.exclude", "tool.rye.workspace.exclude")
+    paths = (path.rpartition("/") for path in sorted(top.files))
+    folders = dict.fromkeys(folder for folder, _, name in paths if name in _PROJECT_FILES)
     return [
         folder
-        for folder in dict.fromkeys(folders)
-        if any(_matches(folder, pattern) for pattern in patterns)
-        and not any(_matches(folder, pattern) for pattern in excluded)
+        for folder in sorted(folders)
+        if any(_matches(folder, one) for one in patterns)
+        and not any(_matches(folder, one) for one in excluded)
     ]
 
 
@@ -178,64 +174,56 @@ def _name_and_version(read: ProjectFiles) -> tuple[str, str]:
     """Where they are written down; a version that code computes, or a file that is not there holds, is empty."""
     if read.info.get("Name"):
         return read.info["Name"][0], (read.info.get("Version") or [""])[0]
-    project, poetry = read.table("project"), read.table("tool", "poetry")
-    written = [one for one in (project.get("name"), poetry.get("name")) if isinstance(one, str) and one]
-    if written:
-        version = next((str(one["version"]) for one in (project, poetry) if one.get("version")), "")
-        return written[0], version or _dynamic_version(read)
-    version = read.ini("metadata", "version") or str(read.setup.get("version", ""))
+
+    def written(key: str) -> str:
+        tables = (
+            read.table("project"),
+            read.table("tool", "poetry"),
+            {key: read.ini("metadata", key)},
+            read.setup,
+        )
+        return next(
+            (str(table[key]) for table in tables if isinstance(table.get(key), str) and table[key]), ""
+        )
+
+    version = written("version")
     if version.startswith(("attr:", "file:")):
         kind, _, what = version.partition(":")
         version = _version_at(read, {kind: what.strip()})
-    return read.ini("metadata", "name") or str(read.setup.get("name", "")), version
+    return written("name"), version or _dynamic_version(read)
 
 
 def _dynamic_version(read: ProjectFiles) -> str:
     """A version that a backend reads from a module or a text of the repository."""
-    if read.backend.startswith("flit") and "version" in texts(read.table("project").get("dynamic")):
-        module = str(
-            read.table("tool", "flit", "module").get("name") or read.table("project").get("name")
-        ).replace("-", "_")
-        return _version_at(read, {"attr": f"{module}.__version__"})
-    for value in (
-        read.table("tool", "setuptools", "dynamic", "version"),
-        read.table("tool", "hatch", "version"),
-        read.table("tool", "pdm", "version"),
-    ):
-        if value:
-            return _version_at(read, value)
-    return ""
+    places = [
+        read.table("tool", *keys)
+        for keys in (("setuptools", "dynamic", "version"), ("hatch", "version"), ("pdm", "version"))
+    ]
+    if read.backend.startswith("flit"):
+        module = next(iter(read.strings("tool.flit.module.name", "project.name")), "")
+        places.append({"attr": f"{module.replace('-', '_')}.__version__"})
+    return next((_version_at(read, place) for place in places if place), "")
 
 
 def _version_at(read: ProjectFiles, where: Mapping[str, Any]) -> str:
-    attribute, path = where.get("attr"), where.get("path")
+    attribute, path = where.get("attr"), next(iter(texts(where.get("path") or where.get("file"))), "")
     if isinstance(attribute, str):
         module, _, name = attribute.rpartition(".")
         bases = [f"{folder}{module.replace('.', '/')}" for folder in ("", "src/", "lib/", "python/")]
-        paths = [f"{base}{end}" for base in bases for end in (".py", "/__init__.py")]
-        return next((found for one in paths if (found := literal_in(read.read(read.path(one)), name))), "")
-    if isinstance(path, str):
-        data = read.read(read.path(path))
-        return (
-            literal_in(data, "__version__") or literal_in(data, "VERSION") or literal_in(data, "version")
-            if path.endswith(".py")
-            else data.decode("utf-8", "replace").strip()
-        )
-    named = texts(where.get("file"))
-    return read.read(read.path(named[0])).decode("utf-8", "replace").strip() if named else ""
+        data = [read.read(read.path(f"{base}{end}")) for base in bases for end in (".py", "/__init__.py")]
+        return next(filter(None, (literal_in(one, [name]) for one in data)), "")
+    if path.endswith(".py"):
+        return literal_in(read.read(read.path(path)), ("__version__", "VERSION", "version"))
+    return read.text(path).strip() if path else ""
 
 
 def _requires_python(read: ProjectFiles) -> str:
-    for text in (
-        read.table("project").get("requires-python"),
-        next(iter(read.info.get("Requires-Python", [])), ""),
-        read.ini("options", "python_requires"),
-        read.setup.get("python_requires"),
-    ):
-        if isinstance(text, str) and text.strip():
-            return text
-    python = read.table("tool", "poetry", "dependencies").get("python")
-    return str(poetry_range(python)) if isinstance(python, str) else ""
+    given = [
+        *read.strings("project.requires-python"), *read.info.get("Requires-Python", []),
+        read.ini("options", "python_requires"), *texts(read.setup.get("python_requires")),
+    ]  # fmt: skip
+    poetry = (str(poetry_range(text)) for text in read.strings("tool.poetry.dependencies.python"))
+    return next((text for text in (*given, *poetry) if text.strip()), "")
 
 
 def _add(into: Groups, name: str, found: Iterable[Requirement]) -> None:
@@ -252,24 +240,22 @@ def _read_toml(project: Project, read: ProjectFiles) -> None:
     for name in groups:
         _add(project.groups, name, read.lines(_expand(groups, name, frozenset({name}))))
     dynamic = inner_table(tool, "setuptools", "dynamic")
-    project.dependencies += read.named(dynamic.get("dependencies"))
-    for name, value in inner_table(dynamic, "optional-dependencies").items():
-        _add(project.extras, name, read.named(value))
     hook = inner_table(tool, "hatch", "metadata", "hooks", "requirements_txt")
-    project.dependencies += read.named(hook.get("files") or hook.get("filename"))
-    for name, value in inner_table(hook, "optional-dependencies").items():
-        _add(project.extras, name, read.named(value))
+    for files in (dynamic.get("dependencies"), hook.get("files") or hook.get("filename")):
+        project.dependencies += read.named(files)
+    for table in (dynamic, hook):
+        for name, value in inner_table(table, "optional-dependencies").items():
+            _add(project.extras, name, read.named(value))
     for owner in ("uv", "pdm", "rye"):
         developed = inner_table(tool, owner).get("dev-dependencies")
-        tables = developed if isinstance(developed, Mapping) else {"dev": developed}
-        for name, lines in tables.items():
+        for name, lines in (developed if isinstance(developed, Mapping) else {"dev": developed}).items():
             _add(project.groups, name, read.lines(lines))
     for name, environment in inner_table(tool, "hatch", "envs").items():
         for key in ("dependencies", "extra-dependencies"):
             _add(project.groups, name, read.lines(inner_table(environment).get(key)))
     _read_poetry(project, inner_table(tool, "poetry"))
     if not project.dependencies and "dependencies" in texts(standard.get("dynamic")):
-        project.dependencies += read.named(["requirements.txt"])
+        project.dependencies += read.named("requirements.txt")
 
 
 def _expand(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> list[str]:
@@ -293,31 +279,32 @@ def _read_poetry(project: Project, poetry: Mapping[str, Any]) -> None:
     project.dependencies += [requirement for requirement, is_optional in own if not is_optional]
     by_name = {canonicalize_name(requirement.name): requirement for requirement, _ in own}
     for extra, names in inner_table(poetry, "extras").items():
-        wanted = [by_name.get(canonicalize_name(name)) for name in texts(names)]
-        _add(project.extras, extra, [requirement for requirement in wanted if requirement is not None])
-    groups = {"dev": inner_table(poetry, "dev-dependencies")}
-    for name in inner_table(poetry, "group"):
-        groups[name] = inner_table(poetry, "group", name, "dependencies")
-    for name, table in groups.items():
+        wanted = (by_name.get(canonicalize_name(name)) for name in texts(names))
+        _add(project.extras, extra, filter(None, wanted))
+    groups = {
+        name: inner_table(group, "dependencies") for name, group in inner_table(poetry, "group").items()
+    }
+    for name, table in {"dev": inner_table(poetry, "dev-dependencies"), **groups}.items():
         _add(project.groups, name, [one for one, _ in poetry_requirements(table, project.folder)])
 
 
 def _read_setuptools(project: Project, read: ProjectFiles) -> None:
     """``setup.cfg`` and the arguments in ``setup.py``."""
     setup = read.setup
-    project.dependencies += read.ini_lines(read.ini("options", "install_requires"))
-    _add(project.groups, "tests", read.ini_lines(read.ini("options", "tests_require")))
-    if read.config.has_section("options.extras_require"):
-        for name, value in read.config.items("options.extras_require"):
-            _add_extra(project, name, read.ini_lines(value))
     listed = setup.get("install_requires", setup.get("requires"))
+    project.dependencies += read.ini_lines(read.ini("options", "install_requires"))
     project.dependencies += read.lines(listed.splitlines() if isinstance(listed, str) else listed)
-    is_computed = "install_requires" in setup_keywords(read.read(read.path("setup.py")))
-    if listed is None and is_computed and not read.info.get("Requires-Dist"):
-        usual = read.named(["requirements.txt"])
+    is_computed = listed is None and "install_requires" in setup_keywords(read.read(read.path("setup.py")))
+    if is_computed and not read.info.get("Requires-Dist"):
+        usual = read.named("requirements.txt")
         project.dependencies += usual
         project.unread = "" if usual else read.path("setup.py")
+    _add(project.groups, "tests", read.ini_lines(read.ini("options", "tests_require")))
     _add(project.groups, "tests", read.lines(setup.get("tests_require")))
+    section = "options.extras_require"
+    extras = dict(read.config.items(section)) if read.config.has_section(section) else {}
+    for name, value in extras.items():
+        _add_extra(project, name, read.ini_lines(value))
     for name, value in inner_table(setup, "extras_require").items():
         _add_extra(project, name, read.lines(value))
 
@@ -336,86 +323,61 @@ def _read_info(project: Project, read: ProjectFiles) -> None:
     """``Requires-Dist`` of an archive of sources; else ``requires.txt``, which an older setuptools packed."""
     rows = read.info.get("Requires-Dist", [])
     for requirement in filter(None, map(parsed, rows)):
-        extras = dict.fromkeys(_EXTRA.findall(str(requirement.marker or "")))
         project.dependencies.append(requirement)  # if it is asked for without an extra
-        for extra in extras:
-            _add(project.extras, extra, [_asked_by(requirement, extra)])
+        for extra in dict.fromkeys(_EXTRA.findall(str(requirement.marker or ""))):
+            if holds(requirement, extra):
+                asked = Requirement(str(requirement))
+                asked.marker = None
+                _add(project.extras, extra, [asked])
     section = ""
-    path = _packed(read, "requires.txt")
-    for line in [] if rows else read.read(path).decode("utf-8", "replace").splitlines():
+    for line in [] if rows else _packed(read, "requires.txt").decode("utf-8", "replace").splitlines():
         if line.startswith("["):
             section = line.strip("[] ")
         elif line.strip():
             _add_extra(project, section or ":", read.lines([line]))
 
 
-def _asked_by(requirement: Requirement, extra: str) -> Requirement:
-    """The requirement, with a marker that knows of the extra: what is left of it holds or not on a machine."""
-    copy = Requirement(str(requirement))
-    copy.marker = None
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
-        return with_marker(copy, "python_version < '0'")
-    return copy
+def _packed(read: ProjectFiles, name: str) -> bytes:
+    """A file of the ``egg-info`` that setuptools packs into an archive of sources."""
+    found = (path for path in sorted(read.files) if path.endswith(f".egg-info/{name}"))
+    return next((read.read(path) for path in found if path.startswith(read.start)), b"") if read.info else b""
 
 
 def _requirement_files(read: ProjectFiles) -> Iterator[tuple[str, list[Requirement]]]:
     """Texts that are called requirements, or lie in a folder that is, by their path in the project."""
-    start = f"{read.folder}/" if read.folder else ""
     for path in read.files:
-        pure = PurePosixPath(path.removeprefix(start))
-        is_called_so = "requirement" in str(pure) or pure.parts[0] in ("requirements", "reqs")
-        if (
-            path.startswith(start)
-            and pure.suffix in TEXT_SUFFIXES
-            and is_called_so
-            and len(pure.parts) <= _MAX_DEPTH
-        ):
-            yield str(pure), read_file(path, read.read, read.folder)
-
-
-def _packed(read: ProjectFiles, name: str) -> str:
-    """The path of a file of the ``egg-info`` that setuptools packs into an archive of sources."""
-    start = f"{read.folder}/" if read.folder else ""
-    found = (path for path in sorted(read.files) if path.endswith(f".egg-info/{name}"))
-    return next((path for path in found if path.startswith(start)), "") if read.info else ""
+        name = path.removeprefix(read.start)
+        is_called_so = "requirement" in name or name.startswith("reqs/")
+        is_text = name.endswith(TEXT_SUFFIXES) and name.count("/") < _MAX_DEPTH
+        if path.startswith(read.start) and is_called_so and is_text:
+            yield name, read_file(path, read.read, read.folder)
 
 
 def _bind_sources(project: Project, read: ProjectFiles) -> None:
-    """Bind what ``[tool.uv.sources]`` binds: never by name from the index, whatever else names it."""
+    """Bind what ``[tool.uv.sources]`` or Poetry binds: never by name from the index, whatever else names it."""
     top = ProjectFiles(read.files)
-    tables = {**top.table("tool", "uv", "sources"), **read.table("tool", "uv", "sources")}
-    bound: dict[str, str | None] = dict(
-        _bound_by_poetry(read.table("tool", "poetry", "dependencies"), read.folder)
-    )
-    bound |= {canonicalize_name(name): _source(top, name, value) for name, value in tables.items()}
+    poetry = poetry_requirements(read.table("tool", "poetry", "dependencies"), read.folder)
+    bound: dict[str, str | None] = {canonicalize_name(one.name): one.url for one, _ in poetry if one.url}
+    for name, value in (top.table("tool", "uv", "sources") | read.table("tool", "uv", "sources")).items():
+        bound[canonicalize_name(name)] = _source(top, name, value)
     for part in project.all_requirements():
         for requirement in part:
-            url = bound.get(canonicalize_name(requirement.name))
-            if url is not None and not requirement.url:
-                requirement.url = url
-
-
-def _bound_by_poetry(table: Mapping[str, Any], folder: str) -> Iterable[tuple[str, str]]:
-    """The names that Poetry's table binds to a place, which also holds for those of ``[project]``."""
-    for requirement, _ in poetry_requirements(table, folder):
-        if requirement.url:
-            yield canonicalize_name(requirement.name), requirement.url
+            requirement.url = requirement.url or bound.get(canonicalize_name(requirement.name))
 
 
 def _source(top: ProjectFiles, name: str, value: object) -> str | None:
     for one in value if isinstance(value, list) else [value]:
-        if not isinstance(one, Mapping):
+        if not isinstance(one, Mapping) or not holds(
+            with_marker(Requirement("x"), str(one.get("marker", "")))
+        ):
             continue
-        probe = with_marker(Requirement("x"), str(one.get("marker", "")))
-        if probe.marker is not None and not probe.marker.evaluate():
-            continue
-        if one.get("workspace"):
-            for folder in member_folders(top):
-                member = ProjectFiles(top.files, folder)
-                if canonicalize_name(_name_and_version(member)[0]) == canonicalize_name(name):
-                    return f"{IN_TREE}{folder}"
-            return "another member of its workspace"
-        return table_address(one, "")
+        if not one.get("workspace"):
+            return table_address(one, "")
+        for folder in member_folders(top):
+            own_name = _name_and_version(ProjectFiles(top.files, folder))[0]
+            if canonicalize_name(own_name) == canonicalize_name(name):
+                return f"{IN_TREE}{folder}"
+        return "another member of its workspace"
     return None
 
 
@@ -425,59 +387,42 @@ def _expand_own_extras(project: Project) -> None:
 
     def expand(part: list[Requirement], seen: frozenset[str]) -> list[Requirement]:
         found: list[Requirement] = []
-        for requirement in part:
-            is_own = requirement.url == f"{IN_TREE}{project.folder}" or (
-                own and canonicalize_name(requirement.name) == own
-            )
-            if not is_own:
-                found.append(requirement)
-                continue
-            for extra in map(canonicalize_name, sorted(requirement.extras)):
+        for one in part:
+            is_own = one.url == f"{IN_TREE}{project.folder}" or (own and canonicalize_name(one.name) == own)
+            found += [] if is_own else [one]
+            for extra in sorted(map(canonicalize_name, one.extras)) if is_own else ():
                 if extra not in seen:
                     found += expand(project.extras.get(extra, []), seen | {extra})
         return found
 
     project.dependencies = expand(project.dependencies, frozenset())
-    extras = {name: expand(part, frozenset({name})) for name, part in project.extras.items()}
-    project.groups = {name: expand(part, frozenset()) for name, part in project.groups.items()}
-    listed = project.requirement_files.items()
-    project.requirement_files = {path: expand(part, frozenset()) for path, part in listed}
-    project.extras = extras
+    project.extras = {name: expand(part, frozenset({name})) for name, part in project.extras.items()}
+    for groups in (project.groups, project.requirement_files):
+        groups.update({name: expand(part, frozenset()) for name, part in groups.items()})
 
 
 def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
     """Entry points by group and name, from whichever file declares them; only ones that a line can hold."""
+    groups: list[tuple[str, Any]] = []
+    for table, plugins in (
+        (read.table("project"), "entry-points"),
+        (read.table("tool", "poetry"), "plugins"),
+    ):
+        groups += [("console_scripts", table.get("scripts")), ("gui_scripts", table.get("gui-scripts"))]
+        groups += inner_table(table, plugins).items()
+    declared, section = read.setup.get("entry_points"), "options.entry_points"
+    named = ["entry_points.txt", *read.strings("tool.setuptools.dynamic.entry-points.file")]
+    in_files = [_packed(read, "entry_points.txt"), *(read.read(read.path(name)) for name in named)]
+    for data in (*in_files, declared.encode() if isinstance(declared, str) else b""):
+        groups += [(group, dict(points)) for group, points in parse_ini(data).items()]
+    groups += read.config.items(section) if read.config.has_section(section) else []
+    groups += declared.items() if isinstance(declared, Mapping) else []
     found: dict[str, dict[str, str]] = {}
-    for group, points in (*_points_in_tables(read), *_points_in_lines(read)):
-        for name, value in points.items():
-            is_one = isinstance(value, str) and _POINT.fullmatch(value.strip())
-            if is_one and not _NO_POINT_NAME.search(name + group):
-                found.setdefault(group.strip(), {})[name.strip()] = value.strip()
-    return found
-
-
-def _points_in_tables(read: ProjectFiles) -> Iterator[tuple[str, dict[str, Any]]]:
-    for owner in ("project", "tool.poetry"):
-        keys = owner.split(".")
-        yield "console_scripts", read.table(*keys, "scripts")
-        yield "gui_scripts", read.table(*keys, "gui-scripts")
-    for place in ("project.entry-points", "tool.poetry.plugins"):
-        keys = place.split(".")
-        for group in read.table(*keys):
-            yield group, read.table(*keys, group)
-
-
-def _points_in_lines(read: ProjectFiles) -> Iterator[tuple[str, dict[str, str]]]:
-    """Those of ``setup.py``, ``setup.cfg`` and files called ``entry_points.txt``: ``name = module:object``."""
-    declared = read.setup.get("entry_points")
-    groups: list[tuple[str, Any]] = list(declared.items()) if isinstance(declared, Mapping) else []
-    if read.config.has_section("options.entry_points"):
-        groups += read.config.items("options.entry_points")
-    dynamic = read.table("tool", "setuptools", "dynamic", "entry-points").get("file")
-    paths = [_packed(read, "entry_points.txt"), *map(read.path, ["entry_points.txt", *texts(dynamic)])]
-    for data in (*map(read.read, paths), declared.encode() if isinstance(declared, str) else b""):
-        for group, section in parse_ini(data).items():
-            yield group, dict(section)
     for group, value in groups:
         lines = value.splitlines() if isinstance(value, str) else texts(value)
-        yield str(group), dict(line.split("=", 1) for line in lines if "=" in line)
+        pairs = (line.split("=", 1) for line in lines if "=" in line)
+        for name, point in value.items() if isinstance(value, Mapping) else pairs:
+            is_one = isinstance(point, str) and _POINT.fullmatch(point.strip())
+            if is_one and not _NO_POINT_NAME.search(f"{name}{group}"):
+                found.setdefault(group.strip(), {})[name.strip()] = point.strip()
+    return found

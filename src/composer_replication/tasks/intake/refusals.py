@@ -38,43 +38,31 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
 
     Two portions of one namespace package (no ``__init__.py`` in either) may lie side by side,
     as long as no module has the same name in both.
-
-    Raises:
-        UnusableRepository: ``runner-dependency``.
     """
-    own = _modules(source.files)
+    roots = recorded_folders(source.files)
+    own = sorted({below_root(path, roots) for path in source.files if is_subject_path(path)})
     for folder in environment.root.glob("lib/python*/site-packages"):
-        clash = _first_clash(own, folder, "")
+        clash = next(filter(None, (_clash(path, own, folder) for path in own)), "")
         if clash:
             raise UnusableRepository("runner-dependency", f"the environment holds a module {clash}, too")
 
 
-_Tree = dict[str, "_Tree"]
-
-
-def _modules(files: Mapping[str, bytes]) -> _Tree:
-    """Modules and packages below the import roots; a regular package is a leaf that holds itself."""
-    tree: _Tree = {}
-    roots = recorded_folders(files)
-    for path in files:
-        if not is_subject_path(path):
-            continue
-        level = tree
-        for part in PurePosixPath(below_root(path, roots)).parts:
-            level = level.setdefault(part.removesuffix(".py"), {})
-    return tree
-
-
-def _first_clash(own: _Tree, installed: Path, above: str) -> str:
-    found = {path.name.partition(".")[0]: path for path in sorted(installed.iterdir(), reverse=True)}
-    for name in sorted(own.keys() & found.keys() - {"__init__", "__pycache__"}):
-        below, path = own[name], found[name]
-        is_shared = (
-            below and "__init__" not in below and path.is_dir() and not (path / "__init__.py").exists()
-        )
-        clash = _first_clash(below, path, f"{above}{name}.") if is_shared else f"{above}{name}"
-        if clash:
-            return clash
+def _clash(path: str, own: Collection[str], installed: Path) -> str:
+    """The module that is installed, too, on the way to one of ours; empty where both are portions of a namespace."""
+    parts = PurePosixPath(path).with_suffix("").parts
+    for depth, name in enumerate(parts, start=1):
+        is_there = (installed / name).is_dir() or any(installed.glob(f"{name}.*"))
+        if not is_there or name == "__init__":
+            return ""
+        is_package = "/".join([*parts[:depth], "__init__.py"]) in own
+        installed /= name
+        if (
+            depth == len(parts)
+            or is_package
+            or not installed.is_dir()
+            or (installed / "__init__.py").exists()
+        ):
+            return ".".join(parts[:depth])
     return ""
 
 
@@ -88,7 +76,7 @@ def compiled_parts(source: RepositorySource) -> str:
     if is_asked or read.table("tool", "setuptools").get("ext-modules"):
         return "pyproject.toml"
     keywords = setup_keywords(source.metadata.get("setup.py", b""))
-    return "setup.py" if not keywords.keys().isdisjoint(_COMPILING_KEYWORDS) else ""
+    return "setup.py" if not keywords.isdisjoint(_COMPILING_KEYWORDS) else ""
 
 
 def explain(
@@ -108,7 +96,9 @@ def explain(
     if error.reason != "red-baseline":
         return error
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
-    detail = f"{error.detail}{_missed(likeliest)}"
+    more = f" and {len(likeliest) - _NUM_NAMED} more" if len(likeliest) > _NUM_NAMED else ""
+    missed = f"; left out: {', '.join(likeliest[:_NUM_NAMED])}{more}" if likeliest else ""
+    detail = f"{error.detail}{missed}"
     missing = _missing_module(error.detail, source.files)
     top = missing.partition(".")[0]
     is_own = top in own_modules(source.files)
@@ -160,14 +150,6 @@ def _why_missing(module: str, source: RepositorySource, installed: Collection[st
     )
     computed = f" ({unread} computes what it needs)" if unread else ""
     return f"nothing that is declared brings the module {module}{computed}"
-
-
-def _missed(left_out: Sequence[str]) -> str:
-    """What the tree has not got, for a sentence's end."""
-    if not left_out:
-        return ""
-    shown, num_more = ", ".join(left_out[:_NUM_NAMED]), len(left_out) - _NUM_NAMED
-    return f"; left out: {shown}{f' and {num_more} more' if num_more > 0 else ''}"
 
 
 def open_sources(

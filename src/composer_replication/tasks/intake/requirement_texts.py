@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 IN_TREE = "tree:"
@@ -28,6 +28,7 @@ _CONSTRAINT = re.compile(r"(?:-c|--constraint)[\s=]*(.+)")
 _EDITABLE = re.compile(r"(?:-e|--editable)[\s=]*(.+)")
 _ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
 _ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz)$")
+_NAME_END = re.compile(r"(?:\.git)?(?:@.*)?$|-\d.*\.(?:whl|zip|tar\.gz)$|\.(?:zip|tar\.gz)$")
 _LOCAL_FILE = re.compile(r"file:(?://(?:localhost)?)?(/?\.{1,2}(?:/.*)?|[^/].*)")
 _ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|\{root:parent:uri\}|\{here\}")
 
@@ -58,7 +59,7 @@ def read_lines(
     """
     found: list[Requirement] = []
     bounds: dict[str, Requirement] = {}
-    for raw in _joined(texts):
+    for raw in "\n".join(texts).replace("\\\n", "").splitlines():
         line = _ROOT.sub(".", _OPTIONS_OF_A_LINE.sub("", _COMMENT.sub("", raw))).strip()
         include, constraint = _INCLUDE.fullmatch(line), _CONSTRAINT.fullmatch(line)
         named = include or constraint
@@ -89,18 +90,6 @@ def read_file(
     return read_lines(lines, posixpath.dirname(path), read, project, seen | {path})
 
 
-def _joined(texts: Iterable[str]) -> Iterator[str]:
-    """The lines, those that a backslash continues put together."""
-    before = ""
-    for text in texts:
-        if text.rstrip().endswith("\\"):
-            before += text.rstrip()[:-1]
-        else:
-            yield before + text
-            before = ""
-    yield before
-
-
 def _of_line(line: str, folder: str, *, is_address: bool) -> Requirement | None:
     requirement = None if is_address else parsed(line)
     if requirement is not None:
@@ -125,15 +114,8 @@ def _name_of(address: str) -> str:
     """What an address seems to lead to; only the folder or the archive tells for certain."""
     path, _, fragment = address.partition("#")
     egg = re.search(r"(?:^|&)egg=([\w.-]+)", fragment)
-    if egg:
-        return egg[1]
-    last = posixpath.basename(urlsplit(path).path.rstrip("/")).partition("@")[0]
-    try:
-        return str(parse_wheel_filename(last)[0])
-    except InvalidWheelFilename:
-        return (
-            re.sub(r"(\.git|-\d[\w.]*(\.tar\.gz|\.zip)|\.zip|\.tar\.gz)$", "", last).strip(".") or "unnamed"
-        )
+    last = posixpath.basename(urlsplit(path).path.rstrip("/"))
+    return egg[1] if egg else _NAME_END.sub("", last, count=1).strip(".") or "unnamed"
 
 
 def bound_to(address: str, folder: str) -> str:
@@ -144,11 +126,9 @@ def bound_to(address: str, folder: str) -> str:
     if re.match(r"[\w+]+:|git@|/|~", text):
         return address
     path = posixpath.normpath(posixpath.join(folder, unquote(text)))
-    return (
-        address
-        if path.startswith("..") or _ARCHIVE.search(path)
-        else f"{IN_TREE}{'' if path == '.' else path}"
-    )
+    if path.startswith("..") or _ARCHIVE.search(path):
+        return address
+    return f"{IN_TREE}{'' if path == '.' else path}"
 
 
 def _marker(text: str) -> Marker | None:
@@ -213,38 +193,27 @@ def _python_marker(versions: SpecifierSet) -> str:
 def poetry_range(text: str) -> SpecifierSet:
     """Poetry's range as a set of bounds, the upper one kept: ``^1.2`` is ``>=1.2,<2``, ``~1.2`` is ``>=1.2,<1.3``.
 
-    Of alternatives (``||``) it is the range from the lowest to the highest, since a set of bounds has no "or".
+    Of alternatives (``||``) it is from the lower bound of the first to the upper one of the last, since a set of
+    bounds has no "or".
     """
-    alternatives = [_one_range(part) for part in re.split(r"\|\|?", text)]
-    if len(alternatives) == 1:
-        return alternatives[0]
-    lows = [[one for one in part if one.operator in (">=", ">", "==")] for part in alternatives]
-    highs = [[one for one in part if one.operator in ("<", "<=", "==")] for part in alternatives]
-    kept = []
-    if all(lows):
-        kept.append(f">={min(_plain(one.version) for part in lows for one in part)}")
-    if all(highs):
-        highest = max((one for part in highs for one in part), key=lambda one: _plain(one.version))
-        kept.append(f"{'<' if highest.operator == '<' else '<='}{highest.version.removesuffix('.*')}")
-        if highest.version.endswith(".*"):
-            kept[-1] = f"<{_next(highest.version.removesuffix('.*'), -1)}"
-    return SpecifierSet(",".join(kept))
+    parts = [_one_range(part) for part in re.split(r"\|\|?", text)]
+    if len(parts) == 1:
+        return parts[0]
+    lows = [str(one) for one in parts[0] if one.operator in (">=", ">")]
+    return SpecifierSet(",".join([*lows, *(str(one) for one in parts[-1] if one.operator in ("<", "<="))]))
 
 
 def _one_range(text: str) -> SpecifierSet:
     bounds: list[str] = []
-    for part in re.findall(r"(?:[\^~<>=!]+\s*)?[\w.*+!-]+", text.replace(",", " ")):
-        match = re.fullmatch(r"([\^~<>=!]*)\s*(.+)", part)
-        operator, version = (match[1], match[2].lstrip("vV")) if match else ("", "")
-        if version == "*" or not version:
+    for operator, version in re.findall(r"([\^~<>=!]*)\s*v?([\w.*+!-]+)", text.replace(",", " ")):
+        numbers = version.split(".")
+        if version == "*":
             continue
         if operator in ("^", "^="):
-            numbers = version.split(".")
             first = next((n for n, number in enumerate(numbers) if number.strip("0")), len(numbers) - 1)
             bounds += [f">={version}", f"<{_next(version, first)}"]
-        elif operator in ("~", "~="):
-            last = 0 if "." not in version else 1
-            bounds += [f"~={version}"] if operator == "~=" else [f">={version}", f"<{_next(version, last)}"]
+        elif operator == "~":
+            bounds += [f">={version}", f"<{_next(version, min(1, len(numbers) - 1))}"]
         else:
             bounds.append(f"{'==' if operator in ('', '=') else operator}{version}")
     try:
@@ -255,14 +224,8 @@ def _one_range(text: str) -> SpecifierSet:
 
 def _next(version: str, place: int) -> str:
     """The version after all that are equal up to a place: ``1.2.3`` and 1 give ``1.3``."""
-    release = list(_plain(version).release)
-    place = place if place >= 0 else len(release) - 1
-    release += [0] * (place + 1 - len(release))
-    return ".".join(map(str, [*release[:place], release[place] + 1]))
-
-
-def _plain(version: str) -> Version:
     try:
-        return Version(version.removesuffix(".*"))
+        release = [*Version(version.removesuffix(".*")).release, 0, 0, 0, 0]
     except InvalidVersion:
-        return Version("0")
+        return ""  # no bound can be told
+    return ".".join(map(str, [*release[:place], release[place] + 1]))

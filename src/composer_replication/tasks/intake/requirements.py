@@ -15,6 +15,7 @@ import platform
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 from packaging.requirements import Requirement
@@ -31,11 +32,10 @@ from composer_replication.tasks.intake.lock import (
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_ini, texts
 from composer_replication.tasks.intake.project_files import Project, find_projects
 from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds, read_lines
-from composer_replication.tasks.intake.setup_py import UNREADABLE
 from composer_replication.tasks.intake.source_folders import own_modules
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import parsed
 
 _TEST_WORDS = frozenset({"test", "tests", "testing", "unittest", "unittests", "pytest"})
 _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
@@ -97,6 +97,14 @@ class Requirements:
         for name, requirement in self._by_name(requirements, refuse=False):
             self.declared.setdefault(name, _without_pins(requirement))
 
+    def take(self, names: Iterable[str]) -> bool:
+        """Want the first of some names that is declared; one that is bound to an address is refused."""
+        self.refused += [name for name in names if name in self.bound]
+        declared = next((name for name in names if name in self.declared), None)
+        if declared is not None:
+            _merge(self.wanted, declared, self.declared[declared])
+        return declared is not None
+
     def _by_name(
         self, requirements: Iterable[Requirement], *, refuse: bool
     ) -> Iterator[tuple[str, Requirement]]:
@@ -128,9 +136,8 @@ def _merge(into: dict[str, Requirement], name: str, requirement: Requirement) ->
 def _without_pins(requirement: Requirement) -> Requirement:
     """Drop ``==`` pins of development tools: old ones have no wheel for a new Python."""
     if any(specifier.operator in ("==", "===") for specifier in requirement.specifier):
-        pinned = Requirement(requirement.name)
-        pinned.marker, pinned.url, pinned.extras = requirement.marker, requirement.url, requirement.extras
-        return pinned
+        requirement = copy(requirement)
+        requirement.specifier = SpecifierSet()
     return requirement
 
 
@@ -153,20 +160,13 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     return found
 
 
-def _own_names(source: RepositorySource, projects: Iterable[Project]) -> set[str]:
+def _own_names(source: RepositorySource, projects: list[Project]) -> set[str]:
     """The names of the projects in the tree, and those by which the others ask for them."""
-    projects = list(projects)
-    names = (source.name, *(project.name for project in projects))
-    own: set[str] = {canonicalize_name(name) for name in names if name}
-    folders = {project.folder for project in projects}
-    for project in projects:
-        for part in project.all_requirements():
-            own |= {
-                canonicalize_name(one.name)
-                for one in part
-                if one.url and one.url.startswith(IN_TREE) and one.url.removeprefix(IN_TREE) in folders
-            }
-    return own
+    folders = {f"{IN_TREE}{project.folder}" for project in projects}
+    asked = (one for project in projects for part in project.all_requirements() for one in part)
+    names = {source.name, *(project.name for project in projects)}
+    names |= {one.name for one in asked if one.url in folders}
+    return {canonicalize_name(name) for name in names if name}
 
 
 def _read_groups(found: Requirements, project: Project) -> None:
@@ -188,49 +188,39 @@ def _read_groups(found: Requirements, project: Project) -> None:
 def _of_tools(read: ProjectFiles, project: Project) -> Iterator[Requirement]:
     """What tox, nox and the tables of other tools install for their runs."""
     legacy = read.table("tool", "tox").get("legacy_tox_ini")
-    for data in (
-        read.read("tox.ini"),
-        read.read("setup.cfg"),
-        legacy.encode() if isinstance(legacy, str) else b"",
-    ):
-        parser = parse_ini(data)
-        for section in parser.sections():
-            if "testenv" in section or section == "default":
-                lines = parser.get(section, "deps", fallback="").splitlines()
-                # A factor condition stands before the requirement: "py{38,39}: mock"
-                yield from read_lines(
-                    [re.sub(r"^[\w{},.!-]+:\s+", "", line.strip()) for line in lines], "", read.read
-                )
-                asked = re.split(
-                    r"[\s,]+",
-                    " ".join(
-                        parser.get(section, key, fallback="") for key in ("extras", "dependency_groups")
-                    ),
-                )
-                for name in map(canonicalize_name, asked):
-                    yield from (*project.extras.get(name, []), *project.groups.get(name, []))
+    for text in (read.text("tox.ini"), read.text("setup.cfg"), legacy if isinstance(legacy, str) else ""):
+        for name, section in parse_ini(text.encode()).items():
+            if "testenv" not in name and name != "default":
+                continue
+            # A factor condition stands before the requirement: "py{38,39}: mock"
+            lines = [
+                re.sub(r"^[\w{},.!-]+:\s+", "", line.strip()) for line in section.get("deps", "").splitlines()
+            ]
+            yield from read_lines(lines, "", read.read)
+            asked = f"{section.get('extras', '')} {section.get('dependency_groups', '')}"
+            for group in map(canonicalize_name, asked.replace(",", " ").split()):
+                yield from (*project.extras.get(group, []), *project.groups.get(group, []))
     yield from read_lines(_strings_in(read.table("tool")), "", read.read)
     yield from read_lines(_installed_by_nox(read.read("noxfile.py")), "", read.read)
 
 
 def _strings_in(value: object) -> Iterator[str]:
     """Lists named like dependencies anywhere in tool tables (hatch, pdm, tox in TOML)."""
-    if not isinstance(value, dict):
-        return
-    for key, inner in value.items():
+    for key, inner in value.items() if isinstance(value, dict) else ():
         if isinstance(inner, list) and ("depend" in key or key in ("deps", "dev", "test", "tests")):
             yield from texts(inner)
-        elif isinstance(inner, dict):
-            yield from _strings_in(inner)
+        yield from _strings_in(inner)
+
+
+def _nodes(data: bytes) -> Iterable[ast.AST]:
+    """All of a source file's syntax; nothing where it does not parse."""
+    module = parsed(data)
+    return () if module is None else ast.walk(module)
 
 
 def _installed_by_nox(data: bytes) -> Iterator[str]:
     """The literal arguments of ``session.install``, an option put together with its file."""
-    try:
-        module = parse_syntax(data)
-    except UNREADABLE:
-        return
-    for call in ast.walk(module):
+    for call in _nodes(data):
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "install":
             words = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
             for before, word in zip(["", *words], words, strict=False):
@@ -239,12 +229,8 @@ def _installed_by_nox(data: bytes) -> Iterator[str]:
 
 def imported_modules(data: bytes) -> set[str]:
     """Top-level names of all modules that a source file imports."""
-    try:
-        module = parse_syntax(data)
-    except UNREADABLE:
-        return set()
     names: set[str] = set()
-    for node in ast.walk(module):
+    for node in _nodes(data):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -254,17 +240,19 @@ def imported_modules(data: bytes) -> set[str]:
 
 def _started_programs(data: bytes) -> set[str]:
     """What a test starts: the first word of a list of texts, and the module behind a ``-m``."""
-    try:
-        module = parse_syntax(data)
-    except UNREADABLE:
-        return set()
     found: set[str] = set()
-    for node in ast.walk(module):
+    for node in _nodes(data):
         if isinstance(node, ast.List | ast.Tuple):
-            words = [one.value if isinstance(one, ast.Constant) else "" for one in node.elts]
-            wanted = [word for before, word in zip(["-m", *words], words, strict=False) if before == "-m"]
-            found |= {word for word in wanted if isinstance(word, str) and word}
+            words = [getattr(one, "value", "") for one in node.elts]
+            found |= {
+                str(word) for before, word in zip(["-m", *words], words, strict=False) if before == "-m"
+            }
     return found
+
+
+def _names_of(module: str) -> tuple[str, ...]:
+    """The distributions that a module may come from, by its name and the short list."""
+    return canonicalize_name(module), _KNOWN_NAMES.get(module, "")
 
 
 def _take_what_is_imported(found: Requirements, source: RepositorySource) -> None:
@@ -273,21 +261,13 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
     """
-    own = own_modules(source.files)
     imported: set[str] = set()
     for name, data in source.files.items():
         if is_test_path(name):
             imported |= imported_modules(data) | (_started_programs(data) & found.declared.keys())
-    for module in sorted(imported - set(sys.stdlib_module_names)):
-        names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
-        found.refused += [name for name in names if name in found.bound and module not in own]
-        declared = next((name for name in names if name in found.declared), None)
-        if module in own:
-            continue
-        if declared is not None:
-            _merge(found.wanted, declared, found.declared[declared])
-        else:
-            known = next((name for name in names if name in _WELL_KNOWN), "")
+    for module in sorted(imported - sys.stdlib_module_names - own_modules(source.files)):
+        if not found.take(_names_of(module)):
+            known = next((name for name in _names_of(module) if name in _WELL_KNOWN), "")
             if known and known not in found.required:
                 found.wanted.setdefault(known, Requirement(known))
     for name, requirement in found.declared.items():
@@ -300,25 +280,18 @@ def _take_what_is_missing(found: Requirements, source: RepositorySource, missing
 
     The latter bring modules of other names along: ``h2`` brings ``hpack``.
     """
-    modules = set(missing) - own_modules(source.files)
-    is_unknown = False
-    for module in sorted(modules):
-        names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
-        found.refused += [name for name in names if name in found.bound]
-        declared = next((name for name in names if name in found.declared), None)
-        if declared is not None:
-            _merge(found.wanted, declared, found.declared[declared])
-        elif module in _SETUPTOOLS:
-            found.wanted.setdefault("setuptools", Requirement(_SETUPTOOLS[module]))
-        else:
-            is_unknown = is_unknown or module not in sys.stdlib_module_names
-    if is_unknown:
-        imported = set[str]().union(
-            *(imported_modules(data) for name, data in source.files.items() if is_subject_path(name))
-        )
-        names_of = {_KNOWN_NAMES.get(module, canonicalize_name(module)) for module in imported}
-        for name in sorted(names_of & found.declared.keys()):
-            if not _TOOLING.fullmatch(name):
+    unknown = []
+    for module in sorted(set(missing) - own_modules(source.files)):
+        if not found.take(_names_of(module)):
+            if module in _SETUPTOOLS:
+                found.wanted.setdefault("setuptools", Requirement(_SETUPTOOLS[module]))
+            elif module not in sys.stdlib_module_names:
+                unknown.append(module)
+    if unknown:
+        sources = [data for name, data in source.files.items() if is_subject_path(name)]
+        imported = set[str]().union(*map(imported_modules, sources))
+        for name in sorted({_KNOWN_NAMES.get(module, canonicalize_name(module)) for module in imported}):
+            if name in found.declared and not _TOOLING.fullmatch(name):
                 _merge(found.wanted, name, found.declared[name])
 
 

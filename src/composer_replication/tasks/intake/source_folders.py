@@ -7,13 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, texts
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, texts, values_at
 from composer_replication.tasks.intake.tree_rules import is_test_path
 
 USUAL_FOLDERS = ("lib", "src")
 """Places of import by custom, where they are no packages themselves."""
-
-
 FOLDERS_FILE = "source_folders.txt"
 """Beside the metadata that we write into a task tree: the places of import, where they are not the usual ones.
 
@@ -81,90 +79,70 @@ def declared_folders(read: ProjectFiles) -> tuple[str, ...]:
     Only folders inside the repository are given, the project's own folder where that is declared.
     """
     found: list[str] = []
-    for folder in (*_setuptools(read), *_backends(read)):
+    for folder in _declared(read):
         path = posixpath.normpath(posixpath.join(read.folder, folder.strip() or "."))
-        if not path.startswith(("..", "/")) and _holds_modules(path, read.files):
+        start = "" if path == "." else f"{path}/"
+        holds_modules = any(one.startswith(start) and one.endswith(".py") for one in read.files)
+        if not path.startswith(("..", "/")) and holds_modules:
             found.append("" if path == "." else path)
     return tuple(dict.fromkeys(found))
 
 
-def _holds_modules(folder: str, files: Collection[str]) -> bool:
-    start = "" if folder == "." else f"{folder}/"
-    return any(path.startswith(start) and path.endswith(".py") for path in files)
+_NAMED = (
+    "tool.setuptools.packages.find.where", "tool.poetry.packages.*.from", "tool.hatch.build.targets.wheel.sources",
+    "tool.hatch.build.targets.wheel.dev-mode-dirs", "tool.hatch.build.sources", "tool.hatch.build.dev-mode-dirs",
+    "tool.pdm.build.package-dir", "tool.pdm.package-dir", "tool.maturin.python-source",
+)  # fmt: skip
+"""Where ``pyproject.toml`` names places of import, by backend."""
+_PACKAGES = (
+    "tool.hatch.build.targets.wheel.packages", "tool.hatch.build.packages",
+    "tool.scikit-build.wheel.packages", "tool.scikit-build.wheel.packages.*",
+)  # fmt: skip
+"""Where it names packages, each of which lies in its place of import."""
+_SOURCES = ("tool.hatch.build.targets.wheel.sources", "tool.hatch.build.sources")
+
+
+def _declared(read: ProjectFiles) -> Iterator[str]:
+    for folders in _package_folders(read):
+        yield from _of_packages(folders)
+    yield from read.strings(*_NAMED)
+    yield from map(str.strip, read.ini("options.packages.find", "where").replace(",", "\n").split())
+    for key in ("packages", "py_modules"):
+        yield from texts(inner_table(read.setup, key).get("where"))
+    for package in read.strings(*_PACKAGES):
+        yield posixpath.dirname(posixpath.normpath(package)) or "."
+    for table in (table for path in _SOURCES for table in values_at(read.toml, path)):
+        if isinstance(table, Mapping):  # a folder, and what is put in its place
+            yield from _of_packages({str(new): folder for folder, new in table.items()})
+    if read.backend.startswith("uv"):
+        yield from texts(read.table("tool", "uv", "build-backend").get("module-root", "src"))
+
+
+def _package_folders(read: ProjectFiles) -> Iterator[Mapping[Any, Any]]:
+    """What setuptools is told of each package: its folder."""
+    listed = read.ini("options", "package_dir").splitlines()
+    yield read.table("tool", "setuptools", "package-dir")
+    yield dict(line.split("=", 1) for line in listed if "=" in line)
+    yield inner_table(read.setup, "package_dir")
+
+
+def _of_packages(folders: Mapping[Any, Any]) -> Iterator[str]:
+    """``{"": "python"}``, and ``{"pkg": "python/pkg"}`` where the folder is called like the package."""
+    for package, folder in folders.items():
+        if isinstance(folder, str) and isinstance(package, str):
+            tail = package.strip().replace(".", "/")
+            clean = posixpath.normpath(folder.strip() or ".")
+            if not tail:
+                yield clean
+            elif clean == tail or clean.endswith(f"/{tail}"):
+                yield clean.removesuffix(tail).rstrip("/") or "."
 
 
 def folder_named_otherwise(read: ProjectFiles, package: str) -> str:
     """The folder that setuptools is told to install as a package of another name; empty where it is told none."""
     for folders in _package_folders(read):
         for name, folder in folders.items():
-            if (
-                str(name).strip() == package
-                and posixpath.basename(posixpath.normpath(str(folder))) != package
-            ):
+            is_it = str(name).strip() == package
+            if is_it and posixpath.basename(posixpath.normpath(str(folder))) != package:
                 return str(folder).strip()
     return ""
-
-
-def _package_folders(read: ProjectFiles) -> Iterator[Mapping[Any, Any]]:
-    listed = read.ini("options", "package_dir").splitlines()
-    pairs = dict(line.split("=", 1) for line in listed if "=" in line)
-    for folders in (read.table("tool", "setuptools", "package-dir"), pairs, read.setup.get("package_dir")):
-        if isinstance(folders, Mapping):
-            yield folders
-
-
-def _setuptools(read: ProjectFiles) -> Iterator[str]:
-    for folders in _package_folders(read):
-        yield from _of_packages(folders)
-    yield from texts(read.table("tool", "setuptools", "packages", "find").get("where"))
-    listed = read.ini("options.packages.find", "where").replace(",", "\n").splitlines()
-    yield from filter(None, map(str.strip, listed))
-    for key in ("packages", "py_modules"):
-        value = read.setup.get(key)
-        if isinstance(value, Mapping):
-            yield from texts(value.get("where"))
-
-
-def _of_packages(folders: object) -> Iterator[str]:
-    """``{"": "python"}``, and ``{"pkg": "python/pkg"}`` where the folder is called like the package."""
-    for package, folder in folders.items() if isinstance(folders, Mapping) else ():
-        if not isinstance(folder, str) or not isinstance(package, str):
-            continue
-        tail = package.strip().replace(".", "/")
-        clean = posixpath.normpath(folder.strip() or ".")
-        if not tail:
-            yield clean
-        elif clean == tail or clean.endswith(f"/{tail}"):
-            yield clean.removesuffix(tail).rstrip("/") or "."
-
-
-def _backends(read: ProjectFiles) -> Iterator[str]:
-    packages = read.table("tool", "poetry").get("packages")
-    for package in packages if isinstance(packages, list) else ():
-        if isinstance(package, Mapping) and isinstance(package.get("from"), str):
-            yield package["from"]
-    wheel = read.table("tool", "hatch", "build", "targets", "wheel")
-    for table in (wheel, read.table("tool", "hatch", "build")):
-        yield from _hatch(table)
-    for pdm in (read.table("tool", "pdm", "build"), read.table("tool", "pdm")):
-        yield from texts(pdm.get("package-dir"))
-    yield from texts(read.table("tool", "maturin").get("python-source"))
-    if read.backend.startswith("uv"):
-        module_root = read.table("tool", "uv", "build-backend").get("module-root", "src")
-        yield from texts(module_root)
-    named = read.table("tool", "scikit-build", "wheel").get("packages")
-    for folder in named.values() if isinstance(named, Mapping) else texts(named):
-        yield posixpath.dirname(str(folder)) or "."
-
-
-def _hatch(table: Mapping[str, Any]) -> Iterator[str]:
-    """Packages lie in their parent; a source that is taken off, and ``dev-mode-dirs``, are places of import."""
-    for package in texts(table.get("packages")):
-        yield posixpath.dirname(posixpath.normpath(package)) or "."
-    sources = table.get("sources")
-    if isinstance(sources, Mapping):
-        for folder, new in sources.items():
-            yield from _of_packages({str(new): folder})
-    else:
-        yield from texts(sources)
-    yield from texts(table.get("dev-mode-dirs"))

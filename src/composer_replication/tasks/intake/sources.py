@@ -6,8 +6,9 @@ none of its links is followed.
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -31,21 +32,18 @@ from composer_replication.tasks.intake.git_source import (
     read_commit,
 )
 from composer_replication.tasks.intake.index import fetch_sdist, fetch_wheel
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, values_at
 from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
 from composer_replication.tasks.intake.source_folders import FOLDERS_FILE, usual_folders
 from composer_replication.tasks.intake.tree_rules import (
+    TreeRules,
     is_metadata_path,
     is_system_file,
     is_test_path,
-    left_out,
-    named_data,
-    packed_data,
     skips_folder,
-    tree_rule,
     without_unused,
 )
-from composer_replication.tasks.intake.version_files import version_files
+from composer_replication.tasks.syntax_trees import parsed
 
 __all__ = ["RepositorySource", "fetch_wheel", "inner_table", "is_pinned", "needs_no_path", "open_source"]
 
@@ -98,18 +96,18 @@ def open_source(source: str) -> RepositorySource:
         MissingError: a git address, and no git (CR0440).
     """
     if is_git_source(source):
-        return _open_git(source)
+        fetched = fetch_commit(source)
+        found = _read(lambda rule: read_commit(fetched, rule, skip=skips_folder))
+        made = _repository(source, fetched.address.name, _digest(found.files), found, fetched.commit)
+        return replace(made, origin=public_address(fetched.address))
     if not source.strip():
         raise _not_a_source(source, "the source is empty.")
-    path, origin = _path_of(source), ""
-    if source.startswith("sdist:"):
-        path, origin = _fetch_sdist(source)
-    choice = _Choice()
+    path, origin = _fetch_sdist(source) if source.startswith("sdist:") else (_path_of(source), "")
     if path.is_dir():
-        found = _read(choice, lambda rule: read_folder(path, rule, skip=skips_folder))
-        digest = _digest(found)
+        found = _read(lambda rule: read_folder(path, rule, skip=skips_folder))
+        digest = _digest(found.files)
     elif path.is_file() and is_archive(path):
-        found = _read(choice, lambda rule: read_archive(path, rule, skip=is_system_file))
+        found = _read(lambda rule: read_archive(path, rule, skip=is_system_file))
         digest = sha256_of(path.read_bytes())
     else:
         problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
@@ -117,16 +115,11 @@ def open_source(source: str) -> RepositorySource:
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
-    made = _repository(source, fallback, digest, found, named=choice.data)
-    return replace(made, left_out=left_out(choice.names, found, choice.links), origin=origin)
+    return replace(_repository(source, fallback, digest, found), origin=origin)
 
 
 def _path_of(source: str) -> Path:
-    """A SOURCE as a path, if it can be one.
-
-    Raises:
-        InputError: it is too long, or begins with ~ and the name of nobody (CR0402).
-    """
+    """A SOURCE as a path, if it can be one."""
     try:
         path = Path(source).expanduser()
         path.is_dir()
@@ -154,18 +147,6 @@ def is_pinned(source: str) -> bool:
     return source.startswith("sdist:") or (is_git_source(source) and names_commit(source))
 
 
-def _open_git(source: str) -> RepositorySource:
-    fetched = fetch_commit(source)
-    choice = _Choice()
-    found = _read(choice, lambda rule: read_commit(fetched, rule, skip=skips_folder))
-    made = _repository(
-        source, fetched.address.name, _digest(found), found, named=choice.data, commit=fetched.commit
-    )
-    return replace(
-        made, left_out=left_out(choice.names, found, choice.links), origin=public_address(fetched.address)
-    )
-
-
 def _fetch_sdist(source: str) -> tuple[Path, str]:
     """The file, and the pin as it is kept."""
     match = _PIN.fullmatch(source.removeprefix("sdist:").strip())
@@ -179,36 +160,34 @@ def _fetch_sdist(source: str) -> tuple[Path, str]:
     return fetch_sdist(match[1], match[2]), f"sdist:{match[0]}"
 
 
-class _Choice:
-    """Chooses the files of a source that are read; ``names`` and ``links`` are then those that there were.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The files of a source that were read; ``data`` are among them because a test names them."""
 
-    ``data`` are files that are in the tree because a test names them.
-    """
-
-    def __init__(self) -> None:
-        self.names: frozenset[str] = frozenset()
-        self.links: frozenset[str] = frozenset()
-        self.data: frozenset[str] = frozenset()
-
-    def wanted(self, names: frozenset[str], links: frozenset[str]) -> Wanted:
-        self.names, self.links = frozenset(filter(_is_text, names)), frozenset(filter(_is_text, links))
-        in_tree = tree_rule(names)
-        return lambda path: _is_text(str(path)) and (in_tree(path) or is_metadata_path(path))
+    files: Mapping[str, bytes]
+    data: frozenset[str]
+    left_out: tuple[str, ...]
 
 
-def _read(choice: _Choice, read: Callable[[Choose], dict[str, bytes]]) -> dict[str, bytes]:
+def _read(read: Callable[[Choose], dict[str, bytes]]) -> _Found:
     """The files of a source; data that only content can choose is read in a second pass.
 
     That is what strings of its tests name, and packed data in which there is no code.
     """
-    found = without_unused(read(choice.wanted))
-    named, packed = named_data(choice.names, found), packed_data(choice.names)
+    rules, links = TreeRules(()), frozenset[str]()
+
+    def wanted(names: frozenset[str], linked: frozenset[str]) -> Wanted:
+        nonlocal rules, links
+        rules, links = TreeRules(filter(_is_text, names)), frozenset(filter(_is_text, linked))
+        return lambda path: _is_text(str(path)) and (rules.belongs(path) or is_metadata_path(path))
+
+    found = without_unused(read(wanted))
+    named, packed = rules.named_data(found), rules.packed_data()
     if named or packed:
         with suppress(InputError):  # too large together: then they are among what is left out
             data = read(lambda _names, _links: lambda path: str(path) in named or str(path) in packed)
             found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
-    choice.data = (named | packed).intersection(found)
-    return found
+    return _Found(found, (named | packed).intersection(found), rules.left_out(found, links))
 
 
 def _is_text(name: str) -> bool:
@@ -226,21 +205,19 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return sha256_of("\n".join(f"{sha256_of(files[name])} {name}" for name in sorted(files)).encode())
 
 
-def _repository(
-    source: str,
-    fallback: str,
-    digest: str,
-    found: Mapping[str, bytes],
-    *,
-    named: frozenset[str],
-    commit: str = "",
-) -> RepositorySource:
-    in_tree = tree_rule(frozenset(found))
+def _repository(source: str, fallback: str, digest: str, found: _Found, commit: str = "") -> RepositorySource:
+    rules = TreeRules(found.files)
     files = {
-        name: data for name, data in sorted(found.items()) if name in named or in_tree(PurePosixPath(name))
+        name: data
+        for name, data in sorted(found.files.items())
+        if name in found.data or rules.belongs(PurePosixPath(name))
     }
-    metadata = {name: data for name, data in sorted(found.items()) if is_metadata_path(PurePosixPath(name))}
-    if not any(name in found for name in _PROJECT_FILES) or not any(name.endswith(".py") for name in files):
+    metadata = {
+        name: data for name, data in sorted(found.files.items()) if is_metadata_path(PurePosixPath(name))
+    }
+    if not any(name in metadata for name in _PROJECT_FILES) or not any(
+        name.endswith(".py") for name in files
+    ):
         raise InputError(
             "CR0402",
             "this is not a Python project: no pyproject.toml, setup.cfg or setup.py with Python sources.",
@@ -262,7 +239,9 @@ def _repository(
     files |= _written_by_builds(projects, {**metadata, **files}, _safe(fallback), commit)
     name, version = _file_names(projects[0])
     version = version or commit[:_SHORT_ID]
-    return RepositorySource(source, _safe(name or fallback), version, digest, files, metadata, commit)
+    return RepositorySource(
+        source, _safe(name or fallback), version, digest, files, metadata, commit, found.left_out
+    )
 
 
 def _written_by_builds(
@@ -312,3 +291,92 @@ def _safe(name: str) -> str:
 def _holds_tests(data: bytes) -> bool:
     """A repository may call its tests otherwise (``python_functions``, pytest-describe): then what they assert tells."""
     return b"def test" in data or b"TestCase" in data or (b"def " in data and b"assert" in data)
+
+
+# --- version files that only a build writes ---
+
+_PYTHON = """\
+__version__ = version = "{version}"
+__version_tuple__ = version_tuple = {tuple}
+__commit_id__ = commit_id = None
+__git_version__ = git_version = full_version = short_version = __version__
+release = True
+TYPE_CHECKING = False
+
+
+def get_versions():
+    return {{"version": version, "full-revisionid": None, "dirty": False, "error": None, "date": None}}
+"""
+_TABLES = (
+    "tool.setuptools_scm", "tool.setuptools-scm", "tool.hatch.build.hooks.*", "tool.hatch.build.targets.*.hooks.*",
+    "tool.pdm.version", "tool.versioningit.write", "tool.scikit-build.generate.*", "tool.versioneer",
+)  # fmt: skip
+"""Where the tools name their file: by one of the keys below, with a template by one of the others."""
+_KEYS = ("version_file", "write_to", "version-file", "file", "path", "versionfile_source")
+_TEMPLATES = ("version_file_template", "write_to_template", "write_template", "template")
+_SHIFTED = ("tool.pdm.version", "tool.scikit-build.generate.*")
+"""Whose paths begin at the place of import."""
+_PLACE = re.compile(r"\{(\w+)[^{}]*\}|\$\{\w+\}|@\w+@")
+_MESON_CALL = re.compile(r"\b(configure_file|vcs_tag|custom_target)\s*\(((?:[^()]|\([^()]*\))*)\)")
+_MESON_PATH = r"%s\s*:\s*\[?\s*(?:files\()?\s*'([^']+)'"
+
+
+def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
+    """The missing files by path, for all tools that the project's files name.
+
+    Args:
+        read: the files of the project.
+        version: what they say; 0 where nobody knows one.
+    """
+    folders = {posixpath.dirname(path) for path in read.files}
+    found: dict[str, bytes] = {}
+    for declared, template in _declared(read):
+        path = read.path(declared)
+        is_inside = declared.strip() and ".." not in declared.split("/") and not path.startswith("/")
+        if is_inside and path not in read.files and posixpath.dirname(path) in folders:
+            found[path] = _filled(path, template, version).encode()
+    return found
+
+
+def _filled(path: str, template: str, version: str) -> str:
+    release = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]] or [0]
+    names = _PYTHON.format(version=version, tuple=(*release,))
+    if not template:
+        return names if path.endswith(".py") else f"{version}\n"
+
+    def value(match: re.Match[str]) -> str:
+        return str((*release,)) if match[1] == "version_tuple" else version
+
+    filled = _PLACE.sub(value, template.replace("{}", version)).replace("{{", "{").replace("}}", "}")
+    return names if path.endswith(".py") and parsed(filled) is None else filled
+
+
+def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
+    """Paths from the project's folder, each with its template (empty: the tool's own)."""
+    tables = [(where, table) for where in _TABLES for table in values_at(read.toml, where)]
+    for where, table in [*tables, ("setup.py", read.setup.get("use_scm_version"))]:
+        if isinstance(table, Mapping):
+            template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
+            shifts = ("src", "python", *read.strings("tool.pdm.build.package-dir"))
+            for path in (table[key] for key in _KEYS if isinstance(table.get(key), str)):
+                for base in ("", *(shifts if where in _SHIFTED else ())):
+                    yield posixpath.join(base, path), template
+    for path, table in read.table("tool", "poetry-dynamic-versioning", "files").items():
+        yield path, str(inner_table(table).get("initial-content") or "")
+    for path in read.strings("tool.poetry-dynamic-versioning.substitution.files"):
+        if "*" not in path:
+            yield path, ""
+    yield read.ini("versioneer", "versionfile_source"), ""
+    for path in sorted(read.files):
+        if path.startswith(read.start) and posixpath.basename(path) == "meson.build":
+            yield from _meson(read, posixpath.dirname(path.removeprefix(read.start)))
+
+
+def _meson(read: ProjectFiles, folder: str) -> Iterator[tuple[str, str]]:
+    """Python files that a ``meson.build`` makes: of a template with ``@NAMES@``, or a version by some command."""
+    for call in _MESON_CALL.finditer(read.text(f"{folder}/meson.build" if folder else "meson.build")):
+        output, source = (re.search(_MESON_PATH % key, call[2]) for key in ("output", "input"))
+        if output is not None and output[1].endswith(".py") and "version" in output[1]:
+            has_template = source is not None and call[1] != "custom_target"
+            template = read.text(posixpath.join(folder, source[1])) if has_template and source else ""
+            yield posixpath.join(folder, output[1]), template

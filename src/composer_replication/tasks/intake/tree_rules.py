@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import PurePosixPath
 
@@ -76,16 +76,16 @@ def skips_folder(name: str) -> bool:
 
 def is_system_file(path: PurePosixPath) -> bool:
     """Whether the system that packed an archive added the file: no person put it into the repository."""
-    return path.parts[:1] == ("__MACOSX",) or any(
-        fnmatch.fnmatchcase(path.name, one) for one in _SYSTEM_NAMES
-    )
+    return path.parts[:1] == ("__MACOSX",) or _fits(path.name, _SYSTEM_NAMES)
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_licence_text(path: PurePosixPath) -> bool:
     """Whether the file holds a licence of the repository."""
-    return len(path.parts) == 1 and any(
-        fnmatch.fnmatchcase(path.name.upper(), pattern) for pattern in _LICENCE_TEXTS
-    )
+    return len(path.parts) == 1 and _fits(path.name.upper(), _LICENCE_TEXTS)
 
 
 def in_test_folder(path: PurePosixPath) -> bool:
@@ -140,59 +140,54 @@ def is_subject_path(path: str) -> bool:
     return pure.suffix == ".py" and not is_test_path(path) and pure.name not in _NOT_A_SUBJECT
 
 
-def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
-    """The rule that chooses the files of a task tree, given all paths of the repository.
+class TreeRules:
+    """What the paths of a repository tell of its files.
 
-    Of folders at the top that may be tools or packages it takes the packages; ``without_unused``
+    Of folders at the top that may be tools or packages the tree takes the packages; ``without_unused``
     drops those that nothing imports, which only their content tells.
-    """
-    folders = _Folders(names)
-    of_tests = test_folders([name for name in names if is_test_path(name)], names)
 
-    def belongs(path: PurePosixPath) -> bool:
-        if is_system_file(path) or not folders.are_kept(path.parts[:-1]):
+    Args:
+        names: the paths of all files of the repository.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        paths = [PurePosixPath(name) for name in self.names]
+        self._packages = frozenset(
+            path.parent for path in paths if path.name == "__init__.py" and path.parts[1:]
+        )
+        self._with_sources = frozenset(path.parent for path in paths if path.suffix == ".py")
+        usual = frozenset(map(PurePosixPath, ("src", "lib", "python")))
+        # Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too.
+        self._with_modules = self._packages | usual | (self._with_sources - {PurePosixPath()})
+        self._environments = frozenset(path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
+        self._of_tests = test_folders([name for name in self.names if is_test_path(name)], self.names)
+        self._known: dict[tuple[str, ...], bool] = {(): True}
+
+    def belongs(self, path: PurePosixPath) -> bool:
+        """Whether a file belongs to a task tree."""
+        if is_system_file(path) or not self._are_kept(path.parts[:-1]):
             return False
-        in_tests = in_test_folder(path) or not of_tests.isdisjoint(map(str, path.parents))
+        in_tests = self._in_tests(path)
         suffix = path.suffix.lower()
         if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
             return False
         if path.suffix in _SOURCE_SUFFIXES or path.name in _CONFIG_NAMES:
             return True
         if path.name.startswith("."):
-            return in_tests and not any(fnmatch.fnmatchcase(path.name, one) for one in _TOOL_DOTFILES)
+            return in_tests and not _fits(path.name, _TOOL_DOTFILES)
         if len(path.parts) == 1:
-            return is_licence_text(path) or any(
-                fnmatch.fnmatchcase(path.name, pattern) for pattern in _TOP_TEXTS
-            )
-        return in_tests or not folders.with_modules.isdisjoint(path.parents)
+            return is_licence_text(path) or _fits(path.name, _TOP_TEXTS)
+        return in_tests or not self._with_modules.isdisjoint(path.parents)
 
-    return belongs
+    def _in_tests(self, path: PurePosixPath) -> bool:
+        return in_test_folder(path) or not self._of_tests.isdisjoint(map(str, path.parents))
 
-
-class _Folders:
-    """Which folders of a repository may hold files of its tree."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-        paths = [PurePosixPath(name) for name in names]
-        self.packages = frozenset(
-            path.parent for path in paths if path.name == "__init__.py" and path.parts[1:]
-        )
-        self._with_sources = frozenset(path.parent for path in paths if path.suffix == ".py")
-        usual = frozenset(map(PurePosixPath, ("src", "lib", "python")))
-        self.with_modules = self.packages | usual | (self._with_sources - {PurePosixPath()})
-        """Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too."""
-        self._environments = frozenset(path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
-        self._known: dict[tuple[str, ...], bool] = {(): True}
-
-    def are_kept(self, parts: tuple[str, ...]) -> bool:
+    def _are_kept(self, parts: tuple[str, ...]) -> bool:
+        """Whether a folder may hold files of the tree."""
         if parts not in self._known:
-            self._known[parts] = self.are_kept(parts[:-1]) and self._is_kept(PurePosixPath(*parts))
+            self._known[parts] = self._are_kept(parts[:-1]) and self._is_kept(PurePosixPath(*parts))
         return self._known[parts]
-
-    def are_environment(self, path: PurePosixPath) -> bool:
-        """Whether it lies in a virtual environment."""
-        return not self._environments.isdisjoint(path.parents[:-1])
 
     def _is_kept(self, folder: PurePosixPath) -> bool:
         is_top = len(folder.parts) == 1
@@ -203,15 +198,72 @@ class _Folders:
         ):
             return False
         if is_top and folder.name in _OUT_TOP_UNLESS_IMPORTED:
-            return folder in self.packages
+            return folder in self._packages
         return folder.name not in _OUT_UNLESS_PACKAGE or self._is_no_leftover(folder)
 
     def _is_no_leftover(self, folder: PurePosixPath) -> bool:
         """Whether a folder that is called like an environment or build output is a package or data of tests."""
-        if any(f"{folder}/{activator}" in self._names for activator in _ACTIVATORS):
+        if any(f"{folder}/{activator}" in self.names for activator in _ACTIVATORS):
             return False
-        is_portion = folder.parent in self.packages and folder in self._with_sources
-        return folder in self.packages or is_portion or in_test_folder(folder)
+        is_portion = folder.parent in self._packages and folder in self._with_sources
+        return folder in self._packages or is_portion or in_test_folder(folder)
+
+    def named_data(self, found: Mapping[str, bytes]) -> frozenset[str]:
+        """Files outside of packages and folders of tests whose own name, or whose folder's, stands in a string of a test.
+
+        They are data of tests (``xmltestdata/``, ``schemas/a.json``), or examples that tests run. What the top folders of
+        documentation and builds hold is not among them, nor what is left out for its suffix.
+
+        Args:
+            found: the files that belong to the tree.
+        """
+        tests = (data for path, data in found.items() if is_test_path(path))
+        quoted = (text.decode("utf-8", "replace") for data in tests for text in _QUOTED.findall(data))
+        words = {word for text in quoted for word in text.split("/")}
+
+        def is_named(path: PurePosixPath) -> bool:
+            is_optional = bool(path.parts[1:]) and path.parts[0] in _OUT_TOP_UNLESS_IMPORTED
+            is_kept = self._are_kept(path.parts[:-1]) or (is_optional and self._are_kept(path.parts[1:-1]))
+            is_plain = path.suffix.lower() not in _OUT_SUFFIXES and not path.name.startswith(".")
+            return is_kept and is_plain and not words.isdisjoint(path.parts)
+
+        return frozenset(name for name in self.names.difference(found) if is_named(PurePosixPath(name)))
+
+    def packed_data(self) -> frozenset[str]:
+        """Compressed files and archives in packages and folders of tests, which may be data; their content decides."""
+        paths = (PurePosixPath(name) for name in self.names if name.lower().endswith(PACKED_SUFFIXES))
+        return frozenset(
+            str(path)
+            for path in paths
+            if self._are_kept(path.parts[:-1])
+            and (self._in_tests(path) or not self._with_modules.isdisjoint(path.parents))
+        )
+
+    def left_out(self, kept: Collection[str], links: Collection[str] = ()) -> tuple[str, ...]:
+        """What was left out and might be missed by a test, the likeliest first: files of tests and packages, then other sources.
+
+        Version control, caches, environments, documentation and loose files at the top are not named. ``links``
+        are symbolic ones, which are never followed; where one may stand for a source or a folder it is named first.
+        """
+        ranked: list[tuple[int, str]] = []
+        for name in sorted({*self.names.difference(kept), *links}):
+            path, is_link = PurePosixPath(name), name in links
+            is_near = self._in_tests(path) or not self._packages.isdisjoint(path.parents)
+            looked_at = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
+            if (
+                any(map(skips_folder, looked_at))
+                or (looked_at and looked_at[0] in _OUT_TOP_FOLDERS)
+                or is_system_file(path)
+                or not self._environments.isdisjoint(path.parents[:-1])
+                or path.suffix.lower() in _BYTECODE_SUFFIXES
+                or (is_metadata_path(path) and not is_near)
+            ):
+                continue
+            if is_link and (is_near or path.suffix in ("", *_SOURCE_SUFFIXES)):
+                ranked.append((0, f"{name} (a link)"))
+            elif not is_link and (is_near or path.suffix in _SOURCE_SUFFIXES):
+                ranked.append((1 if is_near else 2, name))
+        return tuple(name for _, name in sorted(ranked))
 
 
 def without_unused(found: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -231,88 +283,6 @@ def _imports(top: str, files: Iterable[tuple[str, bytes]]) -> bool:
         re.MULTILINE,
     )
     return any(statement.search(data) for name, data in files if is_test_path(name) or is_subject_path(name))
-
-
-def named_data(names: Iterable[str], found: Mapping[str, bytes]) -> frozenset[str]:
-    """Files outside of packages and folders of tests whose own name, or whose folder's, stands in a string of a test.
-
-    They are data of tests (``xmltestdata/``, ``schemas/a.json``), or examples that tests run. What the top folders of
-    documentation and builds hold is not among them, nor what is left out for its suffix.
-    """
-    everything = frozenset(names)
-    folders = _Folders(everything)
-    words = {
-        word.decode("utf-8", "replace")
-        for path, data in found.items()
-        if is_test_path(path)
-        for text in _QUOTED.findall(data)
-        for word in text.split(b"/")
-    }
-
-    def is_named(path: PurePosixPath) -> bool:
-        top = path.parts[0] if path.parts[1:] else ""
-        is_kept = folders.are_kept(path.parts[:-1]) or (
-            top in _OUT_TOP_UNLESS_IMPORTED and folders.are_kept(path.parts[1:-1])
-        )
-        is_plain = path.suffix.lower() not in _OUT_SUFFIXES and not path.name.startswith(".")
-        return is_kept and is_plain and not words.isdisjoint(path.parts)
-
-    return frozenset(name for name in everything.difference(found) if is_named(PurePosixPath(name)))
-
-
-def packed_data(names: Iterable[str]) -> frozenset[str]:
-    """Compressed files and archives in packages and folders of tests, which may be data; their content decides."""
-    everything = frozenset(names)
-    folders = _Folders(everything)
-    of_tests = test_folders([name for name in everything if is_test_path(name)], everything)
-    paths = (PurePosixPath(name) for name in everything if name.lower().endswith(PACKED_SUFFIXES))
-    return frozenset(
-        str(path)
-        for path in paths
-        if folders.are_kept(path.parts[:-1])
-        and (
-            in_test_folder(path)
-            or not of_tests.isdisjoint(map(str, path.parents))
-            or not folders.with_modules.isdisjoint(path.parents)
-        )
-    )
-
-
-def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str] = ()) -> tuple[str, ...]:
-    """What was left out and might be missed by a test, the likeliest first: files of tests and packages, then other sources.
-
-    Version control, caches, environments, documentation and loose files at the top are not named. ``links``
-    are symbolic ones, which are never followed; where one may stand for a source or a folder it is named first.
-    """
-    everything = frozenset(names)
-    folders = _Folders(everything)
-    of_tests = test_folders([name for name in everything if is_test_path(name)], everything)
-    linked: list[str] = []
-    near: list[str] = []
-    far: list[str] = []
-    for name in sorted({*everything.difference(kept), *links}):
-        path = PurePosixPath(name)
-        parents = path.parts[:-1]
-        in_tests = in_test_folder(path) or not of_tests.isdisjoint(map(str, path.parents))
-        is_near = in_tests or not folders.packages.isdisjoint(path.parents)
-        looked_at = path.parts if name in links else parents  # a link may stand for a folder
-        is_known = any(map(skips_folder, looked_at)) or (looked_at and looked_at[0] in _OUT_TOP_FOLDERS)
-        if (
-            is_known
-            or is_system_file(path)
-            or folders.are_environment(path)
-            or path.suffix.lower() in _BYTECODE_SUFFIXES
-            or (is_metadata_path(path) and not is_near)
-        ):
-            continue
-        if name in links:
-            if is_near or path.suffix in ("", *_SOURCE_SUFFIXES):
-                linked.append(f"{name} (a link)")
-        elif is_near:
-            near.append(name)
-        elif path.suffix in _SOURCE_SUFFIXES:
-            far.append(name)
-    return (*linked, *near, *far)
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-from composer_replication.tasks.leaks.leak_search import Leak, Search, target_from_json
+from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
 
 # Prints where a module comes from, whatever happens afterwards, and then the sources that ``inspect``
 # gives for the module and for names of it. A name that is gone has none, which is an answer.
@@ -104,7 +104,8 @@ def ask_importlib(search, question, request, tree):
         if file and not file.startswith(tree + "/"):
             leaks.add(Leak(task_id, "importable", file))
         for source in told.get("told-sources", ()):
-            if any(found.task_id == task_id for found in search.search_text(source, in_tree=True)):
+            shown = search.lines_found(source.encode("utf-8", "surrogatepass"), in_tree=True)
+            if any(found.task_id == task_id for found in shown):
                 leaks.add(Leak(task_id, "inspect", os.path.relpath(file, tree)))
         if len(told) < 2:
             failed.add(f"{task_id}: import {module}: no answer ({ending})")
@@ -155,7 +156,7 @@ def listed(folder):
 
 def main(request, send):
     """Do what the request asks for; the answer is one record."""
-    targets = [target_from_json(value) for value in request["targets"]]
+    targets = [Target(*fields) for fields in request["targets"]]
     search = Search(targets, unmarshal=True)
     tree = os.getcwd()
     skip = ["/proc", "/sys", *request["skip"]]

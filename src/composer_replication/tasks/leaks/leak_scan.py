@@ -2,20 +2,26 @@
 
 A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file
 system, imports, inspects, asks git and tries the network; it is told the deleted lines, and must find none of them.
-``leaks_in_tree`` searches the bytes of a tree alone, outside, as a gate of each candidate.
+``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of
+each candidate.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -34,7 +40,7 @@ from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings
-from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, target_to_json
+from composer_replication.tasks.leaks.leak_search import EDGES, MIN_RUN_CHARACTERS, Leak, Search, Target
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import import_roots
@@ -97,11 +103,17 @@ def scan_store(
     tasks = store.tasks()
     targets = {task.task_id: targets_of(store, task) for task in tasks}
     answers: list[dict[str, Any]] = []
+
+    def search_task(task: Task) -> dict[str, Any]:
+        tree = with_git(store.files(task, "rollout"))
+        own = (targets[task.task_id], store.environment(task))
+        return search_inside(tree, (task,), *own, backend=store.backend)
+
     with interruptible_pool(jobs, "tasks-leakscan") as pool:
         if progress is not None:
             progress(0, len(tasks), "what all tasks see")
         shared = [pool.submit(work) for work in _shared_places(store, tasks, targets)]
-        futures = [pool.submit(_search_task, store, task, targets[task.task_id]) for task in tasks]
+        futures = [pool.submit(search_task, task) for task in tasks]
         for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
             answers.append(future.result())
             if progress is not None:
@@ -118,7 +130,7 @@ def scan_store(
     )
     return ScanSummary(
         len(tasks),
-        tuple(sorted({Leak(*map(str, leak)) for leak in together("leaks")}, key=_order)),
+        tuple(sorted({Leak(*map(str, leak)) for leak in together("leaks")})),
         silent,
         sum(int(answer["num_files"]) for answer in answers),
         tuple(sorted(set(map(str, together("not_searched"))))),
@@ -144,27 +156,13 @@ def _shared_places(
     return [*(partial(walk, *one, walk="system") for one in systems.values()), *works]
 
 
-def _search_task(store: TaskStore, task: Task, targets: Sequence[Target]) -> dict[str, Any]:
-    """Search from inside a sandbox of a task."""
-    files = with_git(store.files(task, "rollout"))
-    return search_inside(files, (task,), targets, store.environment(task), backend=store.backend)
-
-
-def _order(leak: Leak) -> tuple[str, str, str]:
-    return leak.task_id, leak.channel, leak.path
-
-
 def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
-    """What the tree of a task, as a rollout sees it, tells of the deleted code; nothing is run.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
+    """What the tree of a task, as a rollout sees it, tells of the deleted code; nothing is run."""
     search = Search(targets_of(store, task), unmarshal=False)
     leaks: set[Leak] = set()
     for name, data in store.files(task, "rollout").items():
         leaks |= search.search_bytes(name, data, in_tree=True)
-    return sorted(leaks, key=_order)
+    return sorted(leaks)
 
 
 def search_inside(
@@ -200,7 +198,7 @@ def search_inside(
             "nonce": nonce,
             "sources": [(f"composer_replication.tasks.{name}", _source(name)) for name in _MODULES],
             "program": "composer_replication.tasks.leaks.inside_search",
-            "targets": [target_to_json(target) for target in targets],
+            "targets": list(map(astuple, targets)),
             "roots": ["/", *([str(environment.root)] if is_inside else [])],
             # Where the root is closed: folders that lie in none of the others.
             "shown": _outermost({str(tree), *(system | own) - set(skip)}),
@@ -217,7 +215,7 @@ def search_inside(
             done = sandbox.exec(
                 [str(environment.python), "-P", "-B", "-c", _source("twin.inside_channel")],
                 timeout_seconds=_INSIDE_SECONDS,
-                stdin=json.dumps(request).encode(),
+                stdin=json.dumps(request, default=sorted).encode(),
                 env=_variables(environment),
             )
     return _answer(done, nonce, targets)
@@ -273,3 +271,76 @@ def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str
 def _source(name: str) -> str:
     folder, _, module = name.partition(".")
     return files(f"composer_replication.tasks.{folder}").joinpath(f"{module}.py").read_text()
+
+
+_read_lock = Lock()
+
+
+def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
+    """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
+
+    A gate of each candidate, so it looks at Python sources alone, whose lines are read once a process.
+
+    Raises:
+        InputError: the store is damaged (CR0411), or its environment cannot be made here (CR0408,
+            CR0413).
+        SandboxFailure: the sandbox broke while the environment was made.
+    """
+    targets = [target for target in targets_of(store, task) if any(flag for _, flag in target.window)]
+    leaks: set[Leak] = set()
+    for path, checks in _installed(store.environment(task)) if targets else ():
+        suspects = [target for target in targets if _may_stand_in(target, checks)]
+        if suspects:
+            leaks |= Search(suspects, unmarshal=False).search_bytes(path, _read(path), in_tree=False)
+    return sorted(leaks)
+
+
+def _installed(environment: Environment) -> Iterator[tuple[str, array[int]]]:
+    shown = base_interpreter()
+    with _read_lock:  # threads that want the same folder wait for the one that reads it
+        folders = [_below(str(environment.root), ())]
+        folders += [_below(str(folder), tuple(map(str, shown.masked))) for folder in shown.read_only]
+    for folder in folders:
+        yield from folder
+
+
+@cache
+def _below(root: str, masked: tuple[str, ...]) -> list[tuple[str, array[int]]]:
+    """The sorted check sums of the lines of each Python file below a folder, which does not change while it is in use."""
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in masked)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                lines = _read(path).decode("utf-8", "replace").splitlines()
+                found.append((path, array("L", sorted(set(map(_line_check, lines))))))
+    return found
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:  # what cannot be read cannot leak
+        return b""
+
+
+def _line_check(line: str) -> int:
+    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
+    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
+
+
+def _may_stand_in(target: Target, checks: array[int]) -> bool:
+    """Whether enough neighbouring lines, a distinctive one among them, have a line of the same check sum."""
+    characters, has_distinctive = 0, False
+    for line, is_distinctive in target.window:
+        check = _line_check(line)
+        place = bisect_left(checks, check)
+        if place < len(checks) and checks[place] == check:
+            characters += len(line)
+            has_distinctive |= is_distinctive
+            if has_distinctive and characters >= MIN_RUN_CHARACTERS:
+                return True
+        else:
+            characters, has_distinctive = 0, False
+    return False

@@ -20,7 +20,7 @@ import re
 import stat
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from composer_replication.tasks.intake.packed_forms import Form, forms_of
 
@@ -51,7 +51,7 @@ class Target:
     symbols: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Leak:
     """One place where golden code can be had."""
 
@@ -84,20 +84,6 @@ def without_marks(stripped: str) -> str:
     return stripped
 
 
-def target_to_json(target: Target) -> dict[str, object]:
-    """A target as JSON; ``target_from_json`` is the inverse."""
-    value = asdict(target)
-    return {name: sorted(one) if isinstance(one, frozenset) else one for name, one in value.items()}
-
-
-def target_from_json(value: Mapping[str, object]) -> Target:
-    """The inverse of ``target_to_json``."""
-    window = tuple((str(line), bool(flag)) for line, flag in value["window"])  # type: ignore[attr-defined]
-    codes, tests = (frozenset(value[key]) for key in ("codes", "tests"))  # type: ignore[call-overload]
-    symbols: tuple[str, ...] = tuple(value["symbols"])  # type: ignore[arg-type]
-    return Target(str(value["task_id"]), window, codes, tests, str(value["module"]), symbols)
-
-
 class Search:
     """Looks through files for several targets at once; what one file costs hardly grows with their number.
 
@@ -119,7 +105,7 @@ class Search:
             for place, (line, is_distinctive) in enumerate(target.window):
                 if is_distinctive:
                     self.places.setdefault(line, []).append((target, place))
-            for key in target.codes | target.tests:
+            for key in (*target.codes, *target.tests):
                 self.by_code.setdefault(key, []).append(target)
         self.num_files = 0
         self.not_searched: list[str] = []
@@ -132,7 +118,7 @@ class Search:
             if form.problem:
                 self.not_searched.append(f"{form.path} ({form.problem})")
             channel = _channel(form, in_tree=in_tree)
-            targets = self._lines_found(form.data, in_tree=in_tree)
+            targets = self.lines_found(form.data, in_tree=in_tree)
             found |= {Leak(target.task_id, channel, form.path) for target in targets}
             if self.unmarshal and form.path.endswith((".pyc", ".pyo")):
                 channel = form.kind or "pyc"
@@ -140,11 +126,8 @@ class Search:
                 found |= {Leak(target.task_id, channel, form.path) for target in codes}
         return found
 
-    def search_text(self, text: str, *, in_tree: bool) -> list[Target]:
+    def lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
         """The targets whose lines stand in a text."""
-        return self._lines_found(text.encode("utf-8", "surrogatepass"), in_tree=in_tree)
-
-    def _lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
         lines = list(filter(None, map(str.strip, data.decode("utf-8", "replace").splitlines())))
         is_text = b"\0" not in data[:4096]
         known: dict[int, str] = {}
@@ -161,9 +144,12 @@ class Search:
         return list(found.values())
 
     def _codes_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
-        top = _load(data[16:])
+        try:
+            top = marshal.loads(data[16:])  # noqa: S302  inside a jail only
+        except (ValueError, EOFError, TypeError, MemoryError, SystemError, OverflowError):
+            return []
         found: list[Target] = []
-        for code in set(all_codes(top)) if top else ():
+        for code in set(all_codes(top)) if isinstance(top, types.CodeType) else ():
             leaf = posixpath.basename(code.co_filename)
             # A test's name alone stands in many suites: its file must have the same name too.
             found += self.by_code.get(f"{leaf}::{code.co_name}", ())
@@ -239,11 +225,3 @@ def _channel(form: Form, *, in_tree: bool) -> str:
     if {"site-packages", "dist-packages"} & set(parts):
         return "installed"
     return "copy" if in_tree else "visible-copy"
-
-
-def _load(data: bytes) -> types.CodeType | None:
-    try:
-        found = marshal.loads(data)  # noqa: S302  inside a jail only
-    except (ValueError, EOFError, TypeError, MemoryError, SystemError, OverflowError):
-        return None
-    return found if isinstance(found, types.CodeType) else None

@@ -10,9 +10,8 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import CodeType
 
-from composer_replication.records import Task
+from composer_replication.records import Edit, Task
 from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 from composer_replication.tasks.leaks.leak_search import Target, all_codes, code_digest
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
@@ -27,58 +26,44 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
 
     A line of the code is distinctive if it occurs once in the restored tree, not in the broken
     one, and has a name in it. Lines are compared without indentation.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
     """
     files = store.files(task, "rollout")
-    original = store.repository_files(store.record(task.task_id).repository_record)
+    record = store.record(task.task_id)
+    original = store.repository_files(record.repository_record)
     touched = {hole.path for hole in task.holes} | set(task.removed_files)
     broken = list(map(_counts_of, files.values()))
     restored = [_counts_of(original[path] if path in touched else files[path]) for path in {*files, *touched}]
     tests = _unseen_tests(task, files)
     found = []
-    for path, code, above, below, symbols in _places(store, task, original):
+    whole = [Edit(path, 0, len(original[path]), "") for path in record.removed_files]
+    for edit in (*record.edits, *whole):
+        path, text = edit.path, original[edit.path].decode("utf-8", "replace")
+        golden = text[edit.start : edit.end]
+        if not golden.strip() and edit not in whole:
+            continue
         distinctive = {
             line
-            for line in distinctive_lines(code)
+            for line in distinctive_lines(golden)
             if sum(counts[line] for counts in restored) == 1
             and not any(counts[line] for counts in broken)
             and _has_a_name(line)
         }
-        before, golden, after = map(_stripped, (above, code, below))
-        window = [*before[-NUM_LINES_AROUND:], *golden, *after[:NUM_LINES_AROUND]]
+        above, gone, below = (
+            [line for line in map(str.strip, part.splitlines()) if line]
+            for part in (text[: edit.start], golden, text[edit.end :])
+        )
+        window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
+        first = text.count("\n", 0, edit.start) + 1
         target = Target(
             task_id=task.task_id,
             window=tuple((line, line in distinctive) for line in window),
             codes=_codes_of(original[path], files.get(path, b""), path, task),
             tests=tests,
             module=_module_path(path, {**files, path: b""}),
-            symbols=symbols,
+            symbols=symbols_between(text, first, first + golden.rstrip().count("\n")),
         )
         found.append(target)
     return found
-
-
-def _stripped(text: str) -> list[str]:
-    return [line for line in map(str.strip, text.splitlines()) if line]
-
-
-def _places(
-    store: TaskStore, task: Task, original: Mapping[str, bytes]
-) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
-    """Where code was taken out: path, code, what stands before and after it in its file, and names to ask for."""
-    record = store.record(task.task_id)
-    for edit in record.edits:
-        text = original[edit.path].decode()
-        golden = text[edit.start : edit.end]
-        if golden.strip():
-            first = text.count("\n", 0, edit.start) + 1
-            symbols = symbols_between(text, first, first + golden.rstrip().count("\n"))
-            yield edit.path, golden, text[: edit.start], text[edit.end :], symbols
-    for path in record.removed_files:
-        text = original[path].decode("utf-8", "replace")
-        yield path, text, "", "", symbols_between(text, 1, len(text))
 
 
 def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
@@ -138,33 +123,25 @@ def _has_a_name(line: str) -> bool:
 
 def _codes_of(restored: bytes, broken: bytes, path: str, task: Task) -> frozenset[str]:
     """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
-    found: set[str] = set()
     symbol = task.symbol.partition("#")[0]
-    for new, old in zip(_codes_in(restored, path), _codes_in(broken, path), strict=False):
-        found |= {
-            digest
-            for digest, name in new.items()
-            if digest not in old
-            and (name == symbol or name.startswith(f"{symbol}.<locals>") or not task.is_one_hole)
-        }
-    return frozenset(found)
+    return frozenset(
+        digest
+        for new, old in zip(_codes_in(restored, path), _codes_in(broken, path), strict=False)
+        for digest, name in new.items()
+        if digest not in old
+        and (not task.is_one_hole or name == symbol or name.startswith(f"{symbol}.<locals>."))
+    )
 
 
 @lru_cache(maxsize=64)
 def _codes_in(data: bytes, path: str) -> tuple[dict[str, str], ...]:
-    """Digest and qualified name of every code object of a file, at each level of optimisation."""
-    return tuple(
-        {code_digest(code): code.co_qualname for code in all_codes(module)}
-        for module in _compiled(data.decode("utf-8", "replace"), path)
-    )
-
-
-def _compiled(text: str, path: str) -> tuple[CodeType, ...]:
-    """A file compiled, never run, at each level of optimisation; empty if it cannot be."""
+    """Digest and qualified name of each code object of a file, at each level of optimisation; it is never run."""
+    text = data.decode("utf-8", "replace")
     try:
-        return tuple(compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2))
+        modules = [compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
+    return tuple({code_digest(code): code.co_qualname for code in all_codes(module)} for module in modules)
 
 
 def _module_path(path: str, files: Mapping[str, bytes]) -> str:

@@ -68,9 +68,6 @@ def golden_spans(store: TaskStore, task: Task) -> tuple[str, ...]:
     """The bodies of all deleted functions, and every other deleted span that has code in it.
 
     Never to be shown to a policy.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
     """
     record = store.record(task.task_id)
     paths = {*(edit.path for edit in (*record.edits, *record.stub_edits)), *record.removed_files}

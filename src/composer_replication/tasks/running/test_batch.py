@@ -20,8 +20,8 @@ from typing import Any
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.full_disk import refuse_when_full
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
 from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_run import (

@@ -73,15 +73,9 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
         InputError: the file cannot be read, or not one row of it (CR0460).
         MissingError: Parquet without pyarrow (CR0101).
     """
-    try:
-        if _never_ends(path):
-            raise _unusable(path, "it is no regular file")
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
     instances: dict[str, Instance] = {}
     unreadable: list[UnreadableRow] = []
-    for place, row in _rows(path, data):
+    for place, row in _rows(path, _bytes_of(path)):
         value = row
         try:
             value = _parsed(row) if isinstance(row, str) else row
@@ -90,50 +84,47 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
                 raise _Unreadable("its instance_id is that of an earlier one")
             instances[instance.instance_id] = instance
         except _Unreadable as error:
-            unreadable.append(UnreadableRow(_named(place, value), str(error)))
+            name = value.get("instance_id") if isinstance(value, Mapping) else None
+            is_named = isinstance(name, str) and _NAME.fullmatch(name)
+            unreadable.append(UnreadableRow(f"{place} ({name})" if is_named else place, str(error)))
     if not instances:
         first = f"{unreadable[0].place}: {unreadable[0].detail}" if unreadable else "it holds no rows"
         raise _unusable(path, first)
     return list(instances.values()), unreadable
 
 
-def _named(place: str, row: Any) -> str:
-    name = row.get("instance_id") if isinstance(row, Mapping) else None
-    return f"{place} ({name})" if isinstance(name, str) and _NAME.fullmatch(name) else place
-
-
-def _never_ends(path: Path) -> bool:
-    """A device, or a pipe with a name, to which nobody may ever write; what a shell makes of <(…) ends."""
-    mode = path.stat().st_mode
-    is_named_pipe = stat.S_ISFIFO(mode) and not str(path).startswith(_OPEN_FILES)
-    return is_named_pipe or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+def _bytes_of(path: Path) -> bytes:
+    """The bytes of a file, or of what a shell makes of <(…); a device or a pipe with a name may never end."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) and not str(path).startswith(_OPEN_FILES):
+            raise _unusable(path, "it is no regular file")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _rows(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
     """Each row with its place; those of JSON lines are not parsed yet."""
-    if path.suffix == ".parquet":
-        try:
-            rows = read_parquet(data)
-        except ValueError as error:
-            raise _unusable(path, f"it is not Parquet: {error}") from error
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
-        return
+    rows: list[Any] | None = None
+    text = ""
     try:
-        text = data.decode("utf-8-sig")
+        if path.suffix == ".parquet":
+            rows = read_parquet(data)
+        else:
+            text = data.decode("utf-8-sig")
+            rows = _parsed(text) if text.lstrip().startswith("[") else None
     except UnicodeDecodeError as error:
         raise _unusable(path, f"byte {error.start} is not UTF-8") from error
-    if text.lstrip().startswith("["):
-        try:
-            rows = _parsed(text)
-        except _Unreadable as error:
-            if path.suffix == ".json":
-                raise _unusable(path, str(error)) from error
-        else:
-            yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
-            return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"line {number}", line
+    except (_Unreadable, ValueError) as error:
+        if path.suffix == ".parquet":
+            raise _unusable(path, f"it is not Parquet: {error}") from error
+        if path.suffix == ".json":
+            raise _unusable(path, str(error)) from error
+    if rows is not None:
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+    else:
+        lines = enumerate(text.split("\n"), start=1)
+        yield from ((f"line {number}", line) for number, line in lines if line.strip())
 
 
 def _parsed(text: str) -> Any:
@@ -147,25 +138,23 @@ def _parsed(text: str) -> Any:
 def _instance(row: Any) -> Instance:
     if not isinstance(row, Mapping):
         raise _Unreadable("it is not a JSON object")
-    by_name = {str(key).lower(): value for key, value in row.items()} | dict(row)
-    missing = [key for key in KEYS if key not in by_name and key.lower() not in by_name]
-    if missing:
-        raise _Unreadable(f"it has no {missing[0]}")
-    values = {key: by_name[key if key in by_name else key.lower()] for key in KEYS}
-    texts = {key: values[key] for key in KEYS if not key.isupper()}
+    by_name = {str(key).lower(): value for key, value in row.items()}
+    for key in KEYS:
+        if key.lower() not in by_name:
+            raise _Unreadable(f"it has no {key}")
+    texts = {key: by_name[key] for key in KEYS if key.islower()}
     for optional in ("test_patch", "problem_statement"):
         texts[optional] = texts[optional] or ""
-    wrong = [key for key, value in texts.items() if not _is_text(value)]
-    if wrong:
-        raise _Unreadable(f"{wrong[0]} is not text")
-    for key, parts in (
-        ("instance_id", [texts["instance_id"]]),
-        ("repo", texts["repo"].split("/")),
-        ("base_commit", [texts["base_commit"]]),
-    ):
-        if len(parts) > 2 or not all(_NAME.fullmatch(part) and ".." not in part for part in parts):
+    for key, value in texts.items():
+        if not _is_text(value):
+            raise _Unreadable(f"{key} is not text")
+    for key in ("instance_id", "repo", "base_commit"):
+        parts = texts[key].split("/")
+        if len(parts) > (2 if key == "repo" else 1) or not all(
+            _NAME.fullmatch(one) and ".." not in one for one in parts
+        ):
             raise _Unreadable(f"{key} is no name, {texts[key][:80]!r}")
-    failing, passing = (_tests(values[key], key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS"))
+    failing, passing = (_tests(by_name[key.lower()], key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS"))
     return Instance(**texts, fail_to_pass=failing, pass_to_pass=passing)
 
 
@@ -219,10 +208,6 @@ def write_instances(
         with_golden: also patch, test patch and hidden tests, which no policy may see.
         as_parquet: Parquet in place of JSON lines.
         progress: told after each task with (done, total, task id).
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-        MissingError: Parquet without pyarrow (CR0101).
     """
     rows = [secret if with_golden else public for public, secret in iter_rows(store, progress)]
     if as_parquet:
@@ -238,9 +223,6 @@ def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     Args:
         rows: each with a value for every column; text, or an integer for ``num_body_lines``.
         columns: in the order of the file.
-
-    Raises:
-        MissingError: pyarrow is not installed (CR0101).
     """
     _require_pyarrow()
     import pyarrow as pa

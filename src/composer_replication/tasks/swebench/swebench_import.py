@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
-from composer_replication.tasks.build import (
-    Build,
-    Progress,
-    Settings,
-    check_arguments,
-    run_build,
-)
+from composer_replication.tasks.build import Build, Progress, Settings, check_arguments, run_build
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
@@ -30,10 +24,10 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import is_bare
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import (
+    TreeRules,
     is_metadata_path,
     is_subject_path,
     is_test_path,
-    tree_rule,
 )
 from composer_replication.tasks.journal import Decision
 from composer_replication.tasks.leaks.shown_code import shows_any, spans_of
@@ -51,11 +45,7 @@ REMOTE = "git+https://github.com/{repo}@{commit}"
 _SHORT_IDS = (12, 10, 8, 7)
 _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
-_NAMES = re.compile(
-    r"^(?:--- |\+\+\+ |rename from |rename to |copy from |copy to )(.+?)\t?\r?$", re.MULTILINE
-)
 _HEADER = re.compile(r'diff --git "?a/(.*?)"? "?b/(.*?)"?\r?$', re.MULTILINE)
-_FIRST_HUNK = re.compile(r"^@@ ", re.MULTILINE)
 
 
 class Refused(Exception):
@@ -65,14 +55,6 @@ class Refused(Exception):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
-
-
-@dataclass(frozen=True, slots=True)
-class _Trees:
-    """A row's base with its test patch, and its original; sources and metadata together."""
-
-    broken: Mapping[str, bytes]
-    golden: Mapping[str, bytes]
 
 
 def import_swebench(
@@ -128,7 +110,7 @@ def import_swebench(
     check_arguments([str(path)], settings, jobs)
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
-    refused += map(_unreadable, unreadable)
+    refused += [_refusal(row, "", row.place, "unreadable-row", row.detail) for row in unreadable]
 
     # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
     settings = replace(settings, symbols={source.source: ("given@",) for source in opened})
@@ -139,25 +121,17 @@ def import_swebench(
         run.decide(
             [run.candidate(ready[one.source], one.deletion, is_pinned=True, proposal=one) for one in usable]
         )
-        run.decisions += [_unusable(run, proposal) for proposal in proposals if proposal.source not in ready]
+        for proposal in proposals:
+            if proposal.source not in ready:
+                error, place = run.unusable[proposal.source], (proposal.source, proposal.instance_id)
+                run.decisions.append(
+                    Decision(proposal.digest, *place, reason=error.reason, detail=error.detail)
+                )
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
 
     command = _command(path, out, repositories, settings)
     return run_build(out, settings, choose, command=command, jobs=jobs, backend=backend, progress=progress)
-
-
-def _unusable(run: Build, proposal: Proposal) -> Decision:
-    error = run.unusable[proposal.source]
-    return Decision(
-        proposal.digest, proposal.source, proposal.instance_id, reason=error.reason, detail=error.detail
-    )
-
-
-def _unreadable(row: UnreadableRow) -> Decision:
-    return Decision(
-        sha256_of(f"{row}".encode())[:32], "", row.place, reason="unreadable-row", detail=row.detail
-    )
 
 
 def _propose_all(
@@ -175,15 +149,18 @@ def _propose_all(
         try:
             source, proposal = propose(instance, _open_base(instance, repositories, bases))
         except Refused as error:
-            key = sha256_of(f"{instance}".encode())[:32]
             refused.append(
-                Decision(key, instance.repo, instance.instance_id, reason=error.reason, detail=error.detail)
+                _refusal(instance, instance.repo, instance.instance_id, error.reason, error.detail)
             )
         else:
             if source.source not in opened:
                 opened[source.source] = _sharing(source, pool)
             proposals.append(proposal)
     return list(opened.values()), proposals, refused
+
+
+def _refusal(row: Instance | UnreadableRow, repository: str, name: str, reason: str, detail: str) -> Decision:
+    return Decision(sha256_of(f"{row}".encode())[:32], repository, name, reason=reason, detail=detail)
 
 
 def _command(path: Path, out: Path, repositories: Path | None, settings: Settings) -> str:
@@ -233,7 +210,7 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     Raises:
         InputError: it is not there, and the row names no repository and commit for git (CR0460).
     """
-    for path in _candidates(instance, folder):
+    for path in _candidates(instance, folder) if folder is not None else ():
         if _is_clone(path):
             if _FULL_ID.fullmatch(instance.base_commit):
                 return f"git+file://{path.resolve()}@{instance.base_commit}"
@@ -254,12 +231,10 @@ def _stems(instance: Instance) -> list[str]:
     return [f"{owner}__{name}", f"{owner}-{name}", name] if owner else [name]
 
 
-def _candidates(instance: Instance, folder: Path | None) -> Iterator[Path]:
-    if folder is None:
-        return
+def _candidates(instance: Instance, folder: Path) -> Iterator[Path]:
     commit = instance.base_commit
-    shorter = [commit[:length] for length in _SHORT_IDS if len(commit) > length]
-    for ending in (*(f"-{part}" for part in (commit, *shorter)), ""):
+    ids = [commit, *(commit[:length] for length in _SHORT_IDS if len(commit) > length)]
+    for ending in (*(f"-{part}" for part in ids), ""):
         for stem in _stems(instance):
             yield from (folder / f"{stem}{ending}{suffix}" for suffix in ("", ".git", *ARCHIVE_SUFFIXES))
 
@@ -276,13 +251,10 @@ def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySourc
     Args:
         instance: the row.
         base: its repository at the base commit.
-
-    Raises:
-        Refused: no candidate; the reasons are those of ``import_swebench``.
     """
-    trees = _make_trees(instance, base)
-    source = _golden_source(base, trees.golden)
-    deletion = make_deletion(source.files, trees.broken)
+    broken = _patched(instance, "test_patch", {**base.metadata, **base.files})
+    source = _golden_source(base, _patched(instance, "patch", broken))
+    deletion = make_deletion(source.files, broken)
     texts = {name: source.files[name].decode() for name in deletion.source_files}
     spans = spans_of(texts, deletion.edits, [cut.edit for cut in deletion.bodies], deletion.removed_files)
     if shows_any(instance.problem_statement, spans):
@@ -297,74 +269,47 @@ def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySourc
     )
 
 
-def _make_trees(instance: Instance, base: RepositorySource) -> _Trees:
-    files = {**base.metadata, **base.files}
-    made: list[dict[str, bytes]] = []
-    for name, patch in (("test_patch", instance.test_patch), ("patch", instance.patch)):
-        try:
-            whole = patch if not patch or patch.endswith("\n") else f"{patch}\n"
-            files = apply_patch(files, _inside(whole, files))
-        except InputError as error:
-            raise Refused("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
-        made.append(files)
-    return _Trees(*made)
+def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    """A tree, sources and metadata together, with one of the row's patches in it."""
+    patch: str = getattr(instance, name)
+    try:
+        return apply_patch(
+            files, _inside(patch if not patch or patch.endswith("\n") else f"{patch}\n", files)
+        )
+    except InputError as error:
+        raise Refused("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
 
 
 def _inside(patch: str, files: Mapping[str, bytes]) -> str:
-    """The parts of a patch whose files belong to a task tree.
-
-    Raises:
-        InputError: a path leaves the tree (CR0446).
-    """
+    """The parts of a patch whose files belong to a task tree."""
     if not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
         return patch  # a plain diff is taken as a whole
-    sections = [part for part in _SECTION.split(patch) if part.startswith("diff --git ")]
-    named = [(_names_in(section), section) for section in sections]
-    belongs = _belongs(frozenset(files).union(*(names for names, _ in named)))
-    kept = [section for names, section in named if any(map(belongs, names))]
-    return "".join(section if section.endswith("\n") else f"{section}\n" for section in kept)
-
-
-def _names_in(section: str) -> set[str]:
-    head = section[: match.start()] if (match := _FIRST_HUNK.search(section)) else section
-    found = [name.strip('"') for name in _NAMES.findall(head)]
-    names = {re.sub(r"^[ab]/", "", name) for name in found if name != "/dev/null"}
-    if not names and (header := _HEADER.match(section)):
-        names = {header[1], header[2]}
-    for name in names:
+    sections = {part: _HEADER.match(part) for part in _SECTION.split(patch)}
+    named = {part: {header[1], header[2]} for part, header in sections.items() if header}
+    for name in set[str]().union(*named.values()):
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError("CR0446", f"the path {name[:80]!r} leaves the tree.")
-    return names
-
-
-def _belongs(names: frozenset[str]) -> Callable[[str], bool]:
-    in_tree = tree_rule(names)
-
-    def belongs(name: str) -> bool:
-        path = PurePosixPath(name)
-        return in_tree(path) or is_metadata_path(path)
-
-    return belongs
+    rules = TreeRules(set(files).union(*named.values()))
+    return "".join(
+        section if section.endswith("\n") else f"{section}\n"
+        for section, names in named.items()
+        if any(rules.belongs(path) or is_metadata_path(path) for path in map(PurePosixPath, names))
+    )
 
 
 def _golden_source(base: RepositorySource, golden: Mapping[str, bytes]) -> RepositorySource:
     """The original tree as a repository of its own, named by its content."""
-    in_tree = tree_rule(frozenset(golden))
+    rules = TreeRules(golden)
     files = {
         name: data
         for name, data in sorted(golden.items())
-        if in_tree(PurePosixPath(name)) or (name in base.files and name not in base.metadata)
+        if rules.belongs(PurePosixPath(name)) or (name in base.files and name not in base.metadata)
     }
     metadata = {name: data for name, data in sorted(golden.items()) if is_metadata_path(PurePosixPath(name))}
     digest = tree_sha256({name: sha256_of(data) for name, data in {**metadata, **files}.items()})
     version = f"{base.version or '0'}+{digest[:8]}"
     return replace(
-        base,
-        source=f"{base.name}=={version}",
-        version=version,
-        sha256=digest,
-        files=files,
-        metadata=metadata,
+        base, source=f"{base.name}=={version}", version=version, sha256=digest, files=files, metadata=metadata
     )
 
 

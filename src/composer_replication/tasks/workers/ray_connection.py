@@ -1,4 +1,4 @@
-"""This process as the driver of a Ray cluster: join it, notice when its head is gone, leave it."""
+"""This process as the driver of a Ray cluster (join it, notice when its head is gone, leave it), and the nodes that work for it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 
+from composer_replication import __version__
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError
+from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.tasks.twin.twin_run import pickler_fingerprint
 
-AUTO = "auto"
 _ADDRESS = re.compile(r"(?P<client>ray://)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+):(?P<port>\d{1,5})")
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
@@ -47,8 +52,7 @@ class Head:
         lost_seconds: float = _LOST_SECONDS,
     ) -> None:
         self._place = (host, port)
-        self._look_seconds = look_seconds
-        self._lost_seconds = lost_seconds
+        self._look_seconds, self._lost_seconds = look_seconds, lost_seconds
         self._lock = threading.Lock()
         self._looked = self._answered = time.monotonic()
 
@@ -64,21 +68,14 @@ class Head:
             return self._looked - self._answered > self._lost_seconds
 
     def check(self) -> None:
-        """Refuse to wait for a cluster that is gone.
-
-        Raises:
-            SandboxFailure: it has not answered for a while (CR0491).
-        """
+        """Refuse to wait for a cluster that is gone (CR0491)."""
         if self.is_gone():
             raise SandboxFailure(
                 "CR0491",
-                f"the head of the Ray cluster at {self} is gone.",
+                f"the head of the Ray cluster at {self._place[0]}:{self._place[1]} is gone.",
                 where="--ray",
                 fix="the same command again, once the cluster is back, goes on where it stopped.",
             )
-
-    def __str__(self) -> str:
-        return f"{self._place[0]}:{self._place[1]}"
 
 
 class RayConnection:
@@ -100,11 +97,9 @@ class RayConnection:
         try:
             with _own_way_to_end(), _silence():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except BaseException as error:
+        except Exception as error:
             ray.shutdown()
-            if isinstance(error, Exception):
-                raise _refusal(address, error) from error
-            raise
+            raise _refusal(address, error) from error
         head = address if match and match["client"] else ray.get_runtime_context().gcs_address
         host, _, port = head.removeprefix("ray://").rpartition(":")
         self.head = Head(host.strip("[]"), int(port))
@@ -131,7 +126,7 @@ def check_address(address: str) -> re.Match[str] | None:
             where=address,
             fix="leave it with ray.shutdown() first.",
         )
-    if address == AUTO:
+    if address == "auto":
         return None
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
@@ -158,13 +153,9 @@ def _refusal(address: str, error: Exception) -> ComposerError:
     if "ersion mismatch" in text or "versions don't match" in text:
         found = re.findall(r"(Ray|Python): ([\w.+-]+)", text)
         what = ", ".join(f"{name} {version}" for name, version in found[:4])
-        return MissingError(
-            "CR0490",
-            f"the cluster runs another version of Ray or Python{f' ({what})' if what else ''}.",
-            where=address,
-            fix=f"use Ray {ray.__version__} and this Python on every node, or those of the cluster here.",
-        )
-    if "uthentica" in text:
+        reason = f"it runs another version of Ray or Python{f' ({what})' if what else ''}"
+        fix = f"use Ray {ray.__version__} and this Python on every node, or those of the cluster here."
+    elif "uthentica" in text:
         reason = "it wants a token, which is missing here or another one"
         fix = "RAY_AUTH_MODE=token, with the cluster's token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
     else:
@@ -203,3 +194,105 @@ def _silence() -> Iterator[None]:
         os.dup2(before, 2)
         os.close(before)
         os.close(nowhere)
+
+
+# --- a node of a cluster at work for us ---
+
+NUM_RETRIES = 2
+"""After a dead worker, a lost node or a broken sandbox; what the work itself answers is final."""
+_WAIT_SECONDS = 1.0
+INSTALL = f"pip install 'composer-replication[ray]=={__version__}' there, then composer-rl doctor."
+NodeNeeds = tuple[str | None, str, str]
+"""Sandbox backend, version of this program, fingerprint of cloudpickle."""
+_PROGRAM = """\
+import os, select, sys
+if os.fork():
+    os._exit(0)
+end = select.poll()
+end.register(int(sys.argv[1]), select.POLLIN)
+end.poll()
+from composer_replication.sandbox.process_folder import sweep
+sweep()
+"""
+
+
+def needs_of(backend: str | None) -> NodeNeeds:
+    """What a node must have in common with this process."""
+    return backend, __version__, pickler_fingerprint()
+
+
+@cache
+def check_node(backend: str | None, version: str, pickler: str) -> None:
+    """Refuse a node that would give other bytes, or whose sandbox does not hold; tried once a worker.
+
+    Raises:
+        MissingError: it names the node (CR0491); a ``SandboxFailure`` if the self-test failed.
+    """
+    if version != __version__:
+        raise unfit_node(f"has composer-replication {__version__} and not {version}")
+    if pickler != pickler_fingerprint():
+        raise unfit_node("has another version of cloudpickle")
+    try:
+        require_selftest(choose_backend(backend))
+    except MissingError as error:
+        raise unfit_node("cannot be used", error) from error
+
+
+def unfit_node(problem: str, cause: ComposerError | None = None) -> MissingError:
+    """Ray tries again what a sandbox did not do, here or elsewhere: the node may have been busy."""
+    kind = SandboxFailure if isinstance(cause, SandboxFailure) else MissingError
+    told = f"{problem}: {cause.message.rstrip('.')}" if cause else problem
+    return kind("CR0491", f"the node {socket.gethostname()} {told}.", where="--ray", fix=INSTALL)
+
+
+@cache
+def sweep_after_this_process() -> None:
+    """As soon as this process has ended, ``sweep`` its jails and folders; once a process, about 10 MB.
+
+    Ray kills the workers of a driver that is gone, and nothing that they would do at their end is done. Whoever waits for
+    that end is no child of the worker, for Ray kills those as well, and not of its session.
+
+    Where it cannot be started, or the system tells nobody of such an end (no ``pidfd_open``), the next process of ours
+    on this machine does it.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return
+    with suppress(OSError):
+        # Readable when our locks are gone, which a pipe would not tell.
+        descriptor = os.pidfd_open(os.getpid())
+        try:
+            subprocess.run(
+                [sys.executable, "-c", _PROGRAM, str(descriptor)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                cwd="/", pass_fds=(descriptor,), start_new_session=True, check=False,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        finally:
+            os.close(descriptor)
+
+
+def wait_for(reference: Any, look: Callable[[], None]) -> Any:
+    """What a reference stands for, as soon as it is there; ``look`` is called now and then and may raise."""
+    while not ray.wait([reference], timeout=_WAIT_SECONDS)[0]:
+        look()
+    return ray.get(reference)
+
+
+def plain_cause(error: Exception) -> Exception:
+    """What the work raised, a node without this program in one sentence, or the error of Ray's itself."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, RuntimeError) and "failed to import on the worker" in str(cause):
+        return MissingError(
+            "CR0491", "a node of the cluster cannot import composer-replication.", where="--ray", fix=INSTALL
+        )
+    return cause if isinstance(cause, Exception) else error
+
+
+def is_of_ray(error: Exception) -> bool:
+    """Whether nothing is known of the work: its process, its node or the way to it is gone."""
+    return isinstance(error, RayError | ConnectionError)
+
+
+def interruption() -> SandboxFailure:
+    """What whoever still waits is told when the work is given up."""
+    return SandboxFailure("CR0302", "the run was killed because the program was interrupted.")

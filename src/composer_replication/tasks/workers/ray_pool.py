@@ -27,11 +27,12 @@ from composer_replication.tasks.intake.environment import lock_of, open_environm
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
-from composer_replication.tasks.workers.ray_nodes import (
+from composer_replication.tasks.workers.ray_connection import (
     NUM_RETRIES,
     NodeNeeds,
+    RayConnection,
     check_node,
+    first_sentence,
     interruption,
     is_of_ray,
     needs_of,
@@ -47,14 +48,11 @@ Params = ParamSpec("Params")
 
 @dataclass(frozen=True, slots=True)
 class _BenchParts:
-    """What a bench is made of again on another machine; wheels are references, by sha256."""
+    """What a bench is made of again on another machine: ``fields`` but for its environment; wheels are references."""
 
-    original: dict[str, bytes]
+    fields: dict[str, Any]
     lock: EnvironmentLock
     wheels: dict[str, Any]
-    suite_seconds: float
-    test_seconds: float
-    left_out: tuple[str, ...]
 
 
 class RayPool:
@@ -64,9 +62,6 @@ class RayPool:
         address: as ``RayConnection``.
         backend: sandbox backend on every node, by name or dotted path; None for the best of each.
         read_wheel: gives the bytes of a wheel of a lock.
-
-    Raises:
-        UsageError, MissingError: as ``RayConnection``.
     """
 
     def __init__(
@@ -146,9 +141,9 @@ class RayPool:
             if wheel.sha256 not in self._wheels:
                 self._wheels[wheel.sha256] = ray.put(self._read_wheel(wheel))
             wheels[wheel.sha256] = self._wheels[wheel.sha256]
-        return _BenchParts(
-            dict(bench.original), lock, wheels, bench.suite_seconds, bench.test_seconds, bench.left_out
-        )
+        names = ("suite_seconds", "test_seconds", "left_out")
+        fields = {name: getattr(bench, name) for name in names}
+        return _BenchParts({"original": dict(bench.original), **fields}, lock, wheels)
 
     def interrupt(self) -> None:
         """Kill the workers that are at work for us; their sandboxes die with them."""
@@ -175,12 +170,7 @@ def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, 
 
 
 def _bench(parts: _BenchParts, backend: str | None) -> Bench:
-    """The bench on this machine; its environment is made first where it is absent.
-
-    Raises:
-        MissingError: it cannot be made here (CR0491).
-        SandboxFailure: the sandbox broke.
-    """
+    """The bench on this machine; its environment is made first where it is absent."""
 
     def read_wheel(wheel: LockedWheel) -> bytes:
         return bytes(ray.get(parts.wheels[wheel.sha256]))
@@ -189,9 +179,7 @@ def _bench(parts: _BenchParts, backend: str | None) -> Bench:
         environment = open_environment(parts.lock, backend=backend, read_wheel=read_wheel)
     except InputError as error:
         raise unfit_node("cannot be used", error) from error
-    return Bench(
-        parts.original, environment, backend, parts.suite_seconds, parts.test_seconds, parts.left_out
-    )
+    return Bench(environment=environment, backend=backend, **parts.fields)
 
 
 def _told(error: Exception) -> Exception:

@@ -47,12 +47,7 @@ OWN_THREADS = OwnThreads()
 
 @contextmanager
 def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
-    """The workers of one build: those of a Ray cluster, or for None the build's own threads.
-
-    Raises:
-        ImportError: ray is not installed (the extra ``ray``).
-        UsageError, MissingError: as ``RayConnection``.
-    """
+    """The workers of one build: those of a Ray cluster, or for None the build's own threads."""
     if address is None:
         yield OWN_THREADS
         return
@@ -67,23 +62,14 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
 
 
 def load_ray() -> type[RayPool]:
-    """What needs the extra ``ray``, for a build.
+    """What needs the extra ``ray``, for a build."""
+    make_ray_impatient()
+    from composer_replication.tasks.workers.ray_pool import RayPool
 
-    Raises:
-        ImportError: ray is not installed.
-    """
-    with impatient_ray():
-        from composer_replication.tasks.workers.ray_pool import RayPool
     return RayPool
 
 
-@contextmanager
-def impatient_ray() -> Iterator[None]:
-    """Inside, import ray: it reads then how long it tries; what the user has set stays."""
-    new = {name: value for name, value in _IMPATIENT.items() if name not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            os.environ.pop(name, None)
+def make_ray_impatient() -> None:
+    """Before ray is imported: it reads then how long it tries to connect. What the user has set stays."""
+    for name, value in _IMPATIENT.items():
+        os.environ.setdefault(name, value)

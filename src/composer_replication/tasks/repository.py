@@ -260,13 +260,12 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
     """Refuse a repository most of whose tests say nothing."""
     num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
     if not green or len(green) < MIN_GREEN_SHARE * num_run:
-        count = f"{len(green)} of {num_run} tests are {what}" if num_run else _all_skipped(first)
+        count = f"{len(green)} of {num_run} tests are {what}"
+        if not num_run:
+            num_skipped = len(first.outcomes)
+            count = f"all {num_skipped} tests are skipped" if num_skipped else "no test is collected"
         detail = f"{count}{_first_reasons(first)}"
         raise UnusableRepository("red-baseline", detail)
-
-
-def _all_skipped(report: TestReport) -> str:
-    return f"all {len(report.outcomes)} tests are skipped" if report.outcomes else "no test is collected"
 
 
 def _first_reasons(report: TestReport) -> str:

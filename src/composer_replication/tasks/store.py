@@ -42,7 +42,7 @@ from composer_replication.tasks.blobs import (
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
-from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
+from composer_replication.tasks.intake.lock import EnvironmentLock
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.proving_sandbox import ProvingSandbox
 from composer_replication.tasks.store_manifest import (
@@ -329,11 +329,13 @@ class TaskStore:
         with self._lock:
             digest = self._records.get(name, "")
             if digest not in self._repositories:
-                self._repositories[digest] = self.read_record(name, self._whole_repository)
+                self._repositories[digest] = self.read_record(
+                    name,
+                    lambda value: RepositoryRecord.from_json(
+                        {**value, **json.loads(self.blob(value["baseline"]))}
+                    ),
+                )
             return self._repositories[digest]
-
-    def _whole_repository(self, value: Mapping[str, Any]) -> RepositoryRecord:
-        return RepositoryRecord.from_json({**value, **json.loads(self.blob(value["baseline"]))})
 
     def repositories(self) -> list[RepositoryRecord]:
         """All repositories, also those that gave no task, by name."""
@@ -435,12 +437,9 @@ class TaskStore:
             if fingerprint not in self._environments:
                 lock = self.environment_lock(fingerprint)
                 self._environments[fingerprint] = open_environment(
-                    lock, backend=self.backend, read_wheel=self._read_wheel
+                    lock, backend=self.backend, read_wheel=lambda wheel: self.blob(wheel.sha256)
                 )
             return self._environments[fingerprint]
-
-    def _read_wheel(self, wheel: LockedWheel) -> bytes:
-        return self.blob(wheel.sha256)
 
     def verify(self) -> None:
         """Read every record, and every file that a record names.

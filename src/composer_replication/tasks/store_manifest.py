@@ -67,7 +67,8 @@ def read_manifest(folder: Path) -> Manifest:
     value = _of_a_readable_version(path)
     try:
         records = {str(name): str(digest) for name, digest in value["records"].items()}
-        build = _build_mark(value.get("build"))
+        mark = value.get("build")
+        build = mark and BuildMark(bool(mark["is_complete"]), str(mark.get("command", "")))
         proved_by = tuple(map(ProvingSandbox.from_json, value.get("proved_by", ())))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise damaged(path, "it cannot be read") from error
@@ -139,10 +140,6 @@ def _of_a_readable_version(path: Path) -> dict[str, Any]:
             fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
         )
     return value
-
-
-def _build_mark(value: Any) -> BuildMark | None:
-    return None if value is None else BuildMark(bool(value["is_complete"]), str(value.get("command", "")))
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin:

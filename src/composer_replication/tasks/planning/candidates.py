@@ -16,9 +16,9 @@ from composer_replication.tasks.planning.deletion import (
     body_deletion,
 )
 from composer_replication.tasks.planning.source_file import SourceFile
-from composer_replication.tasks.planning.symbol_graph import Feature, Name, Needs, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import parses_after
-from composer_replication.tasks.planning.whole_removal import Selection, moved_import_edits, remove_whole
+from composer_replication.tasks.planning.whole_removal import moved_import_edits, remove_whole
 
 
 def find_deletions(
@@ -138,18 +138,14 @@ class _Plan:
                     cuts = self._cuts_of(feature)
                     own = [cut for cut in cuts if cut.path == file.path]
                     if own:
-                        modules = frozenset({feature.module} if feature.module else ())
-                        selection = Selection(feature.names, feature.methods, modules)
-                        yield _Part(file.path, name, cuts, selection)
+                        yield _Part(file.path, name, cuts, feature)
 
-    def _cuts_of(self, feature: Feature) -> tuple[BodyCut, ...]:
-        places = [*feature.names, *feature.methods]
-        cuts = {cut for place in places for cut in self._named(place)}
-        if feature.module:
-            cuts |= {
-                cut for file in self._graph.by_module[feature.module] for cut in self._cuts.get(file.path, [])
-            }
-        return tuple(sorted(cuts, key=_place))
+    def _cuts_of(self, feature: Selection) -> tuple[BodyCut, ...]:
+        cuts = {cut for place in (*feature.names, *feature.methods) for cut in self._named(place)}
+        for module in feature.modules:
+            for file in self._graph.by_module[module]:
+                cuts.update(self._cuts.get(file.path, []))
+        return tuple(sorted(cuts, key=lambda cut: (cut.path, cut.start)))
 
     def _named(self, name: Name) -> tuple[BodyCut, ...]:
         owner, _, last = name[1].rpartition(".")
@@ -207,10 +203,6 @@ class _Plan:
 def is_public(name: str) -> bool:
     """Whether no part of a dotted name starts with an underscore."""
     return not any(part.startswith("_") for part in name.split("."))
-
-
-def _place(cut: BodyCut) -> tuple[str, int]:
-    return (cut.path, cut.start)
 
 
 def _text(content: bytes) -> str | None:

@@ -154,21 +154,17 @@ class SymbolGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
-    """A symbol and its own helpers.
+class Selection:
+    """What goes together: top-level names (constants too), methods (``Class.method``), whole modules (dotted)."""
 
-    ``names`` are top-level definitions and constants, ``methods`` dotted in their module
-    (``Class._part``), ``module`` is set when the symbol is a whole module.
-    """
-
-    names: frozenset[Name]
+    names: frozenset[Name] = frozenset()
     methods: frozenset[Name] = frozenset()
-    module: str | None = None
+    modules: frozenset[str] = frozenset()
 
     @property
     def num_definitions(self) -> int:
-        """Names and methods, and one for the module."""
-        return len(self.names) + len(self.methods) + (self.module is not None)
+        """Names and methods, and one for each module."""
+        return len(self.names) + len(self.methods) + len(self.modules)
 
 
 class Needs:
@@ -205,21 +201,21 @@ class Needs:
                     if holder != name:
                         self._needs[holder].add(name)
 
-    def of_name(self, root: Name) -> Feature:
+    def of_name(self, root: Name) -> Selection:
         """The feature of a top-level function or class."""
         inside = self._closure(root)
-        return Feature(frozenset(inside))
+        return Selection(frozenset(inside))
 
-    def of_method(self, root: Name) -> Feature:
+    def of_method(self, root: Name) -> Selection:
         """The feature of a method, ``(module, "Class.method")``; its helpers may be methods of its class."""
         inside = self._closure(root)
         methods = {name for name in inside if name == root or name in self._methods}
-        return Feature(frozenset(inside - methods), frozenset(methods))
+        return Selection(frozenset(inside - methods), frozenset(methods))
 
-    def of_module(self, module: str) -> Feature:
+    def of_module(self, module: str) -> Selection:
         """A module, and what only it needs from other files."""
         inside = self._closure((module, "*"))
-        return Feature(frozenset(name for name in inside if name[0] != module), module=module)
+        return Selection(frozenset(name for name in inside if name[0] != module), modules=frozenset({module}))
 
     def _closure(self, root: Name) -> set[Name]:
         inside = self._reachable(root, None)

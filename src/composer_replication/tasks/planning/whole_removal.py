@@ -15,7 +15,7 @@ from composer_replication.tasks.planning.source_file import (
     dotted_text,
     is_type_checking,
 )
-from composer_replication.tasks.planning.symbol_graph import Name, Reach, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Name, Reach, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut, parses_after
 from composer_replication.tasks.syntax_trees import docstring_of, first_line
 
@@ -160,15 +160,6 @@ def _statements(wanted: list[ImportedName]) -> list[str]:
 
 
 # --- Take whole definitions out of the source files of a repository, with every way to reach them.
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What goes: top-level names (constants too), methods (``Class.method``), whole modules (dotted)."""
-
-    names: frozenset[Name] = frozenset()
-    methods: frozenset[Name] = frozenset()
-    modules: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,14 +115,6 @@ def _list(value, draw, depth):
     return items
 
 
-def _tuple(value, draw, depth):
-    return tuple(_list(list(value), draw, depth)) if value else value
-
-
-def _deque(value, draw, depth):
-    return collections.deque(_list(list(value), draw, depth), value.maxlen)
-
-
 def _mapping(value, draw, depth):
     # Not type(value)(...): an empty one keeps a default factory, too.
     changed = value.copy()
@@ -160,8 +152,10 @@ _MUTATORS = {
     bytes: _bytes,
     bytearray: _bytes,
     list: _list,
-    tuple: _tuple,
-    collections.deque: _deque,
+    tuple: lambda value, draw, depth: tuple(_list(list(value), draw, depth)) if value else value,
+    collections.deque: lambda value, draw, depth: collections.deque(
+        _list(list(value), draw, depth), value.maxlen
+    ),
     dict: _mapping,
     collections.OrderedDict: _mapping,
     collections.defaultdict: _mapping,

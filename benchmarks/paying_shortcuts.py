@@ -27,9 +27,8 @@ from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.fair_split import words_of
-from composer_replication.tasks.part_subject import with_paid
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import subject_of
+from composer_replication.tasks.subject import subject_of, with_paid
 from composer_replication.tasks.test_functions import function_texts
 
 TINY = Path(__file__).parents[1] / "recipes" / "tiny-cpu" / "project"

@@ -89,11 +89,7 @@ def drop_file(plain: Path) -> None:
 def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
     """Keep some bytes once; their sha256.
 
-    Args:
-        folder: ``objects`` of a store.
-        data: the content.
-        is_packed: it is compressed already (a wheel) and is kept as it is; so is what is
-            larger than ``MAX_BYTES``.
+    What ``is_packed`` is compressed already (a wheel) and kept as it is; so is what is larger than ``MAX_BYTES``.
     """
     digest = sha256_of(data)
     is_packed = is_packed or len(data) > MAX_BYTES

@@ -15,10 +15,9 @@ from composer_replication.tasks.build_state import Build, Candidate, Progress, S
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.refusals import open_sources
 from composer_replication.tasks.planning.deletion import Granularity, Removal
-from composer_replication.tasks.record_folder import refuse_other_content
-from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.running.whole_suite import MAX_SUITE_SECONDS
+from composer_replication.tasks.store import TaskStore, refuse_other_content
 from composer_replication.tasks.store_records import SUITE_SECONDS
-from composer_replication.tasks.suite_limits import MAX_SUITE_SECONDS
 from composer_replication.tasks.workers.workers import open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
@@ -72,8 +71,6 @@ def build_tasks(
             store of an earlier build is damaged (CR0411).
         MissingError: the cluster cannot be joined (CR0101, CR0490), or a node cannot
             do such work (CR0491).
-        SandboxFailure: the sandbox broke, or workers were lost (CR0491); what is built so far
-            stays and is resumed.
     """
     settings = Settings(
         symbols=symbols or {},
@@ -130,13 +127,13 @@ def run_build(
             pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
             try:
                 run = Build(
-                    store,
-                    settings,
+                    store=store,
+                    settings=settings,
                     command=command,
                     pool=pool,
                     workers=workers,
                     jobs=jobs,
-                    progress=progress or _no_progress,
+                    progress=progress or (lambda _done, _total, _what: None),
                 )
                 choose(run)
             except KeyboardInterrupt:
@@ -171,10 +168,6 @@ def check_arguments(sources: Sequence[str], settings: Settings, jobs: int) -> No
         raise UsageError(
             "CR0206", f"{problem}.", fix="composer-rl tasks build --help, or tasks import --help"
         )
-
-
-def _no_progress(_done: int, _total: int, _what: str) -> None:
-    """Tell nobody."""
 
 
 def build_command(sources: Sequence[str], out: Path, settings: Settings) -> str:

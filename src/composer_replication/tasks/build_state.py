@@ -2,41 +2,167 @@
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import astuple, dataclass, field, replace
-from itertools import count, product, takewhile
+from itertools import accumulate, count, product, takewhile, zip_longest
 from pathlib import PurePosixPath
 from typing import TypeVar
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
+from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.journal import Decision, Journal, decision_key
-from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.edits import edited_files
-from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.proving_sandbox import sandbox_in_force
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import BuildMark
-from composer_replication.tasks.store_records import SUITE_SECONDS, SecretRecord, TaskRecord
+from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.unused_tests import read_unused, sweep_unused
 from composer_replication.tasks.workers.workers import Workers
 
+# --- In which order the candidates of a repository are tried.
+
 Item = TypeVar("Item")
+_HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
+
+
+def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], list[Deletion]]:
+    """All candidates in an order drawn by the seed, and apart from them the doubtful ones; sizes and ways take turns.
+
+    Of features those come first that delete functions in several files: nothing smaller asks for that, and they
+    are rare.
+    """
+
+    def rank(deletion: Deletion) -> tuple[bool, str]:
+        is_in_one_file = len({cut.path for cut in deletion.bodies}) < 2
+        drawn_place = hashlib.sha256(f"{seed}/{repository.slug}/{deletion.pin}".encode()).hexdigest()
+        return deletion.granularity == "feature" and is_in_one_file, drawn_place
+
+    ranked = sorted(repository.deletions, key=rank)
+    doubtful = [one for one in ranked if is_doubtful(repository.record, one)]
+    pins = {one.pin for one in doubtful}
+    return _sizes_in_turn([one for one in ranked if one.pin not in pins]), _sizes_in_turn(doubtful)
+
+
+def is_doubtful(record: RepositoryRecord, deletion: Deletion) -> bool:
+    """Whether what is known of the tests speaks against a candidate, so that it is tried when the others are used up.
+
+    Fewer than two test functions call it: then none can be hidden. Or it is called for all tests, while modules
+    are imported or by fixtures of wider scope: without it no test would be left.
+    """
+    selected = record.tests_of(deletion)
+    if selected is None or record.contexts is None:
+        return False
+    test_functions = {record.places[test] for test in record.green.intersection(selected)}
+    is_for_all = not record.contexts.get(EVERY_TEST, frozenset()).isdisjoint(deletion.functions)
+    return len(test_functions) < 2 or is_for_all
+
+
+def _sizes_in_turn(deletions: Sequence[Deletion]) -> list[Deletion]:
+    groups: dict[tuple[str, str], list[Deletion]] = {}
+    for deletion in deletions:
+        groups.setdefault((deletion.granularity, deletion.removal), []).append(deletion)
+    return in_turn(groups[key] for key in sorted(groups))
+
+
+def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:
+    """The first of each column, then the second of each, and so on."""
+    return [item for row in zip_longest(*columns) for item in row if item is not None]
+
+
+def sizes_of(
+    pins: Sequence[str], granularities: Collection[str], removals: Collection[str]
+) -> frozenset[tuple[str, str]]:
+    """The (size, way) pairs to plan: those that the pins name, or without pins all that are asked for."""
+    if not pins:
+        return frozenset(product(granularities, removals))
+    named = (pin.rpartition("@")[2].split("/") if "@" in pin else ("function", "body") for pin in pins)
+    return frozenset((size[0], size[-1]) for size in named)
+
+
+def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
+    """The candidates that pins name, in their order.
+
+    Raises:
+        InputError: a pin is not in the repository; the nearest is named (CR0409).
+    """
+    chosen = []
+    for pin in pins:
+        deletion = repository.by_pin(pin)
+        if deletion is None:
+            near = difflib.get_close_matches(pin, [d.pin for d in repository.deletions], n=1, cutoff=0.0)
+            raise InputError(
+                "CR0409",
+                f"{repository.record.repository} has no {pin!r} that can be deleted.",
+                where=pin,
+                fix=f"the nearest is {near[0]}." if near else _HOW_TO_NAME,
+            )
+        chosen.append(deletion)
+    return chosen
+
+
+# --- A candidate that a foreign task set brings along, with what the set says of it.
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One instance of a task set.
+
+    ``source`` names its repository among the opened ones. The tests that it says fail must all
+    fail, those that it says pass must not; ``statement`` is what it asks for in its own words.
+    """
+
+    instance_id: str
+    source: str
+    deletion: Deletion
+    fail_to_pass: frozenset[str]
+    pass_to_pass: frozenset[str]
+    statement: str
+
+    def check(self, subject: Subject) -> None:
+        """Compare what it says with what was found.
+
+        Raises:
+            GateFailed: other-tests-fail.
+        """
+        failing = {*subject.visible, *subject.hidden}
+        passing = sorted(self.fail_to_pass - failing)
+        if passing:
+            detail = f"{len(passing)} tests should fail without the patch and do not ({passing[0]})"
+            raise GateFailed("other-tests-fail", detail)
+        broken = self.pass_to_pass & failing
+        if broken:  # which ones stays unsaid: they may be hidden
+            raise GateFailed(
+                "other-tests-fail", f"{len(broken)} tests should pass without the patch and fail"
+            )
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything in it that a decision depends on."""
+        edits = [astuple(edit) for edit in self.deletion.edits]
+        stated = [sorted(self.fail_to_pass), sorted(self.pass_to_pass), self.statement, self.instance_id]
+        return sha256_of(json.dumps([edits, self.deletion.removed_files, stated]).encode())
+
+
+# --- The state of one build: its candidates, what was decided about each, and what is left at the end.
+
 Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is done now) from the calling thread; a new stretch of work begins with fewer done."""
@@ -75,34 +201,26 @@ class Settings:
     suite_seconds: float = SUITE_SECONDS
 
 
+@dataclass(kw_only=True)
 class Build:
-    """The state of one build."""
+    """The state of one build; ``unrecorded`` has, by repository and pin, why a run that records failed."""
 
-    def __init__(
-        self,
-        store: TaskStore,
-        settings: Settings,
-        *,
-        command: str,
-        pool: ThreadPoolExecutor,
-        workers: Workers,
-        jobs: int,
-        progress: Progress,
-    ) -> None:
-        self.store = store
-        self.pool = pool
-        self.workers = workers
-        self.settings = settings
-        self.command = command
-        self.jobs = jobs
-        self.progress = progress
-        self.journal = Journal(store.root / "journal.jsonl")
-        self.unusable: dict[str, UnusableRepository] = {}
-        self.decisions: list[Decision] = []
-        self.slugs: set[str] = set()
-        self.unrecorded: dict[str, dict[str, str]] = {}
-        self._secret: set[str] = set()
-        self._has_noted_proof = False
+    store: TaskStore
+    settings: Settings
+    command: str
+    pool: ThreadPoolExecutor
+    workers: Workers
+    jobs: int
+    progress: Progress
+    unusable: dict[str, UnusableRepository] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+    slugs: set[str] = field(default_factory=set)
+    unrecorded: dict[str, dict[str, str]] = field(default_factory=dict)
+    _secret: set[str] = field(default_factory=set)
+    _has_noted_proof: bool = False
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.store.root / "journal.jsonl")
 
     def prepare_all(self, opened: Sequence[RepositorySource]) -> dict[str, PreparedRepository]:
         """Prepare every repository; one that cannot be used is noted and left out.
@@ -132,7 +250,7 @@ class Build:
         ready: dict[str, PreparedRepository] = {}
         unfetched: list[InputError] = []
         self.progress(0, len(futures), "repositories")
-        for done, future in enumerate(_as_completed(futures), start=1):
+        for done, future in enumerate(as_completed(futures), start=1):
             try:
                 ready[futures[future]] = future.result()
             except UnusableRepository as error:
@@ -181,7 +299,8 @@ class Build:
             in_tests = [one.path for one in repository.deletions if repository.record.helps_tests(one.path)]
             if not pins and len(in_tests) == len(repository.deletions):
                 sizes = product(self.settings.granularities, self.settings.removals)
-                detail = nothing_found(repository.bench.original, sizes)
+                asked = ", ".join(f"{size}/{way}" for size, way in sizes)
+                detail = f"its source files hold nothing of the sizes {asked} that can be deleted"
                 if in_tests:
                     detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
@@ -220,36 +339,38 @@ class Build:
 
     def _judge_until_enough(self, candidates: Sequence[Candidate]) -> None:
         """The cut does not depend on timing."""
-        max_tasks = self.settings.max_tasks
+        most = math.inf if self.settings.max_tasks is None else self.settings.max_tasks
         decided: dict[int, Decision] = {}
         running: dict[Future[Decision], int] = {}
         upcoming = 0
 
-        def num_valid() -> int:
-            return sum(decision.is_valid for decision in decided.values())
+        def num_valid(numbers: Iterable[int]) -> int:
+            return sum(decided[number].is_valid for number in numbers)
 
-        self.progress(0, len(candidates), f"{num_valid()} tasks")
-        while running or (upcoming < len(candidates) and not _is_enough(num_valid(), max_tasks)):
-            while (
-                len(running) < self.jobs
-                and upcoming < len(candidates)
-                and not _is_enough(num_valid(), max_tasks)
-            ):
+        while True:
+            while len(running) < self.jobs and upcoming < len(candidates) and num_valid(decided) < most:
                 known = self._known(candidates[upcoming])
                 if known is not None:
                     decided[upcoming] = known
                 else:
                     running[self.pool.submit(self._judge, candidates[upcoming])] = upcoming
                 upcoming += 1
-            self.progress(len(decided), len(candidates), f"{num_valid()} tasks")
-            if running:
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    decided[running.pop(future)] = future.result()
-                if _is_enough(sum(decided[index].is_valid for index in _leading(decided)), max_tasks):
-                    _abandon(running)
-        self.decisions = list(_until_enough([decided[index] for index in sorted(decided)], max_tasks))
-        self.progress(len(decided), len(decided), f"{num_valid()} tasks")
+            self.progress(len(decided), len(candidates), f"{num_valid(decided)} tasks")
+            if not running:
+                break
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                decided[running.pop(future)] = future.result()
+            if num_valid(takewhile(decided.__contains__, count())) >= most:
+                # A killed run is no decision, and the journal never hears of it. Sandboxes of a Ray cluster are not
+                # reached from here: those runs are waited for, and dropped.
+                with runs_interrupted():
+                    wait(running)
+                running.clear()
+        found = [decided[number] for number in sorted(decided)]
+        before = accumulate((decision.is_valid for decision in found), initial=0)
+        self.decisions = [decision for decision, valid in zip(found, before, strict=False) if valid < most]
+        self.progress(len(found), len(found), f"{num_valid(decided)} tasks")
 
     def _known(self, candidate: Candidate) -> Decision | None:
         """What the journal says, or what needs no run: no test calls that code, or most of it."""
@@ -341,7 +462,7 @@ class Build:
     def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
         futures = [self.pool.submit(work, item) for item in items]
         self.progress(0, len(futures), what)
-        for done, future in enumerate(_as_completed(futures), start=1):
+        for done, future in enumerate(as_completed(futures), start=1):
             yield future.result()
             self.progress(done, len(futures), what)
 
@@ -385,41 +506,6 @@ class Build:
             },
             unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
         )
-
-
-def _is_enough(num_valid: int, max_tasks: int | None) -> bool:
-    return max_tasks is not None and num_valid >= max_tasks
-
-
-def _leading(decided: Mapping[int, Decision]) -> Iterator[int]:
-    """The numbers from 0 on, up to the first candidate that is not decided."""
-    return takewhile(decided.__contains__, count())
-
-
-def _abandon(running: dict[Future[Decision], int]) -> None:
-    """Kill what lies beyond the cut: a killed run is no decision, and the journal never hears of it.
-
-    Sandboxes of a Ray cluster are not reached from here: those runs are waited for, and dropped.
-    """
-    with runs_interrupted():
-        wait(running)
-    running.clear()
-
-
-def _until_enough(decisions: Sequence[Decision], max_tasks: int | None) -> Iterator[Decision]:
-    num_valid = 0
-    for decision in decisions:
-        if _is_enough(num_valid, max_tasks):
-            return
-        num_valid += decision.is_valid
-        yield decision
-
-
-def _as_completed(futures: Iterable[Future[Result]]) -> Iterator[Future[Result]]:
-    pending = set(futures)
-    while pending:
-        finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-        yield from finished
 
 
 def keep_task(

@@ -62,14 +62,14 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
     try:
         if value["form"] != FORM:
             raise ValueError(f"form {value['form']!r}")
-        functions = _functions(value["functions"])
+        functions = _functions(value)
         sets = [_chosen(functions, numbers) for numbers in value["sets"]]
         contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
         for test, number in value["tests"]:
-            if not isinstance(test, str) or test in contexts:
+            if test in contexts:
                 raise ValueError(f"test {test!r}")
-            contexts[test] = sets[_index(number, len(sets))]
-    except (KeyError, TypeError, ValueError) as error:
+            contexts[str(test)] = sets[number]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"the call contexts are damaged: {error}") from error
     return contexts
 
@@ -78,39 +78,24 @@ def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
     """The contexts as a test run says them.
 
     Raises:
-        KeyError, TypeError, ValueError: they are malformed.
+        KeyError, TypeError, ValueError, IndexError: they are malformed.
     """
-    functions = _functions(value["functions"])
-    contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
-    kept: dict[frozenset[Function], frozenset[Function]] = {}
-    for test, numbers in value["tests"]:
-        called = _chosen(functions, numbers)
-        contexts[str(test)] = kept.setdefault(called, called)
-    return contexts
+    functions = _functions(value)
+    kept: dict[
+        frozenset[Function], frozenset[Function]
+    ] = {}  # many tests call the same: one set for all of them
+    called = {str(test): _chosen(functions, numbers) for test, numbers in value["tests"]}
+    return {
+        EVERY_TEST: _chosen(functions, value["shared"]),
+        **{test: kept.setdefault(one, one) for test, one in called.items()},
+    }
 
 
-def _functions(value: Iterable[Any]) -> list[Function]:
-    return [(_text(path), _whole(line)) for path, line in value]
+def _functions(value: Mapping[str, Any]) -> list[Function]:
+    return [(str(path), int(line)) for path, line in value["functions"]]
 
 
-def _chosen(functions: list[Function], numbers: Iterable[Any]) -> frozenset[Function]:
-    return frozenset(functions[_index(number, len(functions))] for number in numbers)
-
-
-def _index(value: object, size: int) -> int:
-    number = _whole(value)
-    if not 0 <= number < size:
-        raise ValueError(f"there is no number {number}")
-    return number
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
+def _chosen(functions: list[Function], numbers: Iterable[int]) -> frozenset[Function]:
+    if any(number < 0 for number in numbers):
+        raise ValueError("a number is below 0")
+    return frozenset(functions[number] for number in numbers)

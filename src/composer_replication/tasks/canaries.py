@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from composer_replication.records import Outcome, Task
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.sentinels import SourceOfTests, functions_by_file, read_tests
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, bench_of, subject_of
-from composer_replication.tasks.test_copies import SourceOfTests, functions_by_file, read_tests
+from composer_replication.tasks.syntax_trees import docstring_of
 
 _SUFFIX = "_contradicted"
 _TWIN_MAKER = """
@@ -62,8 +63,6 @@ def make_canary(store: TaskStore, task: Task) -> Canary:
 
     Raises:
         CanaryRefused: no visible test can have a twin, or a proof fails.
-        SandboxFailure: the sandbox broke; nothing is known of the task.
-        InputError: the store is damaged (CR0411).
     """
     subject = subject_of(store, task)
     bench = bench_of(store, task)
@@ -77,12 +76,7 @@ def make_canary(store: TaskStore, task: Task) -> Canary:
 
 
 def make_canaries(store: TaskStore, tasks: Sequence[Task]) -> tuple[tuple[Canary, ...], dict[str, str]]:
-    """Canaries of all tasks that can be one, and for the others, by task id, why not.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        InputError: the store is damaged (CR0411).
-    """
+    """Canaries of all tasks that can be one, and for the others, by task id, why not."""
     made, refused = [], {}
     for task in tasks:
         try:
@@ -153,14 +147,9 @@ def _with_twins(
 def _first_place(module: ast.Module) -> int:
     """Line after the docstring and the imports from ``__future__``, where other code may begin."""
     after = 0
-    for index, node in enumerate(module.body):
-        is_docstring = (
-            index == 0
-            and isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        )
-        if not is_docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+    docstring = docstring_of(module.body)
+    for node in module.body:
+        if node is not docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
             break
         after = node.end_lineno or node.lineno
     return after

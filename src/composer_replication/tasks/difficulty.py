@@ -131,11 +131,7 @@ _Row = tuple[int, int, int | None, str | None]
 
 
 def tests_sha256(store: TaskStore, task_id: str) -> str:
-    """A hash of what decides whether an answer passes: the visible and hidden tests with their files, and recorded behaviour.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
+    """A hash of what decides whether an answer passes: the visible and hidden tests with their files, and recorded behaviour."""
     record, secret = store.record(task_id), store.secret(task_id)
     repository = store.repository(record.repository_record)
     tests = (*record.visible, *secret.hidden)

@@ -22,39 +22,37 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.deleted_texts import deleted_texts
-from composer_replication.tasks.fair_split import deleted_words, is_named, places_to_show, words_of
+from composer_replication.tasks.fair_split import (
+    deleted_texts,
+    deleted_words,
+    is_named,
+    places_to_show,
+    words_of,
+)
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.instructions.written_instructions import (
     read_secrets,
     refusal,
     written_instruction,
 )
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.leaks.leak_scan import installed_copies, leaks_in_tree
 from composer_replication.tasks.leaks.shown_code import copied_share
-from composer_replication.tasks.part_subject import part_subject, with_paid
 from composer_replication.tasks.patches import apply_patch
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.running.bench import IDLE_SECONDS as IDLE_SECONDS_OF_STUBS
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.running.whole_suite import IDLE_SECONDS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.stub_gate import (
-    STUBS,
-    Passed,
-    passed_by_stubs,
-    passed_in,
-    refuse_apart,
-    refuse_stubs,
-    some_of,
-    stub_trials,
-)
-from composer_replication.tasks.subject import GateFailed, Subject, unsplit_subject
+from composer_replication.tasks.subject import GateFailed, Subject, part_subject, unsplit_subject, with_paid
 from composer_replication.tasks.test_functions import Place, count_functions
 from composer_replication.tasks.test_run import Ended, TestReport
 
@@ -68,6 +66,9 @@ NUM_GOLDEN_RUNS = 3
 """With the code back the tests of a task pass so often in a row, or they are flaky."""
 GOLDEN_CPU_SHARE = 0.5
 """Of the processor time that an answer has: a correct one may need twice as much as the golden code."""
+MAX_STUB_TESTS = 40
+Passed = Mapping[str, frozenset[str] | None]
+"""The tests that pass with each constant ("": without the code); None where the run of all came to nothing."""
 
 
 def judge_deletion(
@@ -94,32 +95,23 @@ def judge_deletion(
 
     Raises:
         GateFailed: the first gate that it does not pass.
-        SandboxFailure: the sandbox broke; nothing is known of the candidate.
     """
-    unsplit = unsplit_subject(deletion)
-    check_restores(unsplit, bench.original)
-    check_no_copy(unsplit, bench.original)
+    unsplit, original = unsplit_subject(deletion), bench.original
+    check_restores(unsplit, original)
+    check_no_copy(unsplit, original)
     wanted = some_of(sorted(repository.green.intersection(selected or ())))
-    golden = [Trial(bench.original, wanted, is_golden=True)] if wanted else []
+    golden = [Trial(original, wanted, is_golden=True)] if wanted else []
     suite, *timed = bench.run_all([suite_trial(unsplit, bench), *golden])
     failing = failing_of(suite, unsplit, repository)
     is_timed = bool(timed) and set(some_of(sorted(failing))).issubset(wanted)
     passed = passed_by_stubs(unsplit, sorted(failing), bench, timed[0] if is_timed else None)
-    return _split_and_check(
-        unsplit,
-        failing,
-        passed,
-        repository,
-        bench,
-        suite=suite,
-        hidden_share=hidden_share,
-        seed=seed,
-        pin=deletion.pin,
-        given=words_of(f"{deletion.path} {deletion.symbol}"),
-    )
+    return _split_and_prove(
+        unsplit, failing, passed, repository, bench, suite=suite, hidden_share=hidden_share, seed=seed,
+        pin=deletion.pin, given=words_of(f"{deletion.path} {deletion.symbol}"),
+    )  # fmt: skip
 
 
-def _split_and_check(
+def _split_and_prove(
     unsplit: Subject,
     failing: frozenset[str],
     passed: Passed,
@@ -133,49 +125,39 @@ def _split_and_check(
     given: frozenset[str],
 ) -> Subject:
     """The first draw of hidden and paid tests with which the deletion passes all gates that hang on them."""
-    # Without the code ("") each of them was seen to fail.
-    unclear: dict[str, Sequence[str]] = {
-        text: () for text, tests_passed in passed.items() if text and tests_passed is None
-    }
+    split = partial(part_subject, unsplit, failing, repository, bench.original, seed=seed)
 
-    def checked(subject: Subject) -> Subject:
+    def proven(subject: Subject) -> Subject:
+        trials = split_trials(subject, repository, bench, num_golden=NUM_GOLDEN_RUNS)
+        seconds = judge_split(subject, bench, suite, bench.run_all(trials), num_golden=NUM_GOLDEN_RUNS)
+        refuse_apart(subject, passed, bench, seconds)
+        return subject
+
+    def proven_with_paid(subject: Subject) -> Subject:
         """The subject with paid tests, or as it is where it is a task without them alone."""
         narrowed = _draw_paid(subject, passed, repository, bench.original, seed=seed, pin=pin, given=given)
         if narrowed.paid:
             with contextlib.suppress(GateFailed):
-                refuse_apart(narrowed, unclear, bench, _check_split(narrowed, suite, repository, bench))
-                return narrowed
-        refuse_apart(subject, unclear, bench, _check_split(subject, suite, repository, bench))
-        return subject
+                return proven(narrowed)
+        return proven(subject)
 
     num_tries = 0
     for attempt in range(NUM_DRAWS):
         # The tests that tell a stub from the real code may all be on one side, or a file may
         # collect otherwise without the hidden ones: part them anew, at last not at all.
-        subject = part_subject(
-            unsplit,
-            failing,
-            repository,
-            bench.original,
-            hidden_share=hidden_share,
-            seed=seed,
-            salt=f"{pin}/{attempt}",
-            given=given,
-        )
-        if num_tries == NUM_TRIES:
-            break
+        subject = split(hidden_share=hidden_share, salt=f"{pin}/{attempt}", given=given)
         if not subject.hidden:
             continue  # what would not be fair to hide depends on what else is hidden
-        try:
+        with contextlib.suppress(GateFailed):
             refuse_stubs(subject, passed)
             check_hidden_out(subject, repository, bench.original)
             num_tries += 1
-            return checked(subject)
-        except GateFailed:
-            continue
-    whole = part_subject(unsplit, failing, repository, bench.original, hidden_share=0.0, seed=seed, salt=pin)
+            return proven_with_paid(subject)
+        if num_tries == NUM_TRIES:
+            break
+    whole = split(hidden_share=0.0, salt=pin)
     refuse_stubs(whole, passed)
-    return checked(whole)
+    return proven_with_paid(whole)
 
 
 def _draw_paid(
@@ -264,70 +246,75 @@ def check_no_copy(subject: Subject, original: Mapping[str, bytes]) -> None:
         raise GateFailed("golden-copy", f"{path} holds the same lines")
 
 
-def own_runs(
-    subject: Subject, bench: Bench, repeat: int = 1, beside: Sequence[Trial] = ()
-) -> Iterator[list[TestReport]]:
-    """``repeat`` times the reports of the task's own tests for ``judge_own``, after those of ``beside``.
+def split_trials(
+    subject: Subject, repository: RepositoryRecord, bench: Bench, *, num_golden: int = 1
+) -> list[Trial]:
+    """The task's own tests without the code, and with it, for ``judge_split``.
 
-    They run with the code and without it, and the first time with every constant in its place: tests that waver are
-    found by the code and by its absence. Constants run last: how long they may run follows from what the code needed,
-    and one with which a test never ends would else cost all the time there is. Such a run ends when a visible, a paid
-    and a hidden test have failed.
+    With the code back they run ``num_golden`` times; after the first time all together.
+    """
+    shown, *others = _sides_with_code(subject)
+    original, own = bench.original, sorted({*subject.visible, *subject.hidden})
+    return [
+        Trial(subject.broken(original, "rollout"), subject.shown, stop_when=[subject.shown]),
+        *(Trial(subject.golden(original, view), tests, is_golden=True) for view, tests in (shown, *others)),
+        *[Trial(subject.golden(original, "hidden"), own, is_golden=True)] * (num_golden - 1),
+        *neighbour_trials(subject, repository, bench),
+    ]
+
+
+def _sides_with_code(subject: Subject) -> list[tuple[str, tuple[str, ...]]]:
+    """The view and the tests of each run with the code back: shown, paid and hidden ones."""
+    paid = [("visible", subject.visible)] if subject.paid else []
+    return [("rollout", subject.shown), *paid, *([("hidden", subject.hidden)] if subject.hidden else [])]
+
+
+def judge_split(
+    subject: Subject, bench: Bench, suite: TestReport, reports: Sequence[TestReport], *, num_golden: int = 1
+) -> float:
+    """The golden code passes every time, and the broken tree does not; other tests need no hidden one.
+
+    ``suite`` is the report of ``suite_trial``, ``reports`` are those of ``split_trials`` with the same ``num_golden``.
+
+    Returns:
+        The processor time after which these tests can be said to have noticed a fault.
 
     Raises:
-        SandboxFailure: the sandbox broke.
+        GateFailed: golden-fails, broken-passes, not-restored or leans-on-hidden.
     """
-    first = [*beside, *_split_trials(subject, bench)]
-    reports = bench.run_all(first)
-    seconds = _noticing_seconds(reports[len(beside) :], subject, bench)
-    sides = [some_of(tests) for tests in subject.sides.values()]
-    stubs = stub_trials(subject, sorted({test for side in sides for test in side}), bench, seconds, sides)
-    yield [*reports, *bench.run_all(stubs)]
-    for _ in range(repeat - 1):
-        yield bench.run_all([*first, *stubs[:1]])  # the first one of STUBS is the tree without the code
-
-
-def judge_own(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> None:
-    """What follows from one of ``own_runs``.
-
-    Raises:
-        GateFailed: golden-fails, broken-passes or stub-passes.
-        SandboxFailure: the sandbox broke.
-    """
-    num_split = len(_split_trials(subject, bench))
-    _judge_split(subject, bench, reports[:num_split])
-    _judge_stubs(subject, bench, reports[num_split:], _noticing_seconds(reports, subject, bench))
-
-
-def _noticing_seconds(reports: Sequence[TestReport], subject: Subject, bench: Bench) -> float:
-    """Of a run of visible and hidden tests; ``reports`` begin with those of ``_split_trials``."""
-    _, *golden = reports[: len(_split_trials(subject, bench))]
-    return bench.noticing_seconds(sum(report.cpu_seconds for report in golden))
-
-
-def _check_split(subject: Subject, suite: TestReport, repository: RepositoryRecord, bench: Bench) -> float:
-    """The golden code passes, ``NUM_GOLDEN_RUNS`` times, and the broken tree does not; other tests need no hidden one.
-
-    The runs after the first are of all the task's tests together, in the same sandbox. The answer is the processor
-    time after which these tests can be said to have noticed a fault (``noticing_seconds``).
-    """
-    own = sorted({*subject.visible, *subject.hidden})
-    again = Trial(subject.golden(bench.original, "hidden"), own, is_golden=True)
-    split = _split_trials(subject, bench)
-    trials = [*split, *[again] * (NUM_GOLDEN_RUNS - 1)]
-    beside = neighbour_trials(subject, repository, bench)
-    reports = bench.run_all([*trials, *beside])
-    repeats = reports[len(split) : len(trials)]
-    _judge_split(subject, bench, reports[: len(split)])
+    sides = _sides_with_code(subject)
+    broken, *others = reports
+    golden, repeats = others[: len(sides)], others[len(sides) : len(sides) + num_golden - 1]
+    for (view, tests), report in zip(sides, golden, strict=True):
+        if _all_passed(report, tests):
+            continue
+        if view == "rollout":
+            detail = report.error or f"{min(set(report.outcomes) - report.passed)} does not pass"
+            raise GateFailed("golden-fails", detail)
+        # Which one stays unsaid: this text is printed, and the name of a test that is not shown is a hint.
+        kind = "paid" if view == "visible" else view
+        raise GateFailed("golden-fails", f"a {kind} test does not pass with the golden code")
+    _check_time(golden, bench)
+    if _all_passed(broken, subject.shown):
+        raise GateFailed("broken-passes", "the visible tests pass without the code")
+    own = (*subject.visible, *subject.hidden)
     num_passed = 1 + sum(_all_passed(report, own) for report in repeats)
-    if num_passed < NUM_GOLDEN_RUNS:
+    if num_passed < num_golden:
         raise GateFailed(
             "not-restored",
-            f"flaky: with the code back the tests pass in {num_passed} of {NUM_GOLDEN_RUNS} runs",
+            f"flaky: with the code back the tests pass in {num_passed} of {num_golden} runs",
         )
     _check_time(repeats, bench)
-    check_neighbours(subject, bench, suite, zip(beside, reports[len(trials) :], strict=True))
-    return bench.noticing_seconds(max(report.cpu_seconds for report in repeats))
+    for report in others[len(sides) + num_golden - 1 :]:  # of the neighbours
+        lost = suite.passed.intersection(report.outcomes) - report.passed
+        whole = (
+            bench.run(subject.broken(bench.original, "hidden"), sorted(report.outcomes)) if lost else report
+        )
+        leaning = sorted(whole.passed.intersection(lost))
+        if leaning:  # they need no file that was not run with them
+            raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")
+    used = [report.cpu_seconds for report in repeats] or [sum(report.cpu_seconds for report in golden)]
+    return bench.noticing_seconds(max(used))
 
 
 def neighbour_trials(subject: Subject, repository: RepositoryRecord, bench: Bench) -> list[Trial]:
@@ -344,90 +331,109 @@ def neighbour_trials(subject: Subject, repository: RepositoryRecord, bench: Benc
     return [Trial(subject.broken(bench.original, "rollout"), neighbours)] if neighbours else []
 
 
-def check_neighbours(
-    subject: Subject, bench: Bench, suite: TestReport, runs: Iterable[tuple[Trial, TestReport]]
-) -> None:
-    """None of these tests fails for want of a hidden one; one may need the files that were not run with it.
-
-    Args:
-        subject: the task.
-        bench: where it is tried.
-        suite: the report of ``suite_trial``.
-        runs: those of ``neighbour_trials``.
-
-    Raises:
-        GateFailed: leans-on-hidden.
-        SandboxFailure: the sandbox broke.
-    """
-    for trial, report in runs:
-        lost = suite.passed.intersection(trial.node_ids or ()) - report.passed
-        whole = bench.run(subject.broken(bench.original, "hidden"), trial.node_ids) if lost else report
-        leaning = sorted(whole.passed.intersection(lost))
-        if leaning:
-            raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")
-
-
-def _split_trials(subject: Subject, bench: Bench) -> list[Trial]:
-    original = bench.original
-    trials = [
-        Trial(subject.broken(original, "rollout"), subject.shown, stop_when=[subject.shown]),
-        Trial(subject.golden(original, "rollout"), subject.shown, is_golden=True),
-    ]
-    if subject.paid:
-        trials.append(Trial(subject.golden(original, "visible"), subject.visible, is_golden=True))
-    if subject.hidden:
-        trials.append(Trial(subject.golden(original, "hidden"), subject.hidden, is_golden=True))
-    return trials
-
-
-def _judge_split(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> None:
-    broken, *golden = reports
-    _check_golden(subject, golden)
-    _check_time(golden, bench)
-    if _all_passed(broken, subject.shown):
-        raise GateFailed("broken-passes", "the visible tests pass without the code")
-
-
 def _check_time(reports: Sequence[TestReport], bench: Bench) -> None:
-    limit, needed = GOLDEN_CPU_SHARE * bench.test_seconds, max(report.cpu_seconds for report in reports)
+    limit = GOLDEN_CPU_SHARE * bench.test_seconds
+    needed = max((report.cpu_seconds for report in reports), default=0.0)
     if needed > limit:
         raise GateFailed(
             "golden-fails", f"the tests need {needed:.0f} s of processor time, more than {limit:g} s"
         )
 
 
-def _judge_stubs(subject: Subject, bench: Bench, reports: Sequence[TestReport], seconds: float) -> None:
-    """Without the code, and with every constant in its place, a visible and a hidden test fail.
+def _all_passed(report: TestReport, tests: Iterable[str]) -> bool:
+    return not report.error and report.passed.issuperset(tests)
 
-    A run of both that came to nothing says nothing of either: they are run apart, then, ``seconds`` each.
+
+def some_of(tests: Sequence[str]) -> list[str]:
+    """Of very many tests a part: to fail one is enough."""
+    return sorted(sorted(tests, key=lambda test: sha256_of(test.encode()))[:MAX_STUB_TESTS])
+
+
+def _stub_trees(subject: Subject, bench: Bench) -> dict[str, dict[str, bytes]]:
+    """The tree without the code ("") and with every function returning one constant."""
+    original = bench.original
+    stubs = {text: subject.stubbed(original, "hidden", text) for text in STUB_EXPRESSIONS}
+    return {"": subject.broken(original, "hidden"), **stubs}
+
+
+def passed_by_stubs(
+    subject: Subject, tests: Sequence[str], bench: Bench, golden: TestReport | None = None
+) -> Passed:
+    """Which of the tests pass without the code ("") and when every function returns one constant.
+
+    How long they may run follows from what the code needs (``golden``, a run of these tests or more; None: they are run
+    first): with a constant many a loop never ends. Those of very many that are not run are taken as passed.
+    """
+    chosen = some_of(tests)
+    if golden is None:
+        (golden,) = bench.run_all([Trial(bench.original, chosen, is_golden=True)])
+    seconds = 0.0 if golden.error else bench.noticing_seconds(golden.cpu_seconds)
+    trees = _stub_trees(subject, bench)
+    reports = bench.run_all(
+        [Trial(tree, chosen, seconds=seconds, idle_seconds=IDLE_SECONDS_OF_STUBS) for tree in trees.values()]
+    )
+    return {
+        text: None if report.error else frozenset(tests) - (report.outcomes.keys() - report.passed)
+        for text, report in zip(trees, reports, strict=True)
+    }
+
+
+def refuse_stubs(subject: Subject, passed: Passed) -> None:
+    """Refuse a deletion of which a side's tests all pass with one constant; ``passed`` is of ``passed_by_stubs``.
 
     Raises:
         GateFailed: broken-passes or stub-passes.
-        SandboxFailure: the sandbox broke.
     """
-    by_text = dict(zip(STUBS, reports, strict=False))  # of a repeated look the first one alone
-    own = (*subject.visible, *subject.hidden)
-    refuse_stubs(subject, {text: passed_in(report, own) for text, report in by_text.items()})
-    unclear = {text: report.noticed for text, report in by_text.items() if report.error}
-    refuse_apart(subject, unclear, bench, seconds)
+    for text, tests_passed in passed.items():
+        for kind, tests in subject.sides.items():
+            if tests_passed is not None and tests_passed.issuperset(tests):
+                raise _stub_passes(text, kind)
 
 
-def _check_golden(subject: Subject, reports: Sequence[TestReport]) -> None:
-    """``reports`` are those with the code back, in the order of ``_split_trials``."""
-    shown, *others = reports
-    if not _all_passed(shown, subject.shown):
-        detail = shown.error or f"{min(set(shown.outcomes) - shown.passed)} does not pass"
-        raise GateFailed("golden-fails", detail)
-    sides = (("paid", subject.paid, subject.visible), ("hidden", subject.hidden, subject.hidden))
-    unseen = [(kind, tests) for kind, own, tests in sides if own]
-    for (kind, tests), report in zip(unseen, others, strict=True):
-        if not _all_passed(report, tests):
-            # Which one stays unsaid: this text is printed, and the name of a test that is not shown is a hint.
-            raise GateFailed("golden-fails", f"a {kind} test does not pass with the golden code")
+def refuse_apart(subject: Subject, passed: Passed, bench: Bench, seconds: float) -> None:
+    """Run visible, paid and hidden tests on their own with constants with which a run of all came to nothing.
+
+    One test that never ends, or one file that is not collected, is no reason for the others to fail. ``seconds`` is
+    the processor time of a run.
+
+    Raises:
+        GateFailed: stub-passes.
+    """
+    # Without the code ("") each of them was seen to fail.
+    unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
+    trees = _stub_trees(subject, bench) if unclear else {}
+    apart = [(text, kind, some_of(tests)) for text in unclear for kind, tests in subject.sides.items()]
+    trials = [
+        Trial(
+            trees[text],
+            tests,
+            stop_at_first_failure=True,
+            seconds=seconds,
+            idle_seconds=IDLE_SECONDS_OF_STUBS,
+        )
+        for text, _, tests in apart
+    ]
+    for (text, kind, tests), report in zip(apart, bench.run_all(trials), strict=True):
+        if _all_passed(report, tests):
+            raise _stub_passes(text, kind)
 
 
-def _all_passed(report: TestReport, tests: Iterable[str]) -> bool:
-    return not report.error and report.passed.issuperset(tests)
+def check_stubs(subject: Subject, bench: Bench, seconds: float) -> None:
+    """With every constant in the place of the code some test of each side fails; ``seconds`` as in ``refuse_apart``.
+
+    Raises:
+        GateFailed: broken-passes or stub-passes.
+    """
+    passed = passed_by_stubs(subject, sorted({*subject.visible, *subject.hidden}), bench)
+    refuse_stubs(subject, passed)
+    refuse_apart(subject, passed, bench, seconds)
+
+
+def _stub_passes(text: str, kind: str) -> GateFailed:
+    """What is said of tests that pass with a constant; with "" it is the tree without the code."""
+    if not text:
+        return GateFailed("broken-passes", f"the {kind} tests pass without the code")
+    return GateFailed("stub-passes", f"the {kind} tests pass with return {text}")
 
 
 def _unseen_places(subject: Subject, repository: RepositoryRecord) -> set[Place]:
@@ -461,12 +467,8 @@ def check_fair(
 ) -> None:
     """Hidden and paid tests and recorded behaviour ask for nothing that only the deleted code says, and no copy shows them.
 
-    Args:
-        subject: the task.
-        repository: where its tests stand.
-        original: the files with the code.
-        twins: path and symbol of each function with recorded behaviour.
-        given: names that a rollout is told besides its tree.
+    ``twins`` are path and symbol of each function with recorded behaviour, ``given`` names that a rollout is told
+    besides its tree.
 
     Raises:
         GateFailed: hidden-shown or unfair-hidden; which test it is stays unsaid.
@@ -491,7 +493,6 @@ def check_secrecy(store: TaskStore, task: Task) -> None:
 
     Raises:
         GateFailed: leak, or instruction-leaks.
-        InputError: the store is damaged (CR0411).
     """
     leaks = leaks_in_tree(store, task) or installed_copies(store, task)
     if leaks:

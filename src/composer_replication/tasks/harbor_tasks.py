@@ -62,9 +62,6 @@ def write_harbor_tasks(store: TaskStore, folder: Path, *, progress: Progress | N
         store: the tasks.
         folder: absent or empty.
         progress: told after each task with (done, total, task id).
-
-    Raises:
-        InputError: the store is damaged (CR0411).
     """
     folder.mkdir(parents=True, exist_ok=True)
     for public, _ in iter_rows(store, progress):

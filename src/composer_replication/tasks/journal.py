@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,19 +62,17 @@ class Journal:
         with self._lock:
             self._decisions[decision.key] = decision
             if self._path.is_file():
-                append_jsonl(self._path, _row(decision))
+                append_jsonl(self._path, asdict(decision))
             else:
                 self._rewrite()
 
     def _rewrite(self) -> None:
-        rewrite_jsonl(self._path, map(_row, self._decisions.values()))
+        rewrite_jsonl(self._path, map(asdict, self._decisions.values()))
         packed_path(self._path).unlink(missing_ok=True)
 
     def keep(self, decisions: Iterable[Decision]) -> None:
         """Replace the whole file by these decisions, compressed, in an order that does not depend on time."""
-        rows = sorted(
-            (_row(decision) for decision in decisions), key=lambda row: (row["repository"], row["pin"])
-        )
+        rows = sorted(map(asdict, decisions), key=lambda row: (row["repository"], row["pin"]))
         write_file(self._path, "".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows).encode())
 
 
@@ -98,7 +96,3 @@ def _earlier_decisions(path: Path) -> list[Decision]:
     except (InputError, ValueError, TypeError, RecursionError):
         return []
     return [decision for decision in found if decision.reason not in _UNDECIDED]
-
-
-def _row(decision: Decision) -> Mapping[str, str]:
-    return asdict(decision)

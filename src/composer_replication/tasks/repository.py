@@ -27,7 +27,6 @@ from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, SUITE_SECONDS, RepositoryRecord
-from composer_replication.tasks.suite_limits import failed_at_a_limit
 from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.unused_tests import note_unused
 from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
@@ -91,7 +90,6 @@ def prepare(
     Raises:
         UnusableRepository: as ``lock_repository``, ``red-baseline``, ``too-slow``, ``too-large``, or
             ``needs-compiling``.
-        InputError, SandboxFailure: as their causes.
     """
     slug = slug_of(source.repository)
     kept = store.repository(slug) if store.has_record(f"repositories/{slug}.json") else None
@@ -170,9 +168,6 @@ def _with_what_is_missing(
 
     What the run before missed is added where the repository declares it; the runner is an earlier one where the tests
     show that they were written for it.
-
-    Raises:
-        UnusableRepository, InputError: as ``prepare``; what a later look lacks is no objection to an earlier one.
     """
     best: tuple[EnvironmentLock, Bench, TestReport, dict[str, str]] | None = None
     problem: UnusableRepository | InputError | None = None
@@ -262,23 +257,15 @@ def _measure(
 
 
 def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
-    """Refuse a repository most of whose tests say nothing.
-
-    Raises:
-        UnusableRepository: ``red-baseline``, or ``too-large`` where limits alone made them fail.
-    """
+    """Refuse a repository most of whose tests say nothing."""
     num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
     if not green or len(green) < MIN_GREEN_SHARE * num_run:
-        limited = failed_at_a_limit(first, len(green), max(1, MIN_GREEN_SHARE * num_run))
-        if limited is not None:
-            raise limited
-        count = f"{len(green)} of {num_run} tests are {what}" if num_run else _all_skipped(first)
+        count = f"{len(green)} of {num_run} tests are {what}"
+        if not num_run:
+            num_skipped = len(first.outcomes)
+            count = f"all {num_skipped} tests are skipped" if num_skipped else "no test is collected"
         detail = f"{count}{_first_reasons(first)}"
         raise UnusableRepository("red-baseline", detail)
-
-
-def _all_skipped(report: TestReport) -> str:
-    return f"all {len(report.outcomes)} tests are skipped" if report.outcomes else "no test is collected"
 
 
 def _first_reasons(report: TestReport) -> str:

@@ -67,7 +67,8 @@ def read_manifest(folder: Path) -> Manifest:
     value = _of_a_readable_version(path)
     try:
         records = {str(name): str(digest) for name, digest in value["records"].items()}
-        build = _build_mark(value.get("build"))
+        mark = value.get("build")
+        build = mark and BuildMark(bool(mark["is_complete"]), str(mark.get("command", "")))
         proved_by = tuple(map(ProvingSandbox.from_json, value.get("proved_by", ())))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise damaged(path, "it cannot be read") from error
@@ -83,11 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _read_changes(path: Path, fingerprint: str) -> list[tuple[str, str | None]]:
-    """What followed the manifest with this fingerprint; a torn last line, and changes that it has already, are nothing.
-
-    Raises:
-        InputError: damaged (CR0411).
-    """
+    """What followed the manifest with this fingerprint; a torn last line, and changes that it has already, are nothing."""
     try:
         first, *rows = read_jsonl(path) or [{}]
         if first.get("after") != fingerprint:  # a crash between the next manifest and the end of its changes
@@ -112,11 +109,7 @@ def add_changes(folder: Path, changes: Mapping[str, str | None]) -> None:
 
 
 def _of_a_readable_version(path: Path) -> dict[str, Any]:
-    """What stands in a manifest; its versions are looked at first, since a newer one may hold anything else.
-
-    Raises:
-        InputError: it is no JSON object, or of another version (CR0411).
-    """
+    """What stands in a manifest; its versions are looked at first, since a newer one may hold anything else."""
     try:
         value = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
@@ -124,24 +117,29 @@ def _of_a_readable_version(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise damaged(path, "it cannot be read")
     schema, version = value.get("schema_version"), value.get("store_version", 1)
-    if _is_newer(schema, SCHEMA_VERSION):
-        raise _of_newer_version(path, f"its schema version is {schema}, this program reads {SCHEMA_VERSION}")
+    ours = f"{READABLE_VERSIONS[0]} to {STORE_VERSION}"
+    for name, said, newest, reads in (
+        ("schema", schema, SCHEMA_VERSION, str(SCHEMA_VERSION)),
+        ("store", version, STORE_VERSION, ours),
+    ):
+        if type(said) is int and said > newest:
+            raise InputError(
+                "CR0411",
+                "the task store was written by a newer version of composer-rl: "
+                f"its {name} version is {said}, this program reads {reads}.",
+                where=str(path),
+                fix="upgrade this program: pip install --upgrade composer-replication",
+            )
     if schema != SCHEMA_VERSION:
         raise damaged(path, f"schema version {schema} is not {SCHEMA_VERSION}")
-    if _is_newer(version, STORE_VERSION):
-        ours = f"{READABLE_VERSIONS[0]} to {STORE_VERSION}"
-        raise _of_newer_version(path, f"its store version is {version}, this program reads {ours}")
     if version not in READABLE_VERSIONS:
-        raise _of_another_version(path, version)
+        raise InputError(
+            "CR0411",
+            f"the task store is of version {version}, this program reads {ours}.",
+            where=str(path),
+            fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
+        )
     return value
-
-
-def _is_newer(version: object, ours: int) -> bool:
-    return type(version) is int and version > ours
-
-
-def _build_mark(value: Any) -> BuildMark | None:
-    return None if value is None else BuildMark(bool(value["is_complete"]), str(value.get("command", "")))
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin:
@@ -192,24 +190,6 @@ def damaged(path: Path, detail: str) -> InputError:
         f"the task store is damaged: {detail}.",
         where=str(path),
         fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
-    )
-
-
-def _of_another_version(path: Path, version: Any) -> InputError:
-    return InputError(
-        "CR0411",
-        f"the task store is of version {version}, this program reads {READABLE_VERSIONS[0]} to {STORE_VERSION}.",
-        where=str(path),
-        fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
-    )
-
-
-def _of_newer_version(path: Path, detail: str) -> InputError:
-    return InputError(
-        "CR0411",
-        f"the task store was written by a newer version of composer-rl: {detail}.",
-        where=str(path),
-        fix="upgrade this program: pip install --upgrade composer-replication",
     )
 
 

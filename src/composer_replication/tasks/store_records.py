@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
+from dataclasses import fields as fields_of
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
@@ -104,25 +105,18 @@ class RepositoryRecord:
         )
 
     def to_json(self) -> dict[str, Any]:
-        more: dict[str, Any] = {"source": self.source} if self.source else {}
-        if self.suite_seconds != SUITE_SECONDS:
-            more["suite_seconds"] = self.suite_seconds
-        if self.left_out:
-            more["left_out"] = list(self.left_out)
-        return {
-            "repository": self.repository,
-            "source_sha256": self.source_sha256,
-            "environment": self.environment,
+        value: dict[str, Any] = {
+            **{one.name: getattr(self, one.name) for one in fields_of(self)},
             "files": dict(self.files),
-            "places": {test: list(place) for test, place in self.places.items()},
-            "num_collected": self.num_collected,
-            "broken_files": list(self.broken_files),
+            "places": dict(self.places),
             "contexts": None if self.contexts is None else encode(self.contexts),
-            "flaky": None if self.flaky is None else list(self.flaky),
             "licence": self.licence.to_json(),
-            "commit": self.commit,
-            **more,
         }
+        # Earlier versions had no word for these, and their records keep their hashes.
+        for name, usual in (("source", ""), ("suite_seconds", SUITE_SECONDS), ("left_out", ())):
+            if value[name] == usual:
+                del value[name]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RepositoryRecord:
@@ -135,37 +129,13 @@ class RepositoryRecord:
             num_collected=value["num_collected"],
             broken_files=tuple(value["broken_files"]),
             contexts=None if value["contexts"] is None else decode(value["contexts"]),
-            flaky=_names(value.get("flaky")),
+            flaky=None if value.get("flaky") is None else tuple(value["flaky"]),
             licence=Licence.from_json(value["licence"]),
             commit=value["commit"],
             suite_seconds=float(value.get("suite_seconds", SUITE_SECONDS)),
-            source=_text(value.get("source", ""), "source"),
-            left_out=_names(value.get("left_out")) or (),
+            source=str(value.get("source", "")),
+            left_out=tuple(value.get("left_out", ())),
         )
-
-
-def _text(value: object, name: str) -> str:
-    """A text of a record.
-
-    Raises:
-        TypeError: something else.
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is not a text")
-    return value
-
-
-def _names(value: object) -> tuple[str, ...] | None:
-    """Node ids of a record, or None where it has none.
-
-    Raises:
-        TypeError: something else.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise TypeError("flaky is not a list of test names")
-    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +198,6 @@ class TaskRecord:
                 )
         if not set(fields["paid_tests"]) <= set(value["visible"]):
             raise ValueError("a paid test is not among the visible ones")
-        fields["strength"] = _figures(fields["strength"])
         fields["removed_files"] = tuple(map(inner_path, value["removed_files"]))
         return cls(**{**fields, "path": inner_path(value["path"]), "visible": tuple(value["visible"])})
 
@@ -252,19 +221,6 @@ class TaskRecord:
         )
 
 
-def _figures(value: Any) -> Mapping[str, int] | None:
-    """The strength of a record, checked: a store may come from anywhere.
-
-    Raises:
-        KeyError: a figure is missing.
-        TypeError: something else.
-    """
-    if value is not None and not all(isinstance(value[name], int) for name in _STRENGTH):
-        raise TypeError("a strength is made of counts")
-    return None if value is None else dict(value)
-
-
-_STRENGTH = ("mutants", "killed_visible", "killed_all")
 _EDITS = ("edits", "stub_edits", "test_edits", "visible_edits", "shown_edits")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
@@ -45,15 +44,6 @@ PUBLIC_COLUMNS = (*SWEBENCH_COLUMNS, *OWN_COLUMNS)
 SECRET_COLUMNS = (*SWEBENCH_COLUMNS, "patch", *OWN_COLUMNS, "broken_patch", "hidden_tests", "paid_tests")
 
 
-@dataclass(frozen=True, slots=True)
-class _Trees:
-    """The files of a task that differ between its views, and the digest of its whole base tree."""
-
-    base: Mapping[str, bytes]
-    golden: Mapping[str, bytes]
-    base_sha256: str
-
-
 def tree_sha256(digests: Mapping[str, str]) -> str:
     """One hash over a tree: sha256 of the lines ``SHA256 PATH`` in the order of the paths."""
     return sha256_of("\n".join(f"{digests[path]} {path}" for path in sorted(digests)).encode())
@@ -70,7 +60,7 @@ def iter_rows(store: TaskStore, progress: Progress | None = None) -> Iterator[tu
 
 def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     """The public and the secret row of one task."""
-    trees = _trees(store, task)
+    base, golden, base_sha256 = _trees(store, task)
     record = store.record(task.task_id)
     repository = store.repository(record.repository_record)
     withheld = store.secret(task.task_id).withheld
@@ -80,7 +70,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     public: Row = {
         "instance_id": task.task_id,
         "repo": name,
-        "base_commit": trees.base_sha256,
+        "base_commit": base_sha256,
         "problem_statement": _statement(store, task),
         "hints_text": "",
         "test_patch": "",
@@ -96,7 +86,13 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "num_body_lines": task.num_body_lines,
         "licence": repository.licence.spdx or "",
     }
-    source, tests = _parted(trees)
+    source, tests = (
+        [
+            {path: data for path, data in tree.items() if is_test_path(path) is of_tests}
+            for tree in (base, golden)
+        ]
+        for of_tests in (False, True)
+    )
     secret: Row = {
         **public,
         "patch": _patch(*source),
@@ -110,8 +106,8 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     return public, {column: secret[column] for column in SECRET_COLUMNS}
 
 
-def _trees(store: TaskStore, task: Task) -> _Trees:
-    """Read the changed files alone: a repository may have thousands."""
+def _trees(store: TaskStore, task: Task) -> tuple[dict[str, bytes], dict[str, bytes], str]:
+    """The files of a task that differ between its views, as a rollout sees them and as they were; a hash of the whole base tree."""
     record = store.record(task.task_id)
     digests = store.repository(record.repository_record).files
     tests = record.changes.edits_of_tests("rollout")
@@ -119,18 +115,7 @@ def _trees(store: TaskStore, task: Task) -> _Trees:
     golden = {path: store.blob(digests[path]) for path in sorted(edited & set(digests))}
     base = view_files(golden, record.changes, "rollout")
     kept = {path: digest for path, digest in digests.items() if path not in golden}
-    return _Trees(base, golden, tree_sha256({**kept, **{path: sha256_of(base[path]) for path in base}}))
-
-
-def _parted(trees: _Trees) -> list[tuple[dict[str, bytes], dict[str, bytes]]]:
-    """(base, golden) of the sources, then of the tests."""
-    return [
-        (
-            {path: data for path, data in trees.base.items() if is_test_path(path) is of_tests},
-            {path: data for path, data in trees.golden.items() if is_test_path(path) is of_tests},
-        )
-        for of_tests in (False, True)
-    ]
+    return base, golden, tree_sha256({**kept, **{path: sha256_of(base[path]) for path in base}})
 
 
 def _patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str | None:

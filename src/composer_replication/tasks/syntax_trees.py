@@ -42,6 +42,14 @@ def parsed(text: str | bytes) -> ast.Module | None:
         return None
 
 
+def docstring_of(body: list[ast.stmt]) -> ast.Expr | None:
+    """The statement that is the docstring of a module, class or function with this body."""
+    match body:
+        case [ast.Expr(value=ast.Constant(value=str())) as first, *_]:
+            return first
+    return None
+
+
 def first_line(node: ast.stmt) -> int:
     """The line of the first decorator, or of the statement."""
     lines: list[int] = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]

@@ -16,6 +16,7 @@ from enum import Enum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
@@ -81,8 +82,7 @@ class TestReport:
     ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
     failed to the first line of theirs (when places were asked for); ``skips`` has the same of what was
-    skipped, files too. ``noticed`` are, where the run took too long, the tests that had not passed by then
-    and the one that was running; ``running`` is the test or file in which a run broke off and ``broke`` how, else both
+    skipped, files too. ``running`` is the test or file in which a run broke off and ``broke`` how, else both
     are empty. ``done`` are the outcomes that were known by then.
     ``cpu_seconds`` is the processor time that the run says it used: to be believed of golden code alone.
     """
@@ -97,7 +97,6 @@ class TestReport:
     collect_errors: Mapping[str, str] = field(default_factory=dict)
     contexts: Contexts = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
-    noticed: frozenset[str] = frozenset()
     cpu_seconds: float = field(default=0.0, compare=False)
     skips: Mapping[str, str] = field(default_factory=dict, compare=False)
     running: str = field(default="", compare=False)
@@ -157,7 +156,6 @@ def run_tests(
         idle_seconds: or when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
 
     Raises:
-        SandboxFailure: the sandbox itself broke, never because of what the tests did.
         OSError: the disk of this machine is full.
     """
     nonce = secrets.token_hex(16)
@@ -171,24 +169,49 @@ def run_tests(
         "backwards": backwards,
         "cpu_seconds": None if wall_factor is None else timeout_seconds,
     }
-    program = runner_program(with_contexts=with_contexts, is_watched=is_watched)
     chosen = limits or Limits()
-    spec = SandboxSpec(
-        tree=tree,
-        read_only=environment.read_only,
-        masked=environment.masked,
+    result = run_inside(
+        tree,
+        environment,
+        [runner_program(with_contexts=with_contexts, is_watched=is_watched)],
+        json.dumps(request).encode(),
+        backend=backend,
         limits=replace(chosen, output_bytes=record_bytes(chosen)),
+        timeout_seconds=timeout_seconds * (wall_factor or 1.0),
     )
-    with open_sandbox(spec, backend) as sandbox:
-        result = sandbox.exec(
-            [str(environment.python), "-P", "-B", "-c", program],
-            timeout_seconds=timeout_seconds * (wall_factor or 1.0),
-            stdin=json.dumps(request).encode(),
-            env=variables(environment),
-        )
-        refuse_when_full(tree)
     is_partial = stop_at_first_failure or bool(stop_when)
     return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=is_partial)
+
+
+def run_inside(
+    tree: Path,
+    environment: Environment,
+    program: Sequence[str],
+    stdin: bytes,
+    *,
+    backend: str | None,
+    limits: Limits,
+    timeout_seconds: float,
+    more_variables: Mapping[str, str] = MappingProxyType({}),
+    is_ours: bool = True,
+) -> ExecResult:
+    """Start a program (its text, then its arguments) over a tree in a fresh sandbox.
+
+    Raises:
+        SandboxFailure: the sandbox itself broke.
+        OSError: the disk of this machine is full; not looked at for code that is not ours.
+    """
+    spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=limits)
+    with open_sandbox(spec, backend) as sandbox:
+        result = sandbox.exec(
+            [str(environment.python), "-P", "-B", "-c", *program],
+            timeout_seconds=timeout_seconds,
+            stdin=stdin,
+            env={**variables(environment), **more_variables},
+        )
+        if is_ours:
+            refuse_when_full(tree)
+    return result
 
 
 def make_request(
@@ -256,41 +279,32 @@ def judge(
     problem = broken_off(result, timeout_seconds) or problem
     if result.truncated and not problem:
         problem = "the records are cut off"
-    report = _Tally()
-    disorder = report.read_all(records)
+    tally = _Tally()
+    disorder = tally.read_all(records)
     problem = problem or disorder
     if not problem and any(record["event"] == "doubled" for record in records):
         problem = "a test forks, and both processes go on with the suite"
     if problem == NOTHING_COLLECTED:
         ended = Ended.EMPTY
-    collected = report.collected
     if not problem and node_ids is not None:
-        problem = compare_ids(node_ids, collected, report.outcomes, is_partial=is_partial)
-    elif not problem and not is_partial and set(report.outcomes) != set(collected):
+        problem = compare_ids(node_ids, tally.collected, tally.outcomes, is_partial=is_partial)
+    elif not problem and not is_partial and set(tally.outcomes) != set(tally.collected):
         problem = "not every collected test ran"
     running, broke = _where_it_broke(records, result) if problem else ("", "")
     if result.timed_out:  # the time of all of it: no fault of the test that was running then
         broke = ""
-    done = {} if disorder else report.outcomes
-    outcomes = report.outcomes
+    done = {} if disorder else tally.outcomes
+    outcomes = tally.outcomes
     if problem:
-        outcomes = dict.fromkeys(node_ids or collected, Outcome.FAILED)
+        outcomes = dict.fromkeys(node_ids or tally.collected, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
     else:
         ended = Ended.BY_ITSELF
-    failed = {test for test, outcome in done.items() if outcome is not Outcome.PASSED}
     return TestReport(
+        **{name: getattr(tally, name) for name in tally.__slots__ if name != "outcomes"},
         outcomes=outcomes,
-        collected=collected,
         error=problem,
         seconds=result.seconds,
-        places=report.places,
-        collect_errors=report.collect_errors,
-        contexts=report.contexts,
-        why=report.why,
-        noticed=frozenset({*failed, *([running] if running else [])} if ended is Ended.TIME else ()),
-        cpu_seconds=report.cpu_seconds,
-        skips=report.skips,
         running=running,
         broke=broke,
         done=done if problem else {},
@@ -325,16 +339,22 @@ def last_words(result: ExecResult) -> str:
     )
 
 
-def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
-    """The records of this run in order; the text is empty, or what is wrong with them."""
+def read_records(stdout: str, nonce: str) -> list[dict[str, Any]]:
+    """The records of one run in order: nothing else that its process printed counts."""
     records: list[dict[str, Any]] = []
     for line in stdout.split("\n"):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and value.get("nonce") == nonce:
+        if isinstance(value, dict) and value.get("nonce") == nonce and isinstance(value.get("event"), str):
             records.append(value)
+    return records
+
+
+def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
+    """The records of this run in order; the text is empty, or what is wrong with them."""
+    records = read_records(stdout, nonce)
     if not records or records[-1].get("event") != "end":
         return records, "the run ended without its closing record"
     if sum(record.get("event") == "end" for record in records) != 1:
@@ -372,19 +392,18 @@ def _where_it_broke(records: Sequence[dict[str, Any]], result: ExecResult) -> tu
         return "", ""
 
 
+@dataclass(slots=True)
 class _Tally:
-    """Reads the records of one run in order."""
+    """Reads the records of one run in order; its fields are those of the report."""
 
-    def __init__(self) -> None:
-        self.collected: tuple[str, ...] = ()
-        self.outcomes: dict[str, Outcome] = {}
-        self.places: dict[str, Place] = {}
-        self.collect_errors: dict[str, str] = {}
-        self.contexts: Contexts = {}
-        self.why: dict[str, str] = {}
-        self.skips: dict[str, str] = {}
-        self.cpu_seconds = 0.0
-        self._was_collected = False
+    collected: tuple[str, ...] = ()
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    collect_errors: dict[str, str] = field(default_factory=dict)
+    contexts: Contexts = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    skips: dict[str, str] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
 
     def read_all(self, records: Sequence[dict[str, Any]]) -> str:
         """Take all records; the answer is empty, or what is out of order."""
@@ -395,7 +414,7 @@ class _Tally:
                     return problem
         except (KeyError, TypeError, ValueError, IndexError):
             return "a record is malformed"
-        return "" if self._was_collected else NOTHING_COLLECTED
+        return "" if any(record["event"] == "collected" for record in records) else NOTHING_COLLECTED
 
     def _take(self, record: dict[str, Any]) -> str:
         if record["event"] in ("file", "stuck", "doubled"):
@@ -408,9 +427,8 @@ class _Tally:
         elif record["event"] == "skip":
             self.skips[str(record["id"])] = str(record["text"])
         elif record["event"] == "collected":
-            if self._was_collected:
+            if self.collected:
                 return "tests were collected twice"
-            self._was_collected = True
             self.collected = tuple(map(str, record["ids"]))
             for node_id, (path, line, name) in zip(self.collected, record["places"], strict=False):
                 self.places[node_id] = (str(path), int(line), str(name))

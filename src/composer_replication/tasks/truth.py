@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from composer_replication.tasks.attach_strength import attach_strength
-from composer_replication.tasks.attach_twins import attach_twins, twin_cuts
+from composer_replication.tasks.fair_split import is_named, words_of
 from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
+from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
+from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import subject_of
-from composer_replication.tasks.twin.build_twins import TwinSearch
+from composer_replication.tasks.subject import Subject, subject_of
+from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
+from composer_replication.tasks.twin.mutants import mutants_of
+from composer_replication.tasks.twin.twin_judge import function_of, judge_twin
+from composer_replication.tasks.twin.twin_records import Twin, score_digests, twin_bytes
+from composer_replication.tasks.twin.twin_run import Job, play_apart
 from composer_replication.tasks.workers.workers import Workers
 
+SAME_BEFORE = "the code before the patch does the same"
+UNNAMED = "nothing that stays in the tree says what it is called"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
 LOOKUP_PASSES = "lookup-passes"
@@ -41,6 +49,235 @@ class ValidTask:
     deletion: Deletion
 
 
+def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, workers: Workers) -> TwinSearch:
+    """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
+
+    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with
+    a function of which nothing could be learned (``twins`` stays None), and tasks that have neither
+    hidden tests nor a twin: they are about to be refused, with the reason that is given here. A task
+    of a foreign set has code where ours have a hole, so it keeps only twins that its broken tree fails.
+    """
+    repository = tasks[0].repository
+    fair = {task.task_id: _known_cuts(store, task) for task in tasks}
+    waiting = [task for task in tasks if store.secret(task.task_id).twins is None]
+    cuts = {cut.pin: cut for task in waiting for cut in fair[task.task_id]}
+    # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
+    blind = [task.task_id for task in tasks if not store.secret(task.task_id).hidden]
+    eager = frozenset(cut.pin for task_id in blind for cut in fair[task_id])
+    bench = repository.bench_for(task.deletion for task in tasks)
+    found = workers.call(_twins_on, bench, [cuts[pin] for pin in sorted(cuts)], seed, eager)
+    digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
+    for task in waiting:
+        pins = [cut.pin for cut in fair[task.task_id]]
+        for cut in twin_cuts(task.deletion):
+            if cut.pin not in pins:
+                found.without.setdefault(cut.pin, UNNAMED)
+        own = {pin: digests[pin] for pin in pins if pin in digests}
+        record, secret = store.record(task.task_id), store.secret(task.task_id)
+        if own and record.instance_id:
+            broken = _subject(store, task).broken(repository.bench.original, "hidden")
+            twins = [found.twins[pin] for pin in own]
+            for pin in workers.call(_passed_by, broken, twins, repository.bench):
+                del own[pin]
+                found.without.setdefault(pin, SAME_BEFORE)
+        if found.unknown.keys().isdisjoint(pins) and (own or secret.hidden):
+            # Figures that were measured without the twins are measured again.
+            store.put_task(replace(record, strength=None), replace(secret, twins=own))
+    return replace(found, twins={})
+
+
+def _subject(store: TaskStore, task: ValidTask) -> Subject:
+    return subject_of(store, store.get(task.task_id))
+
+
+def _twins_on(bench: Bench, cuts: Sequence[BodyCut], seed: int, eager: frozenset[str]) -> TwinSearch:
+    """As ``build_twins``; workers that are elsewhere get a bench once."""
+    return build_twins(
+        bench.original,
+        bench.environment,
+        cuts,
+        backend=bench.backend,
+        left_out=bench.left_out,
+        seed=seed,
+        eager=eager,
+    )
+
+
+def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
+    """The pins of those twins that a tree of a foreign set passes: each in a sandbox of its own."""
+    options: Any = {"backend": bench.backend, "timeout_seconds": bench.suite_seconds}
+    return [twin.pin for twin in twins if judge_twin(files, bench.environment, twin, **options).passed]
+
+
+def twin_cuts(deletion: Deletion) -> list[BodyCut]:
+    """The functions whose twin is fair to every honest answer that knows their names.
+
+    A method's recorded calls hold objects with the attributes that the original class gave
+    them. An answer that writes the whole class may choose others, so methods take part only
+    where one body alone is asked for.
+    """
+    is_one_body = deletion.granularity == "function" and deletion.removal == "body"
+    return [cut for cut in deletion.bodies if is_one_body or "." not in cut.symbol]
+
+
+def _known_cuts(store: TaskStore, task: ValidTask) -> list[BodyCut]:
+    """Those of ``twin_cuts`` whose names a rollout can know; with a body gone, its signature stays."""
+    deletion, cuts = task.deletion, twin_cuts(task.deletion)
+    if deletion.removal == "body" or not cuts:
+        return cuts
+    shown = _subject(store, task).broken(task.repository.bench.original, "rollout")
+    given = words_of(f"{deletion.path} {deletion.symbol}")
+    return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
+
+
+# --- Measure how strong the tests of tasks are, and keep the figures with them.
+
+MAX_MUTANTS = 6
+"""Of one task: enough to tell strong tests from weak ones, few enough for thousands of tasks."""
+MAX_LOOKED_AT = 6 * MAX_MUTANTS
+"""Among so many faults they are drawn; a module has thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrengthTrial:
+    """A task to be measured: its trees and tests, its functions, their recorded behaviour; ``salt`` draws the faults."""
+
+    subject: Subject
+    cuts: Sequence[BodyCut]
+    twins: Mapping[str, Twin]
+    salt: str
+
+    def tests(self, view: str) -> tuple[str, ...]:
+        return self.subject.hidden if view == "hidden" else self.subject.visible
+
+
+@dataclass(slots=True)
+class _Fault:
+    """One mutant of one function, and which tests noticed it."""
+
+    trial: StrengthTrial
+    cut: BodyCut
+    body: str
+    seen: bool = False
+    killed: bool = False
+
+    def faulty_file(self, bench: Bench) -> str:
+        text = bench.original[self.cut.path].decode()
+        return text[: self.cut.start] + self.body + text[self.cut.end :]
+
+    def run(self, view: str, seconds: float, bench: Bench) -> Trial:
+        faulty = self.faulty_file(bench).encode()
+        tree = {**self.trial.subject.golden(bench.original, view), self.cut.path: faulty}
+        return Trial(
+            tree,
+            self.trial.tests(view),
+            stop_at_first_failure=True,
+            seconds=seconds,
+            idle_seconds=IDLE_SECONDS,
+        )
+
+
+def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, workers: Workers) -> None:
+    """Put faults into the golden code of some tasks of one repository one at a time, and count which tests notice.
+
+    ``mutants`` faults were tried; the visible tests alone notice ``killed_visible`` of them,
+    the visible and hidden tests with the recorded behaviour ``killed_all``.
+    """
+    trials = [
+        StrengthTrial(
+            _subject(store, task),
+            task.deletion.bodies,
+            store.twins(store.get(task.task_id)),
+            f"{seed}/{task.task_id}",
+        )
+        for task in tasks
+    ]
+    for task, figures in zip(
+        tasks, workers.call(count_noticed, trials, tasks[0].repository.bench), strict=True
+    ):
+        record = replace(store.record(task.task_id), strength=figures)
+        store.put_task(record, store.secret(task.task_id))
+
+
+def count_noticed(trials: Sequence[StrengthTrial], bench: Bench) -> list[dict[str, int]]:
+    """The figures of ``_attach_strength``. Hidden tests are asked only about faults that no visible test notices, and
+    recorded behaviour only about those that are left then.
+    """
+    faults = [_Fault(trial, cut, body) for trial in trials for cut, body in _draw(trial, bench)]
+    for fault, noticed in _noticed_by_tests(faults, "visible", bench):
+        fault.seen = fault.killed = noticed
+    for fault, noticed in _noticed_by_tests([one for one in faults if not one.seen], "hidden", bench):
+        fault.killed = noticed
+    for fault, agrees in _judged_by_twins([one for one in faults if not one.killed], bench):
+        fault.killed = not agrees
+    return [_figures([fault for fault in faults if fault.trial is trial]) for trial in trials]
+
+
+def _figures(faults: Sequence[_Fault]) -> dict[str, int]:
+    return {
+        "mutants": len(faults),
+        "killed_visible": sum(fault.seen for fault in faults),
+        "killed_all": sum(fault.killed for fault in faults),
+    }
+
+
+def _draw(trial: StrengthTrial, bench: Bench) -> list[tuple[BodyCut, str]]:
+    """Faulty bodies of a task's functions, as many as are tried; of very many functions some are looked at."""
+    draw = random.Random(trial.salt)  # noqa: S311  a sample, not a secret
+    found: dict[int, list[tuple[BodyCut, str]]] = {}
+    for number in draw.sample(range(len(trial.cuts)), len(trial.cuts)):
+        cut = trial.cuts[number]
+        text = bench.original[cut.path].decode()
+        found[number] = [(cut, mutant.body) for mutant in mutants_of(text, cut, max_mutants=MAX_MUTANTS)]
+        if sum(map(len, found.values())) >= MAX_LOOKED_AT:
+            break
+    faults = [fault for number in sorted(found) for fault in found[number]]
+    return [
+        faults[number] for number in sorted(draw.sample(range(len(faults)), min(len(faults), MAX_MUTANTS)))
+    ]
+
+
+def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> list[tuple[_Fault, bool]]:
+    """Whether one of the task's tests of that view fails, for the faults of tasks that have such."""
+    asked = [one for one in faults if one.trial.tests(view)]
+    seconds = _seconds({id(one.trial): one.trial for one in asked}, view, bench)
+    reports = bench.run_all([one.run(view, seconds[id(one.trial)], bench) for one in asked])
+    return [
+        (one, bool(report.error) or not report.passed.issuperset(one.trial.tests(view)))
+        for one, report in zip(asked, reports, strict=True)
+    ]
+
+
+def _seconds(trials: Mapping[int, StrengthTrial], view: str, bench: Bench) -> dict[int, float]:
+    """How long the tests may take with a fault: without one they are run first."""
+    golden = [
+        Trial(one.subject.golden(bench.original, view), one.tests(view), is_golden=True)
+        for one in trials.values()
+    ]
+    return {
+        key: bench.noticing_seconds(report.cpu_seconds)
+        for key, report in zip(trials, bench.run_all(golden), strict=True)
+    }
+
+
+def _judged_by_twins(faults: Sequence[_Fault], bench: Bench) -> list[tuple[_Fault, bool]]:
+    """Whether each fault does what the golden code did, for those of functions whose behaviour is recorded."""
+    asked = [one for one in faults if one.cut.pin in one.trial.twins]
+    twins = [one.trial.twins[one.cut.pin] for one in asked]
+    subjects = list(dict.fromkeys(map(function_of, twins)))  # several faults share one
+    # All jobs work in one tree, so each writes the files anew in which another has its fault.
+    whole = {one.cut.path: bench.original[one.cut.path].decode() for one in asked}
+    jobs = [
+        Job(subjects.index(function_of(twin)), overlay={**whole, one.cut.path: one.faulty_file(bench)})
+        for one, twin in zip(asked, twins, strict=True)
+    ]
+    reports = play_apart(bench.original, bench.environment, subjects, jobs, backend=bench.backend)
+    scores = [
+        score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
+    ]
+    return [(one, score.passed) for one, score in zip(asked, scores, strict=True)]
+
+
 def add_truth(
     store: TaskStore,
     tasks: Sequence[ValidTask],
@@ -60,21 +297,11 @@ def add_truth(
     Returns:
         Why a function could not be looked at, by repository and pin: it has no twin for that, or nobody knows
         whether a table of answers would stand for it.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
     """
     rows = _by_repository(tasks)
 
     def record(own: list[ValidTask]) -> tuple[str, TwinSearch]:
-        repository = own[0].repository
-        return repository.slug, attach_twins(
-            store, repository, [(task.task_id, task.deletion) for task in own], seed, workers
-        )
-
-    def measure(own: list[ValidTask]) -> None:
-        tasks = [(task.task_id, task.deletion) for task in own]
-        attach_strength(store, tasks, own[0].repository.bench, seed, workers=workers)
+        return own[0].repository.slug, _attach_twins(store, own, seed, workers)
 
     found: dict[str, TwinSearch] = dict(each(record, rows, "twins of repositories"))
     left = []
@@ -94,11 +321,11 @@ def add_truth(
         settled |= findings.passed.keys() | findings.untried.keys()
         for pins in findings.untried.values():
             unknown[slug] = {**pins, **unknown[slug]}
-    unmeasured = _by_repository([task for task in left if task.task_id not in settled])
+    unmeasured = _by_repository([task for task in new if task.task_id not in settled])
     parts = [
         own[first : first + TASKS_A_PART] for own in unmeasured for first in range(0, len(own), TASKS_A_PART)
     ]
-    list(each(measure, parts, "strength of tasks"))
+    list(each(lambda own: _attach_strength(store, own, seed, workers), parts, "strength of tasks"))
     names = {own[0].repository.slug: own[0].repository.record.repository for own in rows}
     return {names[slug]: pins for slug, pins in unknown.items() if pins}
 
@@ -117,8 +344,7 @@ def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> 
     for task in tasks:
         secret = store.secret(task.task_id)
         if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
-            subject = subject_of(store, store.get(task.task_id))
-            trials.append(LookupTrial(task.task_id, subject, tuple(task.deletion.bodies)))
+            trials.append(LookupTrial(task.task_id, _subject(store, task), tuple(task.deletion.bodies)))
     if not trials:
         return repository.slug, LookupFindings()
     bench = repository.bench_for(task.deletion for task in tasks)

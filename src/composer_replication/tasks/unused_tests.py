@@ -10,8 +10,8 @@ counts follow from the record, and the reason is unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,34 +81,17 @@ def read_unused(store_root: Path, slug: str, record: RepositoryRecord) -> Unused
         broken_files=len(record.broken_files),
     )
     if counts.collected == counts.used + counts.flaky and not counts.broken_files:
-        return UnusedTests(counts.collected, counts.used, counts.flaky, 0, 0)
-    path = store_root / FOLDER / f"{slug}.json"
+        return replace(counts, never_green=0)
     try:
-        return _fitting(read_json(path), record, counts)
+        kept = read_json(store_root / FOLDER / f"{slug}.json")
+        if kept["baseline_sha256"] != record.baseline_sha256:
+            return counts
+        num_red, reason, left_out = int(kept["never_green"]), kept["first_reason"], kept["left_out"]
+        return replace(
+            counts, never_green=num_red, first_reason=str(reason), left_out=tuple(map(str, left_out))
+        )
     except (InputError, KeyError, TypeError, ValueError):
         return counts  # it explains and decides nothing: a reader without it goes on
-
-
-def _fitting(value: Mapping[str, Any], record: RepositoryRecord, counts: UnusedTests) -> UnusedTests:
-    """The counts with what is kept of the runs.
-
-    Raises:
-        KeyError, TypeError, ValueError: another baseline's, or not what ``note_unused`` writes.
-    """
-    num_red, reason, left_out = value["never_green"], value["first_reason"], value["left_out"]
-    if value["baseline_sha256"] != record.baseline_sha256:
-        raise ValueError("another baseline")
-    if not isinstance(num_red, int) or not isinstance(reason, str) or not isinstance(left_out, list):
-        raise TypeError("not a note of a baseline")
-    return UnusedTests(
-        counts.collected,
-        counts.used,
-        counts.flaky,
-        num_red,
-        counts.broken_files,
-        reason,
-        tuple(map(str, left_out)),
-    )
 
 
 def sweep_unused(store_root: Path, slugs: Collection[str]) -> None:

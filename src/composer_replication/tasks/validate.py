@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Sequence
+import fcntl
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
+from composer_replication import __version__
 from composer_replication.errors import InputError
 from composer_replication.records import Task
+from composer_replication.run_folder import SCHEMA_VERSION
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gates import (
     check_fair,
     check_hidden_out,
-    check_neighbours,
     check_no_copy,
     check_restores,
     check_secrecy,
+    check_stubs,
     failing_of,
-    judge_own,
-    neighbour_trials,
-    own_runs,
+    judge_split,
+    split_trials,
     suite_trial,
 )
 from composer_replication.tasks.instructions.written_instructions import written_instruction
+from composer_replication.tasks.intake.cache import cache_folder, sha256_of
+from composer_replication.tasks.journal import GATES_VERSION
 from composer_replication.tasks.proving_sandbox import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
-from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
-from composer_replication.tasks.twin.stub_scores import judge_stubs
-from composer_replication.tasks.twin.twin_judge import judge_twins
+from composer_replication.tasks.twin.twin_judge import judge_stubs, judge_twins
 from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.validation_journal import PassedTasks, journal_key, passed_tasks
 
 Progress = Callable[[int, int, str], None]
 
@@ -93,7 +98,7 @@ def validate_store(
         repeat: how often; at least 1. What passes once and not again is flaky.
         jobs: tasks tried at the same time.
         resume: take over which tasks passed in an earlier call that had the same store, arguments and versions; their
-            stored bytes are read again, and nothing is run. See ``validation_journal``.
+            stored bytes are read again, and nothing is run.
         backend: sandbox backend; None for the best of this machine.
         progress: told after each task that is tried with (done, total, task id).
 
@@ -101,14 +106,12 @@ def validate_store(
         NothingToDoError: the store is empty (CR0604).
         UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
         InputError: not a store (CR0410), or its manifest is damaged (CR0411).
-        SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
-    key = journal_key(store, repeat=max(1, repeat))
-    with passed_tasks(key, task_ids, resume=resume) as journal:
-        taken = _whole(store, journal.taken_over)
+    with passed_tasks(journal_key(store, repeat=max(1, repeat)), task_ids, resume=resume) as journal:
+        taken = {task_id for task_id in journal.taken_over if _is_whole(store, task_id)}
         rest = [task_id for task_id in task_ids if task_id not in taken]
         failed = _try_all(store, rest, journal, jobs=jobs, repeat=max(1, repeat), progress=progress)
     without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
@@ -142,23 +145,17 @@ def _try_all(
     return [failed[task_id] for task_id in task_ids if task_id in failed]
 
 
-def _whole(store: TaskStore, task_ids: Collection[str]) -> set[str]:
-    """Of these tasks those of which everything that the gates read is there; what is damaged now has not passed."""
-    files: dict[str, bool] = {}  # each repository's are read once
-    whole = set()
-    for task_id in sorted(task_ids):
-        with contextlib.suppress(InputError):
-            task, slug = store.get(task_id), store.record(task_id).repository_record
-            store.twins(task)
-            store.environment_lock(task.environment)
-            written_instruction(store, task_id)
-            if slug not in files:
-                files[slug] = False
-                store.repository_files(slug)
-                files[slug] = True
-            if files[slug]:
-                whole.add(task_id)
-    return whole
+def _is_whole(store: TaskStore, task_id: str) -> bool:
+    """Whether everything that the gates read of a task is there; what is damaged now has not passed."""
+    try:
+        task = store.get(task_id)
+        store.twins(task)
+        store.environment_lock(task.environment)
+        written_instruction(store, task_id)
+        store.repository_files(store.record(task_id).repository_record)
+    except InputError:
+        return False
+    return True
 
 
 def _has_truth(store: TaskStore, task_id: str) -> bool:
@@ -169,11 +166,7 @@ def _has_truth(store: TaskStore, task_id: str) -> bool:
 
 
 def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> ValidationFailure | None:
-    """The first failure of a task, if there is one.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-    """
+    """The first failure of a task, if there is one."""
     try:
         task = store.get(task_id)
         _check(store, task, bench_of(store, task), repeat)
@@ -200,33 +193,21 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     names = [(twin.path, twin.symbol) for twin in own]
     check_fair(subject, repository, bench.original, names, words_of(f"{task.path} {task.symbol}"))
     check_secrecy(store, task)
-    near = neighbour_trials(subject, repository, bench)
-    for suite, *reports in own_runs(subject, bench, repeat, beside=[suite_trial(subject, bench), *near]):
-        _check_failing(suite, subject, task, repository)
-        check_neighbours(subject, bench, suite, zip(near, reports, strict=False))
-        judge_own(subject, bench, reports[len(near) :])
+    for number in range(repeat):
+        trials = [suite_trial(subject, bench), *split_trials(subject, repository, bench)]
+        suite, *reports = bench.run_all(trials)
+        num_different = len(failing_of(suite, subject, repository) ^ set(task.fail_to_pass))
+        if num_different:  # no name: a hidden test may be among them
+            raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
+        seconds = judge_split(subject, bench, suite, reports)
+        if number == 0:
+            check_stubs(subject, bench, seconds)
         _check_twins(subject, own, bench)
-    _check_stubs(own, bench)
+    _check_twin_stubs(own, bench)
 
 
-def _check_failing(report: TestReport, subject: Subject, task: Task, repository: RepositoryRecord) -> None:
-    """The whole suite without the code: the stored tests fail, and no others.
-
-    Raises:
-        GateFailed: other-tests-fail, and as ``failing_of``.
-    """
-    num_different = len(failing_of(report, subject, repository) ^ set(task.fail_to_pass))
-    if num_different:  # no name: a hidden test may be among them
-        raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
-
-
-def _check_stubs(twins: Sequence[Twin], bench: Bench) -> None:
-    """No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid.
-
-    Raises:
-        GateFailed: stub-passes, lookup-passes, or truth-unknown where one could not be judged.
-        SandboxFailure: the sandbox broke.
-    """
+def _check_twin_stubs(twins: Sequence[Twin], bench: Bench) -> None:
+    """No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid."""
     for scores in judge_stubs(bench.original, bench.environment, twins, backend=bench.backend):
         if scores.report.error:
             raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {scores.report.error}")
@@ -242,11 +223,6 @@ def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
     """The golden code does in every recorded and mutated call what was recorded; the broken tree does not pass.
 
     Neither a function nor a call is named: what is printed here must tell nothing of the truth.
-
-    Raises:
-        GateFailed: golden-fails or broken-passes.
-        InputError: a twin needs another cloudpickle (CR0411).
-        SandboxFailure: the sandbox broke.
     """
     golden, broken = (
         judge_twins(
@@ -262,3 +238,58 @@ def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
             raise GateFailed("golden-fails", f"the golden code does not do what was recorded: {detail}")
     if any(score.passed for score in broken):
         raise GateFailed("broken-passes", "the recorded behaviour is there without the code")
+
+
+def journal_key(store: TaskStore, *, repeat: int) -> dict[str, Any]:
+    """Everything that the outcome of a validation hangs on, but for the machine's good will."""
+    backend = choose_backend(store.backend)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": store.fingerprint,
+        "gates_version": GATES_VERSION,
+        "package_version": __version__,
+        "repeat": repeat,
+        "backend": f"{backend.name} {type(backend).__module__}:{type(backend).__qualname__}",
+        "python": f"{sys.implementation.cache_tag} {platform.machine()}",
+    }
+
+
+def journal_path(key: Mapping[str, Any]) -> Path:
+    """Where the tasks stand that passed under one key, one a line; ``cache prune`` knows the folder by its name."""
+    digest = sha256_of(json.dumps(key, sort_keys=True).encode())[:32]
+    return cache_folder() / "validations" / f"{digest}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class PassedTasks:
+    """The tasks that have passed under one key; opened by ``passed_tasks``."""
+
+    taken_over: frozenset[str]
+    file: IO[bytes]
+
+    def add(self, task_id: str) -> None:
+        """Note a task that has passed; it is on the disk when this returns."""
+        self.file.write(json.dumps({"task_id": task_id}).encode() + b"\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+@contextmanager
+def passed_tasks(key: Mapping[str, Any], known: Collection[str], *, resume: bool) -> Iterator[PassedTasks]:
+    """The journal of a key, held against ``cache prune`` meanwhile.
+
+    With ``resume`` what stands in it is taken over; otherwise it begins anew, since each task is tried anew.
+    """
+    path = journal_path(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        if not resume:
+            file.truncate(0)
+        file.seek(0)
+        data = file.read()
+        if data and not data.endswith(b"\n"):  # a crash cut the last line off
+            file.write(b"\n")
+        lines = set(data.splitlines())
+        named = (task_id for task_id in known if json.dumps({"task_id": task_id}).encode() in lines)
+        yield PassedTasks(frozenset(named), file)

@@ -8,7 +8,7 @@ from typing import Any
 import pluggy
 import pytest
 
-from composer_replication.tasks.running.watched_marks import make_hook_check
+from composer_replication.tasks.running.watched_runner import make_hook_check
 
 spec, implementation = pluggy.HookspecMarker("watched"), pluggy.HookimplMarker("watched")
 

@@ -11,7 +11,7 @@ import pytest
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
-from composer_replication.tasks.twin import unseeded_random
+from composer_replication.tasks.twin import twin_player
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin
 from composer_replication.tasks.twin.twin_records import Twin
@@ -142,7 +142,7 @@ def test_a_candidate_that_dies_in_one_call_fails_that_call_alone(built, environm
 
 
 def test_the_seeds_reach_both_ends() -> None:
-    first = [random.Random(seed).random() for seed in unseeded_random.SEEDS]
+    first = [random.Random(seed).random() for seed in twin_player.SEEDS]
     assert min(first) < 0.00001
     assert max(first) > 0.99998
-    assert len(set(first)) == len(unseeded_random.SEEDS)
+    assert len(set(first)) == len(twin_player.SEEDS)

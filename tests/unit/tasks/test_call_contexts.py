@@ -233,7 +233,7 @@ GOOD = encode(CONTEXTS)
     "change",
     [
         {"form": 2},
-        {"functions": [["a.py", "1"]]},
+        {"functions": [["a.py", "one"]]},
         {"shared": [99]},
         {"sets": [["0"]]},
         {"tests": [["x", 99]]},

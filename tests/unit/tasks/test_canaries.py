@@ -13,8 +13,8 @@ from composer_replication.tasks.canaries import Canary, CanaryRefused, canary_fi
 from composer_replication.tasks.gates import Bench
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.repository import make_bench
+from composer_replication.tasks.sentinels import SourceOfTests
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_copies import SourceOfTests
 
 TESTS = '''"""Doc
 string."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
-from composer_replication.tasks.draw import drawn
+from composer_replication.tasks.build_state import drawn
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS

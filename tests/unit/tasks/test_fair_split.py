@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.deleted_texts import deleted_texts
 from composer_replication.tasks.fair_split import (
+    deleted_texts,
     deleted_words,
     is_named,
     known_words,

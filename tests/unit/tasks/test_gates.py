@@ -11,7 +11,14 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.records import Edit
-from composer_replication.tasks.gates import check_restores, judge_deletion, judge_own, own_runs
+from composer_replication.tasks.gates import (
+    check_restores,
+    check_stubs,
+    judge_deletion,
+    judge_split,
+    split_trials,
+    suite_trial,
+)
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
@@ -186,8 +193,11 @@ def test_a_good_candidate_passes_all(planted: PreparedRepository, fine: Subject)
     assert hidden_name not in subject.broken(planted.bench.original, "rollout")["tests/test_all.py"].decode()
 
 
-def _check_own(subject: Subject, bench: Bench) -> None:
-    judge_own(subject, bench, next(own_runs(subject, bench)))
+def _check_own(planted: PreparedRepository, subject: Subject, bench: Bench) -> None:
+    suite, *reports = bench.run_all(
+        [suite_trial(subject, bench), *split_trials(subject, planted.record, bench)]
+    )
+    check_stubs(subject, bench, judge_split(subject, bench, suite, reports))
 
 
 @pytest.mark.long
@@ -257,13 +267,13 @@ def test_wrong_golden_code_fails_its_tests(planted: PreparedRepository, fine: Su
     wrong = planted.bench.original["planted.py"].replace(b"x + 40", b"x + 41")
     bench = replace(planted.bench, original={**planted.bench.original, "planted.py": wrong})
     with pytest.raises(GateFailed, match="golden-fails"):
-        _check_own(fine, bench)
+        _check_own(planted, fine, bench)
 
 
 def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fine: Subject) -> None:
     subject = replace(fine, hidden=("tests/test_all.py::test_needs_company",))
     with pytest.raises(GateFailed, match="golden-fails: a hidden test does not pass") as caught:
-        _check_own(subject, planted.bench)
+        _check_own(planted, subject, planted.bench)
     assert "test_needs_company" not in str(caught.value)
 
 
@@ -272,9 +282,9 @@ def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
     planted: PreparedRepository, fine: Subject
 ) -> None:
     with pytest.raises(GateFailed, match="broken-passes"):
-        _check_own(replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(planted, replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
     with pytest.raises(GateFailed, match="broken-passes: the hidden tests"):
-        _check_own(replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(planted, replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
 
 
 def test_a_copy_is_found_behind_indentation_and_comments() -> None:

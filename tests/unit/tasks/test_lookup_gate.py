@@ -11,10 +11,9 @@ from small_trees import write_tree
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import read_journal
-from composer_replication.tasks.lookup_gate import _replaceable
+from composer_replication.tasks.lookup_gate import _replaceable, answered_calls
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin.lookup_solver import answered_calls
 from composer_replication.tasks.twin.twin_run import RecordedCall
 
 pytestmark = pytest.mark.timeout(600)

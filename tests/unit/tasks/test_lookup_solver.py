@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
-from composer_replication.tasks.lookup_gate import with_tables
+from composer_replication.tasks.lookup_gate import AnsweredCall, answered_calls, with_tables
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, find_body_cuts
 from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.lookup_solver import AnsweredCall, answered_calls
-from composer_replication.tasks.twin.stub_scores import play_stubs
-from composer_replication.tasks.twin.twin_judge import judge_twin
+from composer_replication.tasks.twin.twin_judge import judge_twin, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin, Vector
-from composer_replication.tasks.twin.twin_run import Job, JobReport, RecordedCall, Subject
+from composer_replication.tasks.twin.twin_run import Job, JobReport, RecordedCall, RecordedFunction
 from composer_replication.tasks.views import write_files
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
@@ -141,7 +139,7 @@ TWINS = st.lists(
 )
 
 
-def answers(subjects: Sequence[Subject], jobs: Sequence[Job]) -> list[JobReport]:
+def answers(subjects: Sequence[RecordedFunction], jobs: Sequence[Job]) -> list[JobReport]:
     """A player in whose tree each constant answers with its own text."""
     texts = [" ".join(job.options["constants"]) for job in jobs]
     return [

@@ -26,10 +26,9 @@ from composer_replication.rollouts.hints.hinted_turns import find_faults
 from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.monitor import public_task
 from composer_replication.tasks import gates
-from composer_replication.tasks.part_subject import part_subject, with_paid
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord
-from composer_replication.tasks.subject import GateFailed, Subject
+from composer_replication.tasks.subject import GateFailed, Subject, part_subject, with_paid
 from composer_replication.tasks.swebench_rows import rows_of
 from composer_replication.tasks.test_functions import count_functions
 from composer_replication.tasks.views import Changes
@@ -160,11 +159,15 @@ def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> N
     subject = drawn(hidden_share=0.0)
 
     def report(tests: tuple[str, ...], failing: str = "") -> Any:
-        return SimpleNamespace(error="", passed=frozenset(tests) - {failing}, outcomes=dict.fromkeys(tests))
+        return SimpleNamespace(
+            error="", passed=frozenset(tests) - {failing}, outcomes=dict.fromkeys(tests), cpu_seconds=0.1
+        )
 
-    gates._check_golden(subject, [report(subject.shown), report(subject.visible)])
+    bench: Any = SimpleNamespace(test_seconds=20.0, noticing_seconds=lambda seconds: seconds)
+    broken = [report(subject.shown, subject.shown[0]), report(subject.shown)]
+    gates.judge_split(subject, bench, broken[0], [*broken, report(subject.visible)])
     with pytest.raises(GateFailed, match="golden-fails") as caught:
-        gates._check_golden(subject, [report(subject.shown), report(subject.visible, subject.paid[0])])
+        gates.judge_split(subject, bench, broken[0], [*broken, report(subject.visible, subject.paid[0])])
     assert subject.paid[0] not in str(caught.value)
 
 
@@ -273,16 +276,16 @@ UNSPLIT = Subject(Changes((Edit("m.py", 0, len(UNFAIR_SOURCE), ""),), (), (), ()
 
 
 def test_a_draw_that_can_hide_nothing_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("refuse_stubs", "check_hidden_out", "refuse_apart", "_check_split"):
+    for name in ("refuse_stubs", "check_hidden_out", "refuse_apart", "split_trials", "judge_split"):
         monkeypatch.setattr(gates, name, lambda *_arguments, **_options: None)
     repository: Any = SimpleNamespace(places=PLACES, green=frozenset(PLACES))
-    bench: Any = SimpleNamespace(original=UNFAIR_FILES)
+    bench: Any = SimpleNamespace(original=UNFAIR_FILES, run_all=lambda _trials: [])
     options: Any = {"hidden_share": 0.5, "seed": 0}
     with_an_empty_first_draw = 0
     for pin in map(str, range(8)):
         first = part_subject(UNSPLIT, frozenset(PLACES), repository, UNFAIR_FILES, **options, salt=f"{pin}/0")
         with_an_empty_first_draw += not first.hidden
-        found = gates._split_and_check(
+        found = gates._split_and_prove(
             UNSPLIT,
             frozenset(PLACES),
             {},

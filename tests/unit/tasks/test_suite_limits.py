@@ -19,11 +19,10 @@ from composer_replication.tasks.gates import failing_of, suite_trial
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import decision_key
 from composer_replication.tasks.running.bench import Bench, Trial
-from composer_replication.tasks.running.whole_suite import run_suite
+from composer_replication.tasks.running.whole_suite import cut_off, run_suite
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, bench_of, subject_of
-from composer_replication.tasks.suite_limits import cut_off, failed_at_a_limit
 from composer_replication.tasks.test_run import Ended, TestReport
 
 MakeProject = Callable[[Mapping[str, str]], Path]
@@ -56,37 +55,6 @@ def test_a_run_that_was_ended(ended: Ended, reason: str, words: str) -> None:
     in_order = cut_off(report("what it says", ended), 180.0, "in another order, ")
     assert in_order.detail == f"in another order, {refusal.detail}"
     assert ("no flag raises it" in refusal.detail) is (reason == "too-large")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("MemoryError", "memory, of which a sandbox has 2 GiB"),
-        ("OSError: [Errno 12] Cannot allocate memory", "memory"),
-        ("OSError: [Errno 28] No space left on device", "disk, of which a sandbox has 256 MiB"),
-        ("OSError: [Errno 27] File too large", "disk"),
-        ("RuntimeError: can't start new thread", "processes, of which a sandbox has 64"),
-        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "processes"),
-        ("OSError: [Errno 24] Too many open files: 'x'", "open files, of which a sandbox has 256"),
-        ("assert 1 == 2", ""),
-        ("ModuleNotFoundError: No module named 'MemoryError'", ""),
-        ("AssertionError: MemoryError was not raised", ""),
-    ],
-)
-def test_how_limits_show_in_a_test(text: str, words: str) -> None:
-    refusal = failed_at_a_limit(report(test_a=text, test_b="assert 0"), 0, 1.0)
-    assert (refusal is not None) is bool(words)
-    if refusal is not None:
-        assert refusal.reason == "too-large"
-        assert refusal.detail.startswith(f"1 tests failed for want of {words}")
-        assert f"(the first is test_a: {text})" in refusal.detail
-
-
-@pytest.mark.parametrize(("num_green", "is_too_large"), [(0, False), (1, False), (2, True), (3, True)])
-def test_limits_are_named_where_without_them_enough_were_green(num_green: int, is_too_large: bool) -> None:
-    """Of ten tests five are needed; three met a limit."""
-    why = {f"test_{i}": "MemoryError" for i in range(3)}
-    assert (failed_at_a_limit(report(**why), num_green, 5.0) is not None) is is_too_large
 
 
 @pytest.mark.long  # one of them is given up after ten seconds

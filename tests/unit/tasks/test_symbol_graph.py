@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.tasks.planning.features import Needs
-from composer_replication.tasks.planning.source_file import module_name
-from composer_replication.tasks.planning.source_reader import read_source
-from composer_replication.tasks.planning.symbol_graph import SymbolGraph
+from composer_replication.tasks.planning.source_file import module_name, read_source
+from composer_replication.tasks.planning.symbol_graph import Needs, SymbolGraph
 
 
 def graph(**texts: str) -> SymbolGraph:

@@ -13,7 +13,7 @@ from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import bench as bench_module
 from composer_replication.tasks.running.bench import Bench, Trial
-from composer_replication.tasks.suite_limits import cut_off
+from composer_replication.tasks.running.whole_suite import cut_off
 from composer_replication.tasks.test_run import TestReport, judge, run_tests
 
 PACKAGE = "def answer():\n    {body}\n"

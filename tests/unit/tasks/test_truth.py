@@ -139,9 +139,9 @@ def test_strength_is_what_a_person_counts(whole: tuple[TaskStore, BuildSummary])
 
 KILLED_WHILE_TWINS_ARE_WRITTEN = """
 import os, signal, sys
-from composer_replication.tasks import attach_twins, record_folder
+from composer_replication.tasks import store as record_folder, truth
 from composer_replication.tasks.build import build_tasks
-real = attach_twins.twin_bytes
+real = truth.twin_bytes
 def bomb(twin):
     write = record_folder.write_file
     def once(path, data):
@@ -150,7 +150,7 @@ def bomb(twin):
             os.kill(os.getpid(), signal.SIGKILL)
     record_folder.write_file = once
     return real(twin)
-attach_twins.twin_bytes = bomb
+truth.twin_bytes = bomb
 build_tasks([sys.argv[1]], sys.argv[2], with_truth=True, jobs=1)
 """
 

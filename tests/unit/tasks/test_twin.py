@@ -17,7 +17,7 @@ from composer_replication.tasks.intake.environment import Environment, open_envi
 from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
-from composer_replication.tasks.twin.twin_judge import judge_twin, judge_twins, subject_of
+from composer_replication.tasks.twin.twin_judge import function_of, judge_twin, judge_twins
 from composer_replication.tasks.twin.twin_records import (
     Twin,
     TwinScore,
@@ -482,7 +482,7 @@ def test_relatives_are_judged_apart_from_each_other(runner: Environment, twins) 
         "return sorted(filter(test, values))",
     ]
     twin, jobs = twins["chosen"], [Job(0, overlay=overlay(body)) for body in bodies]
-    reports = play_apart(FILES, runner, [subject_of(twin)], jobs)
+    reports = play_apart(FILES, runner, [function_of(twin)], jobs)
     scores = [score_digests(twin, report.digests, report.error) for report in reports]
     assert [score.passed for score in scores] == [False, True, False, True]
 

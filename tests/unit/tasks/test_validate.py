@@ -21,7 +21,7 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.twin_judge import subject_of
+from composer_replication.tasks.twin.twin_judge import function_of
 from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
 from composer_replication.tasks.twin.twin_run import Job, play
 from composer_replication.tasks.validate import validate_store
@@ -293,7 +293,7 @@ def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path
     ((report,), _) = play(
         store.files(task, "golden"),
         store.environment(task),
-        [subject_of(twin)],
+        [function_of(twin)],
         [Job(0, "constants", {"constants": ["0"]})],
         timeout_seconds=60,
     )

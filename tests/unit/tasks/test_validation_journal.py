@@ -16,8 +16,13 @@ from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.intake import cache_prune
 from composer_replication.tasks.intake.cache import cache_folder
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.validate import ValidationFailure, validate_store
-from composer_replication.tasks.validation_journal import journal_key, journal_path, passed_tasks
+from composer_replication.tasks.validate import (
+    ValidationFailure,
+    journal_key,
+    journal_path,
+    passed_tasks,
+    validate_store,
+)
 
 pytestmark = pytest.mark.timeout(600)
 

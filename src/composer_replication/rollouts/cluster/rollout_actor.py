@@ -25,9 +25,8 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import CallCounts
 from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
-from composer_replication.tasks.record_folder import FOLDERS
 from composer_replication.tasks.running.watched_run import WatchedReport
-from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store import FOLDERS, TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
 from composer_replication.tasks.workers.ray_connection import (
     NodeNeeds,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from composer_replication.records import Edit, Hole
 from composer_replication.tasks.planning.edits import LINE_END, Lines
-from composer_replication.tasks.syntax_trees import parsed
+from composer_replication.tasks.syntax_trees import docstring_of, first_line, parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"
 STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
@@ -108,20 +108,10 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _docstring_node(node: _Function) -> ast.Expr | None:
-    first = node.body[0]
-    holds_text = (
-        isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    )
-    return first if holds_text and isinstance(first, ast.Expr) else None
-
-
 def _is_stub(node: _Function) -> bool:
     if any(_last_name(decorator) in _STUB_DECORATORS for decorator in node.decorator_list):
         return True
-    body = node.body[1:] if _docstring_node(node) else node.body
+    body = node.body[1:] if docstring_of(node.body) else node.body
     return all(_is_empty_statement(statement) for statement in body)
 
 
@@ -138,7 +128,7 @@ def _is_empty_statement(statement: ast.stmt) -> bool:
 
 
 def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | None:
-    docstring = _docstring_node(node)
+    docstring = docstring_of(node.body)
     start = _docstring_end(docstring, lines) if docstring else _colon_end(node, lines)
     if start is None:
         return None
@@ -162,8 +152,7 @@ def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | Non
             return None
         line_end = LINE_END.search(lines.text, start)
         marker = f"{line_end[0] if line_end else ''}{margin}{MARKER_STATEMENT}"
-    first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return BodyCut(path, symbol, first_line, start, end, marker, lines.text[start:end])
+    return BodyCut(path, symbol, first_line(node), start, end, marker, lines.text[start:end])
 
 
 def _is_rest(text: str) -> bool:
@@ -184,11 +173,11 @@ def _colon_end(node: _Function, lines: Lines) -> int | None:
     """The offset after the colon that ends the signature."""
     begin = lines.offset(node.lineno, node.col_offset)
     first = node.body[0]
-    first_line = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
-    same_line = first_line == node.lineno or (
-        first.lineno == first_line and lines.line(first_line)[: first.col_offset].strip()
+    number = first_line(first)
+    same_line = number == node.lineno or (
+        first.lineno == number and lines.line(number)[: first.col_offset].strip()
     )
-    until = lines.offset(first.lineno, first.col_offset) if same_line else lines.starts[first_line - 1]
+    until = lines.offset(first.lineno, first.col_offset) if same_line else lines.starts[number - 1]
     signature = lines.text[begin:until]
     depth, colon = 0, None
     try:

@@ -15,13 +15,10 @@ from composer_replication.tasks.planning.deletion import (
     Removal,
     body_deletion,
 )
-from composer_replication.tasks.planning.features import Feature, Needs
-from composer_replication.tasks.planning.moved_imports import moved_import_edits
 from composer_replication.tasks.planning.source_file import SourceFile
-from composer_replication.tasks.planning.symbol_graph import Name, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import parses_after
-from composer_replication.tasks.planning.whole_removal import Selection, remove_whole
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.planning.whole_removal import moved_import_edits, remove_whole
 
 
 def find_deletions(
@@ -141,18 +138,14 @@ class _Plan:
                     cuts = self._cuts_of(feature)
                     own = [cut for cut in cuts if cut.path == file.path]
                     if own:
-                        modules = frozenset({feature.module} if feature.module else ())
-                        selection = Selection(feature.names, feature.methods, modules)
-                        yield _Part(file.path, name, cuts, selection)
+                        yield _Part(file.path, name, cuts, feature)
 
-    def _cuts_of(self, feature: Feature) -> tuple[BodyCut, ...]:
-        places = [*feature.names, *feature.methods]
-        cuts = {cut for place in places for cut in self._named(place)}
-        if feature.module:
-            cuts |= {
-                cut for file in self._graph.by_module[feature.module] for cut in self._cuts.get(file.path, [])
-            }
-        return tuple(sorted(cuts, key=_place))
+    def _cuts_of(self, feature: Selection) -> tuple[BodyCut, ...]:
+        cuts = {cut for place in (*feature.names, *feature.methods) for cut in self._named(place)}
+        for module in feature.modules:
+            for file in self._graph.by_module[module]:
+                cuts.update(self._cuts.get(file.path, []))
+        return tuple(sorted(cuts, key=lambda cut: (cut.path, cut.start)))
 
     def _named(self, name: Name) -> tuple[BodyCut, ...]:
         owner, _, last = name[1].rpartition(".")
@@ -212,41 +205,8 @@ def is_public(name: str) -> bool:
     return not any(part.startswith("_") for part in name.split("."))
 
 
-def _place(cut: BodyCut) -> tuple[str, int]:
-    return (cut.path, cut.start)
-
-
 def _text(content: bytes) -> str | None:
     try:
         return content.decode()
     except UnicodeDecodeError:
         return None
-
-
-def nothing_found(files: Mapping[str, bytes], sizes: Iterable[tuple[str, str]]) -> str:
-    """A sentence's part: what was looked for, in how many files, and which of them could not be cut.
-
-    Args:
-        files: the files of the task tree by path.
-        sizes: the (granularity, removal) pairs that were planned.
-    """
-    subjects = [path for path in sorted(files) if is_subject_path(path)]
-    unread = {path: why for path in subjects if (why := _why_unread(files[path]))}
-    asked = ", ".join(f"{size}/{way}" for size, way in sizes)
-    said = f"its {len(subjects)} source files hold nothing of the sizes {asked} that can be deleted"
-    if not unread:
-        return said
-    first, why = next(iter(unread.items()))
-    return f"{said}; {len(unread)} of them cannot be cut, the first is {first}, which {why}"
-
-
-def _why_unread(content: bytes) -> str:
-    if content.startswith(b"\xef\xbb\xbf"):
-        return "starts with a byte order mark"
-    try:
-        parse_syntax(content.decode())
-    except UnicodeDecodeError:
-        return "is not UTF-8"
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"does not parse ({type(error).__name__})"
-    return ""

@@ -145,10 +145,7 @@ def has_threads():
 class Server:
     """Starts the runs, keeps their time, collects what they say, clears up behind them.
 
-    Args:
-        orders: the batch.
-        run_tests: what a fork does.
-        own_descriptor: not to be left to a run.
+    ``run_tests`` is what a fork does; ``own_descriptor`` is not to be left to a run.
     """
 
     def __init__(self, orders, run_tests, own_descriptor):

@@ -2,12 +2,290 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import json
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from composer_replication.records import ExecResult, Limits
+from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.running.test_batch import BatchRun, run_batch
-from composer_replication.tasks.test_run import TestReport
+from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
+from composer_replication.tasks.syntax_trees import parsed
+from composer_replication.tasks.test_run import (
+    BLOCKED,
+    TestReport,
+    judge,
+    make_request,
+    read_records,
+    record_bytes,
+    run_inside,
+    run_tests,
+    runner_text,
+)
+from composer_replication.tasks.views import write_files
+
+# --- Several test runs of one repository in one sandbox: the test runner is started once, then forked.
+
+PRELOAD_SECONDS = 60.0
+SECONDS_BETWEEN_RUNS = 15.0
+TREE_SHARE = 0.25
+"""Of ``disk_bytes``: a run that removes its tree may write as much more, so it must stay small."""
+MAX_RUNS = 64
+_NUM_OWN_PROCESSES = 1
+_BLOCK_BYTES = 4096
+_CALL = 'serve(main, Channel) if sys.argv[1:] == ["batch"] else main()\n'
+_UNSAFE_AFTER_FORK = frozenset(
+    "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
+)
+"""They keep threads, sockets or displays that a fork tears, often without a thread to be seen by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run to make: all files of its tree, the tests (None: all), its time.
+
+    ``seconds``: 0 for what the bench gives; processor time where there is a ``wall_factor``, as in ``run_tests``.
+    ``is_golden``: it should pass, so where it runs out of time the machine may be to blame. ``stop_when``: groups of
+    tests; the run may end when one of each did not pass. ``idle_seconds``: it ends when all of it has waited so long at
+    a stretch; seen only where the sandbox has a ``/proc``.
+    """
+
+    files: Mapping[str, bytes]
+    node_ids: Sequence[str] | None
+    seconds: float = 0.0
+    stop_at_first_failure: bool = False
+    wall_factor: float | None = None
+    stop_when: Sequence[Sequence[str]] = ()
+    idle_seconds: float | None = None
+    left_out: Sequence[str] = ()
+    is_golden: bool = False
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it may end before every test has run."""
+        return self.stop_at_first_failure or bool(self.stop_when)
+
+    @property
+    def wall_seconds(self) -> float:
+        """What it may take by the clock."""
+        return self.seconds * (self.wall_factor or 1.0)
+
+
+def run_batch(
+    runs: Sequence[Trial],
+    environment: Environment,
+    *,
+    backend: str | None = None,
+    limits: Limits | None = None,
+) -> list[TestReport]:
+    """Do runs one after the other, each in a tree of its own, and report on each as ``run_tests`` would.
+
+    One interpreter imports the test runner, its plugins and the foreign modules that the trees
+    import at their top; each run is forked off it, so no module of a tree is ever shared, only the
+    compiled code of files with the same path and bytes. Where
+    that import started threads, met a module that the trees have too, or the environment holds a
+    package that is known to break when forked, each run is done by ``run_tests`` instead.
+
+    A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
+    read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
+    the batch; where the sandbox has no ``/proc`` (sandlock), a daemon that left its session lives on until
+    the batch ends. Each run leads a session, and modules imported beforehand keep plain ``assert`` messages.
+    So use it for golden and stub code of one repository, never for a policy's answers.
+
+    Args:
+        runs: of one repository; their order is the order of the reports.
+        environment: where the test runner lives.
+        backend: sandbox backend by name or dotted path; None for the best of this machine.
+        limits: of one run; one process more is allowed for the batch itself. A batch whose
+            trees would fill more than ``TREE_SHARE`` of ``disk_bytes`` is split over sandboxes.
+
+    Raises:
+        OSError: the disk of this machine is full.
+    """
+    chosen = limits or Limits()
+    if environment.names & _UNSAFE_AFTER_FORK:
+        return [_run_alone(run, environment, backend, chosen) for run in runs]
+    reports: list[TestReport] = []
+    for part in _parts(runs, chosen.disk_bytes * TREE_SHARE):
+        waiting = list(part)
+        while waiting:
+            found, was_started = _run_part(waiting, environment, backend, chosen)
+            reports += found
+            waiting = waiting[len(found) :]
+            while waiting:  # the next one took the batch down, or nothing ever started: alone, then
+                reports.append(_run_alone(waiting.pop(0), environment, backend, chosen))
+                if was_started:
+                    break
+    return reports
+
+
+def _parts(runs: Sequence[Trial], max_bytes: float) -> Iterator[Sequence[Trial]]:
+    """Cut the runs into batches, in order; each has at least one."""
+    first, used = 0, 0
+    for number, run in enumerate(runs):
+        size = _tree_bytes(run.files)
+        if number > first and (used + size > max_bytes or number - first >= MAX_RUNS):
+            yield runs[first:number]
+            first, used = number, 0
+        used += size
+    if runs:
+        yield runs[first:]
+
+
+def _tree_bytes(files: Mapping[str, bytes]) -> int:
+    """Disk of a tree, in whole blocks; a folder takes one."""
+    folders = {name[:end] for name in files for end, letter in enumerate(name) if letter == "/"}
+    return _BLOCK_BYTES * (
+        1 + len(folders) + sum(-(-max(1, len(data)) // _BLOCK_BYTES) for data in files.values())
+    )
+
+
+def _run_alone(run: Trial, environment: Environment, backend: str | None, limits: Limits) -> TestReport:
+    with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        write_files(tree, run.files)
+        return run_tests(
+            tree, environment, run.node_ids, backend=backend, timeout_seconds=run.seconds,
+            wall_factor=run.wall_factor, limits=limits, stop_at_first_failure=run.stop_at_first_failure,
+            stop_when=run.stop_when, left_out=run.left_out, idle_seconds=run.idle_seconds,
+        )  # fmt: skip
+
+
+def _run_part(
+    runs: Sequence[Trial], environment: Environment, backend: str | None, limits: Limits
+) -> tuple[list[TestReport], bool]:
+    """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any."""
+    own_nonce = secrets.token_hex(16)
+    nonces = [secrets.token_hex(16) for _ in runs]
+    with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
+        root = Path(folder) / "trees"
+        root.mkdir(mode=0o700)  # closed to others: the sign by which the server knows what it may clear
+        orders = []
+        for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True)):
+            tree = root / str(number) / "tree"
+            tree.mkdir(parents=True)
+            write_files(tree, run.files)
+            request = make_request(tree, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure)
+            request["cpu_seconds"] = None if run.wall_factor is None else run.seconds
+            request["stop_when"] = [list(tests) for tests in run.stop_when]
+            request["left_out"] = list(run.left_out)
+            orders.append(
+                {
+                    "folder": f"{number}/tree",
+                    "timeout_seconds": run.wall_seconds,
+                    "idle_seconds": run.idle_seconds,
+                    "request": request,
+                }
+            )
+        order = {
+            "nonce": own_nonce,
+            "keep_bytes": record_bytes(limits),
+            "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
+            "runs": orders,
+        }
+        source = "\n\n".join(
+            [
+                *(runner_text(f"{name}.py") for name in ("suite_plugin", "pytest_runner", "batch_server")),
+                _CALL,
+            ]
+        )
+        result = run_inside(
+            root,
+            environment,
+            [source, "batch"],
+            json.dumps(order).encode(),
+            backend=backend,
+            limits=replace(
+                limits,
+                output_bytes=2 * record_bytes(limits),
+                num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
+            ),
+            timeout_seconds=2 * PRELOAD_SECONDS
+            + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs),
+        )
+    results, was_started = _results(result.stdout, own_nonce)
+    reports = [
+        judge(result, nonce, run.node_ids, timeout_seconds=run.seconds, is_partial=run.is_partial)
+        for run, nonce, result in zip(runs, nonces, results, strict=False)
+    ]  # fmt: skip
+    return reports, was_started
+
+
+def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
+    """What the server said of the runs, in order, as if each had been a command of its own."""
+    results: list[ExecResult] = []
+    records = read_records(stdout, nonce)
+    for value in records:
+        if value["event"] == "run" and value["number"] == len(results):
+            results.append(
+                ExecResult(
+                    exit_code=value["exit_code"],
+                    stdout=value["stdout"],
+                    stderr=value["last_words"],
+                    truncated=value["truncated"],
+                    timed_out=value["timed_out"],
+                    out_of_memory=False,  # a sandbox that is out of memory ends the batch
+                    seconds=value["seconds"],
+                )
+            )
+    return results, bool(records)
+
+
+def _preload_order(runs: Sequence[Trial]) -> dict[str, Any]:
+    """What to import beforehand: what the trees import at their top and do not have themselves."""
+    # Python files alone: a py.typed is no module py, which the test runner has.
+    paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
+    own = {part for path in paths for part in (*path.parts[:-1], path.stem)}
+    # One version of each file will do: the trees of a batch differ in a few bodies.
+    files = {path: data for run in reversed(runs) for path, data in run.files.items()}
+    wanted: dict[str, set[str]] = {}
+    for path, data in files.items():
+        if is_subject_path(path) or is_test_path(path):
+            for module, names in _top_imports(data):
+                if module.partition(".")[0] not in own:
+                    wanted.setdefault(module, set()).update(names)
+    return {
+        "blocked": [f"no:{name}" for name in BLOCKED],
+        "tree_names": sorted(_top_names([run.files for run in runs])),
+        "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],
+    }
+
+
+def _top_names(trees: Sequence[Mapping[str, bytes]]) -> set[str]:
+    """Modules that a tree has outside of its packages: a path of imports may lead to them by their name alone."""
+    inits = set.intersection(*({path for path in files if path.endswith("__init__.py")} for files in trees))
+    packages = {str(PurePosixPath(path).parent) for path in inits} - {"."}
+    places = {PurePosixPath(path) for files in trees for path in files if path.endswith(".py")}
+    places |= {folder for place in places for folder in place.parents}
+    return {place.stem for place in places if place.name and str(place.parent) not in packages}
+
+
+@lru_cache(maxsize=4096)
+def _top_imports(source: bytes) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Modules that a file imports when it is imported itself, each with the names taken from it."""
+    if b"import" not in source:
+        return ()
+    module = parsed(source)
+    return () if module is None else tuple(_imports_of(module.body))
+
+
+def _imports_of(body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module, tuple(alias.name for alias in node.names if alias.name != "*")
+        elif isinstance(node, ast.Try):
+            yield from _imports_of(node.body)
+
+
+# --- Where trees of one repository are tried out: each run has a fresh tree, a batch shares a sandbox.
 
 PATIENCE = 10
 WALL_FACTOR = 4
@@ -19,25 +297,6 @@ MIN_SECONDS = 2.0
 IDLE_SECONDS = 5.0
 """So is one with which everything waits so long at a stretch for something that does not come. Where tests of the
 golden code sleep as long themselves this is too strict: a constant that they would let pass counts as noticed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One run to make: a tree, and the tests of it (None: all).
-
-    ``is_golden``: it should pass, so where it runs out of time the machine may be to blame. ``seconds``: its
-    processor time; None for what the bench gives. ``stop_when``: groups of tests; the run may end when one of each
-    did not pass. ``idle_seconds``: it ends when all of it has waited so long at a stretch; seen only where the sandbox
-    has a ``/proc``.
-    """
-
-    files: Mapping[str, bytes]
-    node_ids: Sequence[str] | None
-    stop_at_first_failure: bool = False
-    is_golden: bool = False
-    seconds: float | None = None
-    stop_when: Sequence[Sequence[str]] = ()
-    idle_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +320,8 @@ class Bench:
         *,
         stop_at_first_failure: bool = False,
     ) -> TestReport:
-        """One run.
-
-        Raises:
-            SandboxFailure: the sandbox broke; nothing is known of the tests.
-        """
-        return self.run_all([Trial(files, node_ids, stop_at_first_failure)])[0]
+        """One run."""
+        return self.run_all([Trial(files, node_ids, stop_at_first_failure=stop_at_first_failure)])[0]
 
     def noticing_seconds(self, golden_seconds: float) -> float:
         """``noticing_seconds``, at most what a run of this repository is given."""
@@ -77,9 +332,6 @@ class Bench:
 
         A golden run that ran out of time is made once more, alone and with ``PATIENCE`` times as
         much, so that what becomes of a candidate does not hang on how busy the machine was.
-
-        Raises:
-            SandboxFailure: the sandbox broke; nothing is known of the tests.
         """
         reports = run_batch([self._of(trial) for trial in trials], self.environment, backend=self.backend)
         return [
@@ -89,24 +341,17 @@ class Bench:
 
     def _again(self, trial: Trial) -> TestReport:
         run = self._of(trial)
-        patient = replace(run, timeout_seconds=PATIENCE * run.timeout_seconds, wall_factor=None)
+        patient = replace(run, seconds=PATIENCE * run.seconds, wall_factor=None)
         return run_batch([patient], self.environment, backend=self.backend)[0]
 
-    def _of(self, trial: Trial) -> BatchRun:
+    def _of(self, trial: Trial) -> Trial:
         usual = self.suite_seconds if trial.node_ids is None else self.test_seconds
-        seconds = usual if trial.seconds is None else trial.seconds
-        wall_factor = (
-            WALL_FACTOR * usual / seconds
-        )  # less processor time is no less patience with a busy machine
-        return BatchRun(
-            trial.files,
-            trial.node_ids,
-            seconds,
-            trial.stop_at_first_failure,
-            wall_factor,
-            trial.stop_when,
-            trial.idle_seconds,
-            self.left_out if trial.node_ids is None else (),
+        seconds = trial.seconds or usual
+        return replace(
+            trial,
+            seconds=seconds,
+            wall_factor=WALL_FACTOR * usual / seconds,  # less of it is no less patience with a busy machine
+            left_out=self.left_out if trial.node_ids is None else (),
         )
 
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
-from composer_replication.sandbox import open_sandbox
+from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.test_run import (
     NOTHING_COLLECTED,
@@ -28,8 +27,8 @@ from composer_replication.tasks.test_run import (
     last_words,
     make_request,
     record_bytes,
+    run_inside,
     runner_text,
-    variables,
 )
 
 _WORST = (Outcome.PASSED, Outcome.SKIPPED, Outcome.FAILED, Outcome.ERROR)
@@ -79,34 +78,28 @@ def run_watched(
         wall_factor: at least 1; the limit by the clock is so many times as long.
         limits: of the sandbox; records may use more output than other programs.
         shuffle_seed: draws the order, as in ``run_tests``.
-
-    Raises:
-        SandboxFailure: the sandbox itself broke; never because of what the tests did.
     """
     key = secrets.token_hex(32)
     request = make_request(tree, node_ids, "", stop_at_first_failure=False)
     request |= {"shuffle_seed": shuffle_seed, "cpu_seconds": timeout_seconds}
     chosen = limits or Limits()
-    spec = SandboxSpec(
-        tree=tree,
-        read_only=environment.read_only,
-        masked=environment.masked,
+    result = run_inside(
+        tree,
+        environment,
+        [_program()],
+        bytes.fromhex(key) + json.dumps(request).encode(),
+        backend=backend,
         limits=replace(chosen, output_bytes=record_bytes(chosen)),
+        timeout_seconds=timeout_seconds * wall_factor,
+        is_ours=False,
     )
-    with open_sandbox(spec, backend) as sandbox:
-        result = sandbox.exec(
-            [str(environment.python), "-P", "-B", "-c", _program()],
-            timeout_seconds=timeout_seconds * wall_factor,
-            stdin=bytes.fromhex(key) + json.dumps(request).encode(),
-            env=variables(environment),
-        )
     return judge_watched(result, key, node_ids, timeout_seconds=timeout_seconds)
 
 
 @cache
 def _program() -> str:
     """The runner in a namespace of its own: no module has it, and its built-in functions are copies."""
-    names = ("suite_plugin.py", "pytest_runner.py", "watched_marks.py", "watched_runner.py")
+    names = ("suite_plugin.py", "pytest_runner.py", "watched_runner.py")
     parts = [runner_text(name) for name in names]
     text = "\n\n".join([*parts, "watched_main()\n"])
     own = "{'__name__': 'watched_runner', '__builtins__': dict(vars(__import__('builtins')))}"

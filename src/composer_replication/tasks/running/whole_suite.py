@@ -12,14 +12,48 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from composer_replication.records import Outcome
+from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.suite_limits import cut_off
-from composer_replication.tasks.suite_options import names_tried, suite_arguments
 from composer_replication.tasks.test_run import Ended, TestReport, run_tests
 from composer_replication.tasks.views import write_files
+
+# --- Which limit of a sandbox a suite met before anything was deleted, and what can be typed then.
+
+TOO_SLOW = "too-slow"
+TOO_LARGE = "too-large"
+MAX_SUITE_SECONDS = 86_400.0
+_MORE_TIME = 3
+_WITHOUT = "no flag raises it: give the folder or a copy of it without the tests that need more"
+
+
+def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> UnusableRepository:
+    """The refusal of a suite whose run as a whole failed: at a limit, or else it is red. Names the test that was running.
+
+    ``report`` is a run with an error, ``suite_seconds`` how long it had; ``where`` is said in front.
+    """
+    last = f"; {report.running} was running" if report.running else ""
+    if report.ended is Ended.TIME:
+        more = min(MAX_SUITE_SECONDS, _MORE_TIME * suite_seconds)
+        return UnusableRepository(
+            TOO_SLOW,
+            f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time{last}",
+        )
+    if report.ended in _LIMITS:
+        limits = Limits()
+        used = {
+            Ended.MEMORY: f"{limits.memory_bytes // 1024**3} GiB of memory",
+            Ended.DISK: f"{limits.disk_bytes // 1024**2} MiB of disk",
+            Ended.PROCESSES: f"{limits.num_processes} processes",
+        }[report.ended]
+        return UnusableRepository(
+            TOO_LARGE, f"{where}the suite used more than {used}, and was ended; {_WITHOUT}{last}"
+        )
+    return UnusableRepository("red-baseline", f"{where}{report.error}{last}")
+
+
+# --- Runs of a repository's whole suite before anything is deleted: one bad test does not end them for the others.
 
 EACH_SECONDS = 30.0
 """Of one test, or the import of one file, by the clock; grading gives 20 s of processor time to all tests of a task."""
@@ -70,7 +104,6 @@ def run_suite(
 
     Raises:
         UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
-        SandboxFailure: the sandbox broke.
     """
     limit = bench.suite_seconds if seconds is None else seconds
     deadline = time.monotonic() + limit
@@ -86,7 +119,6 @@ def run_suite(
                 left_out=sorted({*bench.left_out, *parts.outcomes, *parts.bad}),
                 each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
             )  # fmt: skip
-            arguments = suite_arguments(tree)
         reports.append(report)
         parts.add(report)
         if not report.error:
@@ -102,9 +134,7 @@ def run_suite(
         parts.set_aside([report.running], report.broke)
     joined = _joined(reports, parts)
     if not (joined.collected or joined.collect_errors or joined.skips):
-        raise UnusableRepository(
-            "red-baseline", f"no test is collected, looked for by {names_tried(bench.original, arguments)}"
-        )
+        raise UnusableRepository("red-baseline", "no test is collected")
     return joined, parts.bad
 
 
@@ -129,7 +159,6 @@ def _joined(reports: list[TestReport], parts: _Parts) -> TestReport:
         why={**tests, **{test: text for test, text in joined["why"].items() if test not in tests}},
         skips=joined["skips"],
         contexts={},
-        noticed=frozenset(),
         running="",
         broke="",
         done={},

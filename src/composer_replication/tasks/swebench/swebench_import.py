@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
 from composer_replication.tasks.build import Build, Progress, Settings, check_arguments, run_build
+from composer_replication.tasks.build_state import Proposal
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
@@ -35,7 +36,6 @@ from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_files, line_edits
-from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.swebench.swebench_files import Instance, UnreadableRow, read_instances
 from composer_replication.tasks.swebench_rows import tree_sha256

@@ -19,8 +19,7 @@ from pathlib import PurePosixPath
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import BodyCut
-from composer_replication.tasks.twin.stub_scores import play_stubs
-from composer_replication.tasks.twin.twin_judge import subject_of
+from composer_replication.tasks.twin.twin_judge import function_of, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin, Vector, score_digests
 from composer_replication.tasks.twin.twin_run import (
     CALL_SECONDS,
@@ -28,7 +27,7 @@ from composer_replication.tasks.twin.twin_run import (
     Job,
     JobReport,
     RecordedCall,
-    Subject,
+    RecordedFunction,
     pickler_fingerprint,
     play_apart,
     record_calls,
@@ -102,9 +101,6 @@ def build_twins(
 
     Returns:
         Twins in the order of ``cuts``, only those that passed every gate, and the reason for every other function.
-
-    Raises:
-        SandboxFailure: the sandbox broke (CR03.., CR0302).
     """
     build = _Build(files, environment, backend, seed, frozenset(eager))
     chosen = []
@@ -164,7 +160,8 @@ class _Build:
     def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
         """Replay the recorded calls and mutate them."""
         subjects = [
-            Subject(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin])) for cut in cuts
+            RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin]))
+            for cut in cuts
         ]
         jobs = [Job(number, "mutate", self._mutation(cut)) for number, cut in enumerate(cuts)]
         twins = []
@@ -198,7 +195,7 @@ class _Build:
         kept = list(twins)
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
             jobs = [Job(number, options={"backwards": backwards}) for number in range(len(kept))]
-            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed=hash_seed)
+            reports = self.play([function_of(twin) for twin in kept], jobs, hash_seed=hash_seed)
             kept = [
                 _with_stable(_within_time(twin, report.seconds), report.digests)
                 for twin, report in zip(kept, reports, strict=True)
@@ -227,7 +224,7 @@ class _Build:
         kept = list(twins)
         for hash_seed in _GATE_SEEDS:
             jobs = [Job(number) for number in range(len(kept))]
-            subjects = [subject_of(twin) for twin in kept]
+            subjects = [function_of(twin) for twin in kept]
             reports = self.play(subjects, jobs, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
             green = []
             for twin, report in zip(kept, reports, strict=True):

@@ -68,22 +68,6 @@ def mutate(value, draw, depth=0):
     return value if mutator is None or depth > 4 else mutator(value, draw, depth)
 
 
-def _integer(value, draw, _depth):
-    return draw.choice((value + 1, value - 1, 0, -value, 2 * value))
-
-
-def _float(value, draw, _depth):
-    return draw.choice((value + 1.0, value - 0.5, 0.0, -value, 2.0 * value, value / 3.0))
-
-
-def _complex(value, draw, _depth):
-    return draw.choice((value + 1, value * 2, -value, value.conjugate()))
-
-
-def _flag(value, _draw, _depth):
-    return not value
-
-
 def _text(value, draw, _depth):
     if not value:
         return draw.choice(_TEXTS)
@@ -131,14 +115,6 @@ def _list(value, draw, depth):
     return items
 
 
-def _tuple(value, draw, depth):
-    return tuple(_list(list(value), draw, depth)) if value else value
-
-
-def _deque(value, draw, depth):
-    return collections.deque(_list(list(value), draw, depth), value.maxlen)
-
-
 def _mapping(value, draw, depth):
     # Not type(value)(...): an empty one keeps a default factory, too.
     changed = value.copy()
@@ -165,27 +141,27 @@ def _set(value, draw, depth):
     return type(value)(_list(items, draw, depth))
 
 
-def _iterator(value, draw, depth):
-    return iter(_list(list(value), draw, depth))
-
-
 _MUTATORS = {
-    bool: _flag,
-    int: _integer,
-    float: _float,
-    complex: _complex,
+    bool: lambda value, _draw, _depth: not value,
+    int: lambda value, draw, _depth: draw.choice((value + 1, value - 1, 0, -value, 2 * value)),
+    float: lambda value, draw, _depth: draw.choice(
+        (value + 1.0, value - 0.5, 0.0, -value, 2.0 * value, value / 3.0)
+    ),
+    complex: lambda value, draw, _depth: draw.choice((value + 1, value * 2, -value, value.conjugate())),
     str: _text,
     bytes: _bytes,
     bytearray: _bytes,
     list: _list,
-    tuple: _tuple,
-    collections.deque: _deque,
+    tuple: lambda value, draw, depth: tuple(_list(list(value), draw, depth)) if value else value,
+    collections.deque: lambda value, draw, depth: collections.deque(
+        _list(list(value), draw, depth), value.maxlen
+    ),
     dict: _mapping,
     collections.OrderedDict: _mapping,
     collections.defaultdict: _mapping,
     collections.Counter: _mapping,
     set: _set,
     frozenset: _set,
-    type(iter([])): _iterator,
-    type(iter(())): _iterator,
+    type(iter([])): lambda value, draw, depth: iter(_list(list(value), draw, depth)),
+    type(iter(())): lambda value, draw, depth: iter(_list(list(value), draw, depth)),
 }

@@ -48,11 +48,7 @@ class Mutant:
 def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20, seed: int = 0) -> tuple[Mutant, ...]:
     """Mutants of one golden body in the order of the text; all can be compiled and differ from it.
 
-    Args:
-        text: the original file.
-        cut: the function.
-        max_mutants: of more, as many are drawn.
-        seed: draws them.
+    Of more than ``max_mutants`` so many are drawn by the ``seed``.
     """
     node = _function_at(text, cut)
     lines = Lines(text)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
 from composer_replication.tasks.twin.twin_run import (
     WALL_FACTOR,
     Job,
-    Subject,
+    JobReport,
+    RecordedFunction,
     pickler_fingerprint,
     play,
     play_apart,
 )
 
 
-def subject_of(twin: Twin) -> Subject:
+def function_of(twin: Twin) -> RecordedFunction:
     """A twin's function and inputs, as the player takes them; no digest is among them."""
-    return Subject(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
+    return RecordedFunction(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
 
 
 def _check_pickler(twin: Twin) -> None:
@@ -54,13 +58,12 @@ def judge_twin(
 
     Raises:
         InputError: the twin needs another cloudpickle than this installation has (CR0411).
-        SandboxFailure: the sandbox itself broke; never because of what the candidate did.
     """
     _check_pickler(twin)
     reports, problem = play(
         tree_files,
         environment,
-        [subject_of(twin)],
+        [function_of(twin)],
         [Job(0)],
         backend=backend,
         limits=limits,
@@ -83,23 +86,17 @@ def judge_twins(
 
     A policy's code gets ``judge_twin``, for it could harm its neighbours here.
 
-    Args:
-        files: the tree, for example with the golden code, or without it.
-        environment: as when the twins were built.
-        twins: of functions of it.
-        backend: sandbox backend; None for the best of this machine.
-        timeout_seconds: of processor time, for each twin.
+    ``timeout_seconds`` are of processor time, for each twin; the other arguments are those of ``judge_twin``.
 
     Raises:
         InputError: a twin needs another cloudpickle than this installation has (CR0411).
-        SandboxFailure: the sandbox itself broke.
     """
     for twin in twins:
         _check_pickler(twin)
     reports = play_apart(
         files,
         environment,
-        [subject_of(twin) for twin in twins],
+        [function_of(twin) for twin in twins],
         [Job(number) for number in range(len(twins))],
         backend=backend,
         job_seconds=timeout_seconds,
@@ -107,3 +104,57 @@ def judge_twins(
     return [
         score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
     ]
+
+
+# --- What solvers that understand nothing make of recorded behaviour: a constant, and a table of the recorded calls.
+
+Player = Callable[[Sequence[RecordedFunction], Sequence[Job]], list[JobReport]]
+"""Runs jobs over subjects; a report for each job."""
+
+_LOOKUP = "None"
+"""What a table of recorded calls answers to a call that it does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class StubScores:
+    """``passed_by`` are the constants that pass a twin. ``lookup`` is the score of a table of all recorded calls:
+    it knows these, and gives None for the mutated ones. Where ``report`` has an error, the scores mean nothing.
+    """
+
+    passed_by: tuple[str, ...]
+    lookup: TwinScore
+    report: JobReport
+
+
+def play_stubs(twins: Sequence[Twin], play_jobs: Player) -> list[StubScores]:
+    """The scores of twins of functions of one repository; ``play_jobs`` is called once.
+
+    A constant passes when it agrees in all recorded calls and 95% of the mutated ones. All constants are digested
+    in one pass over the calls, because without the function a call costs what its arguments cost.
+    """
+    jobs = [Job(number, "constants", {"constants": STUB_EXPRESSIONS}) for number in range(len(twins))]
+    reports = play_jobs([function_of(twin) for twin in twins], jobs) if jobs else []
+    return [_scores(twin, report) for twin, report in zip(twins, reports, strict=True)]
+
+
+def _scores(twin: Twin, report: JobReport) -> StubScores:
+    """Each digest of the report is one text: those of all constants, in their order."""
+    digests = {index: text.split() for index, text in report.digests.items()}
+    scores = {
+        constant: score_digests(twin, {index: one[place] for index, one in digests.items()}, report.error)
+        for place, constant in enumerate(STUB_EXPRESSIONS)
+    }
+    none = scores[_LOOKUP]
+    passed_by = tuple(constant for constant, score in scores.items() if score.passed)
+    return StubScores(passed_by, replace(none, recorded_agree=none.num_recorded), report)
+
+
+def judge_stubs(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    twins: Sequence[Twin],
+    *,
+    backend: str | None = None,
+) -> list[StubScores]:
+    """The scores of stored twins, over the original tree; raises SandboxFailure when the sandbox broke."""
+    return play_stubs(twins, partial(play_apart, files, environment, backend=backend))

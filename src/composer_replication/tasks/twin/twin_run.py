@@ -21,15 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import ExecResult, Limits, SandboxSpec
-from composer_replication.sandbox import open_sandbox
+from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, runner_text
-from composer_replication.tasks.test_run import variables as run_variables
+from composer_replication.tasks.test_run import (
+    ARGUMENTS,
+    import_roots,
+    last_words,
+    read_records,
+    run_inside,
+    runner_text,
+)
 from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
@@ -58,7 +63,7 @@ _OUTPUT_BYTES = 512 * 1024**2
 _MAX_CALLS_BYTES = 64 * 1024**2
 _MODULES = {
     "twin_recorder": ("call_pickle", "suite_plugin"),
-    "twin_player": ("canonical_encoding", "call_pickle", "call_mutation", "call_steps", "unseeded_random"),
+    "twin_player": ("canonical_encoding", "call_pickle", "call_mutation"),
 }
 """What each program needs beside itself."""
 
@@ -72,7 +77,7 @@ class RecordedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class RecordedFunction:
     """A function to call, and the pickled arguments."""
 
     path: str
@@ -133,9 +138,6 @@ def record_calls(
 
     Returns:
         The calls by pin, and an empty text or what went wrong with the run.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
     """
     options = {
         "targets": [[cut.path, cut.first_line] for cut in cuts],
@@ -174,7 +176,7 @@ def _recorded(
 def play(
     files: Mapping[str, bytes],
     environment: Environment,
-    subjects: Sequence[Subject],
+    subjects: Sequence[RecordedFunction],
     jobs: Sequence[Job],
     *,
     backend: str | None = None,
@@ -190,9 +192,6 @@ def play(
 
     Returns:
         A report for each job, and an empty text or why the run as a whole failed.
-
-    Raises:
-        SandboxFailure: the sandbox broke, or the player did not even start (CR0302).
     """
     options = {
         "twins": [
@@ -223,7 +222,7 @@ def play(
 def play_apart(
     files: Mapping[str, bytes],
     environment: Environment,
-    subjects: Sequence[Subject],
+    subjects: Sequence[RecordedFunction],
     jobs: Sequence[Job],
     **options: Any,
 ) -> list[JobReport]:
@@ -233,9 +232,6 @@ def play_apart(
 
     Returns:
         A report for each job; of one that took down its own sandbox nothing is known.
-
-    Raises:
-        SandboxFailure: the sandbox broke, or the player did not even start (CR0302).
     """
     if not jobs:
         return []
@@ -286,29 +282,18 @@ def _run(
         }
         if program == "twin_recorder":
             request["options"] = suite_arguments(tree)
-        spec = SandboxSpec(
-            tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen
+        done = run_inside(
+            tree,
+            environment,
+            [_source("inside_channel")],
+            json.dumps(request).encode(),
+            backend=backend,
+            limits=chosen,
+            timeout_seconds=timeout_seconds,
+            more_variables={"PYTHONHASHSEED": hash_seed},
+            is_ours=False,
         )
-        with open_sandbox(spec, backend) as sandbox:
-            done = sandbox.exec(
-                [str(environment.python), "-P", "-B", "-c", _source("inside_channel")],
-                timeout_seconds=timeout_seconds,
-                stdin=json.dumps(request).encode(),
-                env={**run_variables(environment), "PYTHONHASHSEED": hash_seed},
-            )
-    return done, _records(done.stdout, nonce)
-
-
-def _records(stdout: str, nonce: str) -> list[dict[str, Any]]:
-    records = []
-    for line in stdout.split("\n"):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and value.get("nonce") == nonce and isinstance(value.get("event"), str):
-            records.append(value)
-    return records
+    return done, read_records(done.stdout, nonce)
 
 
 def _read_player(

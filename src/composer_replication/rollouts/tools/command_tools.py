@@ -12,14 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, ToolFault, ToolResult
-from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, clip, refused
+from composer_replication.rollouts.tools.tool_limits import ToolLimits, clip, refused
 from composer_replication.tasks.suite_options import OVERRIDES
 from composer_replication.tasks.test_run import runner_text
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.tools.toolbox import Toolbox
 
 _ARGUMENTS = ("-q", "--tb=short", "--no-header", "-pno:cacheprovider", "-pno:randomly", *OVERRIDES)
 # The node ids come on standard input: there may be more of them than a command line holds.
@@ -50,19 +53,8 @@ class VisibleTests:
     is_left_out: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
 
-class BenchWithTests(Bench, Protocol):
-    """A bench that knows the visible tests."""
-
-    tests: VisibleTests
-
-
-def run_tests(box: BenchWithTests) -> ToolResult:
-    """Put the test files back and run the visible tests; what pytest said, clipped in the middle.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        SandboxFileError: a test file cannot be put back (a folder stands in its place).
-    """
+def run_tests(box: Toolbox) -> ToolResult:
+    """Put the test files back and run the visible tests; what pytest said, clipped in the middle."""
     tests = box.tests
     notes = _restore(box.sandbox, tests)
     request = {
@@ -116,13 +108,8 @@ _NOT_FOUND = 127
 HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
 
 
-def bash(box: Bench, command: str, timeout_seconds: float = 60) -> ToolResult:
-    """Run a command; its exit code, a time-out and a limit that it broke are said in the text too.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        ValueError: a NUL byte, or text that has no bytes.
-    """
+def bash(box: Toolbox, command: str, timeout_seconds: float = 60) -> ToolResult:
+    """Run a command; its exit code, a time-out and a limit that it broke are said in the text too."""
     if not command.strip():
         return refused("the command is empty. Give a shell command, such as: ls -la")
     if timeout_seconds < 1:
@@ -148,20 +135,17 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
     if done.exit_code:
         ends.append(f"[exit code {done.exit_code}]")
     end = "\n".join(ends)
+    fault: ToolFault = "command-not-found" if done.exit_code == _NOT_FOUND else ""
+    if done.out_of_memory and not done.timed_out:
+        fault = "out-of-memory"
     text, was_cut = clip("\n".join(parts), limits.max_characters - len(end) - 1, HOW_TO_SEE)
     return ToolResult(
         text="\n".join(part for part in (text, end) if part) or "[no output]",
         exit_code=done.exit_code,
         timed_out=done.timed_out,
         is_truncated=was_cut or done.truncated,
-        fault=_fault_of(done),
+        fault=fault,
     )
-
-
-def _fault_of(done: ExecResult) -> ToolFault:
-    if done.out_of_memory and not done.timed_out:
-        return "out-of-memory"
-    return "command-not-found" if done.exit_code == _NOT_FOUND else ""
 
 
 _MAX_MATCHES = 400
@@ -208,17 +192,15 @@ for path in files():
 """
 
 
-def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
+def search(box: Toolbox, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
     """Lines that match as ``path:number:line``, clipped; none is no error.
 
     Links, binary files, files above ``max_file_bytes`` and what git keeps are left out.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
     """
     if not pattern or len(pattern) > _MAX_PATTERN_CHARACTERS:
         return refused(f"pattern must have 1 to {_MAX_PATTERN_CHARACTERS} characters.")
-    _refuse_outside(path)
+    if path.startswith("/") or ".." in path.split("/"):  # the jail shows system folders as well
+        raise SandboxFileError("CR0309", "the path is not in the repository: give one relative to its root.")
     request = {
         "pattern": pattern,
         "path": path,
@@ -258,9 +240,3 @@ def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) 
         return ToolResult("[no line matches]")
     text, is_cut = clip(done.stdout.rstrip("\n"), box.limits.max_characters, "search a smaller folder")
     return ToolResult(text, is_truncated=is_cut or done.truncated)
-
-
-def _refuse_outside(path: str) -> None:
-    """The jail shows system folders as well, where nothing of the task is."""
-    if path.startswith("/") or ".." in path.split("/"):
-        raise SandboxFileError("CR0309", "the path is not in the repository: give one relative to its root.")

@@ -12,17 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, ToolFault, ToolResult
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, clip, refused
+from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, clip, refused
 from composer_replication.tasks.suite_options import OVERRIDES
 from composer_replication.tasks.test_run import runner_text
-
-if TYPE_CHECKING:
-    from composer_replication.rollouts.tools.toolbox import Toolbox
 
 _ARGUMENTS = ("-q", "--tb=short", "--no-header", "-pno:cacheprovider", "-pno:randomly", *OVERRIDES)
 # The node ids come on standard input: there may be more of them than a command line holds.
@@ -53,7 +50,13 @@ class VisibleTests:
     is_left_out: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
 
-def run_tests(box: Toolbox) -> ToolResult:
+class BenchWithTests(Bench, Protocol):
+    """A bench that knows the visible tests."""
+
+    tests: VisibleTests
+
+
+def run_tests(box: BenchWithTests) -> ToolResult:
     """Put the test files back and run the visible tests; what pytest said, clipped in the middle."""
     tests = box.tests
     notes = _restore(box.sandbox, tests)
@@ -108,7 +111,7 @@ _NOT_FOUND = 127
 HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
 
 
-def bash(box: Toolbox, command: str, timeout_seconds: float = 60) -> ToolResult:
+def bash(box: Bench, command: str, timeout_seconds: float = 60) -> ToolResult:
     """Run a command; its exit code, a time-out and a limit that it broke are said in the text too."""
     if not command.strip():
         return refused("the command is empty. Give a shell command, such as: ls -la")
@@ -192,7 +195,7 @@ for path in files():
 """
 
 
-def search(box: Toolbox, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
+def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
     """Lines that match as ``path:number:line``, clipped; none is no error.
 
     Links, binary files, files above ``max_file_bytes`` and what git keeps are left out.

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import FileEntry, ToolFault, ToolResult
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, clip, refused
-
-if TYPE_CHECKING:
-    from composer_replication.rollouts.tools.toolbox import Toolbox
+from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, clip, refused
 
 _MAX_LINES = 20_000
 _MAX_WANTED_LINES = 60
@@ -85,7 +81,7 @@ class _Unreadable(Exception):
         self.fault = fault
 
 
-def read_file(box: Toolbox, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
+def read_file(box: Bench, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
     """Numbered lines, as many as fit; a note says where to go on."""
     if first_line < 1 or (last_line and last_line < first_line):
         return refused(
@@ -111,7 +107,7 @@ def read_file(box: Toolbox, path: str, first_line: int = 1, last_line: int = 0) 
     return ToolResult("\n".join(shown), is_truncated=is_cut or next_line <= end)
 
 
-def write_file(box: Toolbox, path: str, content: str) -> ToolResult:
+def write_file(box: Bench, path: str, content: str) -> ToolResult:
     """Write a file."""
     num_bytes = _write(box, path, content, "content")
     if isinstance(num_bytes, ToolResult):
@@ -119,7 +115,7 @@ def write_file(box: Toolbox, path: str, content: str) -> ToolResult:
     return ToolResult(f"wrote {num_bytes} bytes, {len(_lines(content))} lines, to {path}")
 
 
-def str_replace(box: Toolbox, path: str, old_str: str, new_str: str) -> ToolResult:
+def str_replace(box: Bench, path: str, old_str: str, new_str: str) -> ToolResult:
     """Replace a text that stands once; where it stands nowhere or often, say where and what is like it."""
     if not old_str:
         return refused("old_str is empty. To write a whole file use write_file.")
@@ -145,7 +141,7 @@ def str_replace(box: Toolbox, path: str, old_str: str, new_str: str) -> ToolResu
     return ToolResult("\n".join([f"replaced in {path}:", *shown]))
 
 
-def list_files(box: Toolbox, path: str = ".") -> ToolResult:
+def list_files(box: Bench, path: str = ".") -> ToolResult:
     """Paths below a folder with their sizes."""
     try:
         entries = box.sandbox.list_files(path)
@@ -228,7 +224,7 @@ def _all_files(sandbox: Sandbox) -> list[FileEntry]:
         return []
 
 
-def _write(box: Toolbox, path: str, text: str, name: str) -> int | ToolResult:
+def _write(box: Bench, path: str, text: str, name: str) -> int | ToolResult:
     """How many bytes were written, or why nothing was; ``name`` is the argument that the text comes from."""
     try:
         data = text.encode()

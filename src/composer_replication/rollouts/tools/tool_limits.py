@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolFault, ToolResult
 
 _MIN_KEPT = 200
@@ -58,6 +61,14 @@ class ToolLimits:
     search_seconds: float = 20.0
     test_seconds: float = 120.0
     max_file_bytes: int = 2 * 1024**2
+
+
+class Bench(Protocol):
+    """What a tool works with: the sandbox of an attempt, the variables of its commands, the limits of a call."""
+
+    sandbox: Sandbox
+    environment_variables: Mapping[str, str]
+    limits: ToolLimits
 
 
 def refused(text: str, fault: ToolFault = "") -> ToolResult:

@@ -38,8 +38,7 @@ from composer_replication.rollouts.curriculum import Curriculum, recorded_eviden
 from composer_replication.rollouts.curriculum.chooser import has_recorded_evidence
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.generations.episode_player import EpisodeSampler, Listeners
-from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
-from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
+from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
@@ -160,7 +159,7 @@ def open_grader(
     """
     accept_recipe(config)
     if cluster is not None:
-        from composer_replication.rollouts.cluster.ray_grader import RayGrader
+        from composer_replication.rollouts.cluster.ray_environment import RayGrader
 
         return RayGrader(cluster)
     return Grader(

@@ -14,7 +14,7 @@ in a single hole can, and no more.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -72,15 +72,6 @@ class TreeRule:
         return pure.suffix != ".py" or self.taken.isdisjoint(top_names(path, self.roots) - self.names)
 
 
-class EveryFile(TreeRule):
-    """Every file but those of git, also what is never graded: for whoever only looks."""
-
-    __slots__ = ()
-
-    def takes(self, path: str) -> bool:
-        return not path.startswith(".git/")
-
-
 def top_names(path: str, roots: Iterable[str] = USUAL_FOLDERS) -> frozenset[str]:
     """The names by which a file's module or package may be imported from the top or another place of import."""
     below = [path.removeprefix(f"{root}/") for root in roots if path.startswith(f"{root}/")]
@@ -103,12 +94,7 @@ def _is_plain(path: str) -> bool:
 
 
 def rule_of(store: TaskStore, task: Task) -> TreeRule:
-    """The rule for the candidates of one task.
-
-    Raises:
-        InputError: the store is damaged (CR0411), or its environment does not fit this machine.
-        SandboxFailure: the environment had to be made, and the sandbox broke.
-    """
+    """The rule for the candidates of one task."""
     record = store.record(task.task_id)
     repository = store.repository(record.repository_record)
     paths = repository.files
@@ -129,12 +115,12 @@ def _taken_names(environment: Path) -> frozenset[str]:
 
 def candidate_files(
     sandbox: Sandbox,
-    rule: TreeRule,
+    takes: Callable[[str], bool],
     *,
     max_bytes: int = MAX_TREE_BYTES,
     max_files: int = MAX_TREE_FILES,
 ) -> dict[str, bytes]:
-    """The files of a sandbox's tree that count, by path; nothing may run in it meanwhile.
+    """The files of a sandbox's tree that ``takes`` takes, by path; nothing may run in it meanwhile.
 
     Raises:
         TreeTooLargeError: more bytes or files than are graded, or more than can be listed.
@@ -144,7 +130,7 @@ def candidate_files(
         listed = sandbox.list_files(".")
     except SandboxFileError as error:  # the attempt's own doing, never the machine's
         raise TreeTooLargeError(f"the tree cannot be listed: {error.message}") from error
-    entries = [entry for entry in listed if entry.kind == "file" and rule.takes(entry.path)]
+    entries = [entry for entry in listed if entry.kind == "file" and takes(entry.path)]
     if len(entries) > max_files:
         raise TreeTooLargeError(f"the tree has {len(entries)} files, more than {max_files}")
     num_bytes = sum(entry.num_bytes for entry in entries)
@@ -173,7 +159,7 @@ def graded_tree(
     """
     kept = {path: data for path, data in base.items() if not rule.takes(path)}
     own = {path: data for path, data in candidate.items() if rule.takes(path)}
-    folders = _folders(kept)
+    folders = {parent for path in kept for parent in _parents(path)}
     files = {*kept, *(path for path in own if path not in folders)}
     return kept | {
         path: data for path, data in own.items() if path in files and files.isdisjoint(_parents(path))
@@ -182,7 +168,3 @@ def graded_tree(
 
 def _parents(path: str) -> list[str]:
     return [str(parent) for parent in PurePosixPath(path).parents][:-1]
-
-
-def _folders(paths: Collection[str]) -> set[str]:
-    return {parent for path in paths for parent in _parents(path)}

@@ -87,13 +87,12 @@ def survey(
         has_copies: False for tests whose assertions mean nothing.
         all_pass: the golden code passes all tests, so that a failure is the fault of the order.
         draw: names, values, order.
-
-    Raises:
-        GoldenFails: it does not pass either as it is stored.
-        SandboxFailure: the sandbox broke.
     """
     dice = draw or random.SystemRandom()
-    copies = _some(possible_copies(files, node_ids, dice), dice) if has_copies else []
+    copies = possible_copies(files, node_ids, dice) if has_copies else []
+    names = sorted({copy.node_id for copy in copies})
+    drawn = {*dice.sample(names, min(MAX_SURVEYED, len(names)))}
+    copies = [copy for copy in copies if copy.node_id in drawn]
     bare: WatchedReport | None = None
     for chosen, is_shuffled in ((copies, True), (copies, False), ([], True), ([], False)):
         plan = make_plan(files, node_ids, chosen, dice)
@@ -122,12 +121,6 @@ def _problem(report: WatchedReport, node_ids: Sequence[str], *, all_pass: bool) 
     if report.error:
         return f"its tests end with: {report.error}"
     return f"{num_failed} of its {len(node_ids)} tests do not pass" if num_failed and all_pass else ""
-
-
-def _some(copies: Sequence[Copy], draw: random.Random) -> list[Copy]:
-    names = sorted({copy.node_id for copy in copies})
-    chosen = set(draw.sample(names, min(MAX_SURVEYED, len(names))))
-    return [copy for copy in copies if copy.node_id in chosen]
 
 
 def _fitting(plan: Plan, report: WatchedReport) -> tuple[Copy, ...]:
@@ -252,11 +245,7 @@ class GoldenRuns:
         self._failed: dict[str, tuple[int, str]] = {}
 
     def look_up(self, task_id: str, kind: str, look: Callable[[], Found]) -> Found:
-        """What ``look`` gives, which raises ``GoldenFails`` where the original code does not pass.
-
-        Raises:
-            SandboxFailure: the original code does not pass here (CR0494), or the sandbox broke.
-        """
+        """What ``look`` gives, which raises ``GoldenFails`` where the original code does not pass."""
         key = f"{task_id}/{kind}"
         with self._lock:
             turn = self._turns.setdefault(key, Lock())

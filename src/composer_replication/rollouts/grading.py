@@ -138,19 +138,11 @@ class Grader:
 
     @property
     def backend_name(self) -> str:
-        """The jail of its test runs, for records.
-
-        Raises:
-            MissingError: this machine has none (CR0301).
-        """
+        """The jail of its test runs, for records."""
         return choose_backend(self.backend).name
 
     def require_guards(self) -> tuple[str, ...]:
-        """Prove that the sandbox holds; the guards that do not and are accepted.
-
-        Raises:
-            SandboxFailure: a guard does not hold (CR0306).
-        """
+        """Prove that the sandbox holds; the guards that do not and are accepted."""
         return require_selftest(choose_backend(self.backend), unseen=self._unseen)
 
     def attempt_backend(self, *, is_warm: bool = True) -> SandboxBackend:
@@ -161,10 +153,6 @@ class Grader:
 
         Args:
             is_warm: whether a warm kind is looked for.
-
-        Raises:
-            SandboxFailure: a guard of the cold kind does not hold (CR0306).
-            UsageError, MissingError: as ``choose_backend``.
         """
         with self._choosing:
             if is_warm not in self._attempt_backends:
@@ -234,7 +222,9 @@ class Grader:
     def forget(self, task_ids: Collection[str]) -> None:
         """Run the answers to these tasks again when they come again, whatever was seen."""
         with self._lock:
-            self._seen = {key: score for key, score in self._seen.items() if _task_of(key) not in task_ids}
+            self._seen = {
+                key: score for key, score in self._seen.items() if key.rsplit("/", 2)[0] not in task_ids
+            }
 
     def close(self) -> None:
         """Wait for what runs; what waits is not begun any more."""
@@ -262,11 +252,7 @@ class Grader:
             self.num_infrastructure_failures += 1
 
     def grade_once(self, request: GradeRequest) -> Score:
-        """Run one request in this thread, whatever was seen before.
-
-        Raises:
-            SandboxFailure: the sandbox broke, or the original code does not pass in it (CR0494).
-        """
+        """Run one request in this thread, whatever was seen before."""
         task = request.task
         files = self._answered(request)
         score = self._run_tests(request, files) if request.node_ids else Score({})
@@ -326,11 +312,7 @@ class Grader:
         *,
         timeout_seconds: float | None = None,
     ) -> WatchedReport:
-        """One watched run of tests over these files in a sandbox of its own; ``seed`` draws their order.
-
-        Raises:
-            SandboxFailure: the sandbox broke.
-        """
+        """One watched run of tests over these files in a sandbox of its own; ``seed`` draws their order."""
         with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
             write_files(tree, files)
@@ -403,7 +385,3 @@ def _key(request: GradeRequest) -> str:
         digest.update(f"\0{path}\0{content}".encode("utf-8", "surrogatepass"))
     kind = "answer" if request.tree is None else "tree"
     return f"{request.task.task_id}/{request.tests}/{kind}-{digest.hexdigest()}"
-
-
-def _task_of(key: str) -> str:
-    return key.rsplit("/", 2)[0]

@@ -143,11 +143,7 @@ class HeldoutEvaluator:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "version": STATE_VERSION,
-            "num_calls": self.num_calls,
-            "evaluation_idx": self.evaluation_idx,
-        }
+        return {"version": STATE_VERSION, "num_calls": self.num_calls, "evaluation_idx": self.evaluation_idx}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
@@ -159,27 +155,21 @@ class HeldoutEvaluator:
 
 
 def _refuse_small_pool(tasks: Sequence[Task], sample_size: int, num_made: int, num_canaries: int) -> None:
-    if not tasks:
-        raise UsageError(
-            "CR0452", "there is no held-out task.", where="heldout", fix="name held-out repositories."
-        )
     blind = [task.task_id for task in tasks if not task.has_hidden_tests]
-    if blind:
+    if not tasks:
+        problem, where, fix = "there is no held-out task.", "heldout", "name held-out repositories."
+    elif blind:
         raise InputError("CR0452", "a held-out task has no hidden tests.", where=blind[0])
-    if sample_size > len(tasks):
-        raise UsageError(
-            "CR0452",
-            f"{len(tasks)} tasks are held out, fewer than the {sample_size} of one evaluation.",
-            where="heldout.sample_size",
-            fix=f"hold out more tasks, or set heldout.sample_size to at most {len(tasks)}.",
-        )
-    if num_canaries and not num_made:
-        raise UsageError(
-            "CR0452",
-            "no held-out task could be made a canary.",
-            where="heldout.num_canaries",
-            fix="hold out tasks whose tests are plain functions, or set heldout.num_canaries to 0.",
-        )
+    elif sample_size > len(tasks):
+        problem = f"{len(tasks)} tasks are held out, fewer than the {sample_size} of one evaluation."
+        where = "heldout.sample_size"
+        fix = f"hold out more tasks, or set heldout.sample_size to at most {len(tasks)}."
+    elif num_canaries and not num_made:
+        problem, where = "no held-out task could be made a canary.", "heldout.num_canaries"
+        fix = "hold out tasks whose tests are plain functions, or set heldout.num_canaries to 0."
+    else:
+        return
+    raise UsageError("CR0452", problem, where=where, fix=fix)
 
 
 def derive_seed(seed: int, purpose: str, index: int) -> int:

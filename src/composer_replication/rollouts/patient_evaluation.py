@@ -59,10 +59,7 @@ class PatientEvaluation(Generic[Reading]):
     """
 
     def __init__(
-        self,
-        evaluation: Callable[[], Reading | None],
-        *,
-        timeout_seconds: float | None = None,
+        self, evaluation: Callable[[], Reading | None], *, timeout_seconds: float | None = None
     ) -> None:
         self.evaluation = evaluation
         self.timeout_seconds = timeout_seconds

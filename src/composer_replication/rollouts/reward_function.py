@@ -103,7 +103,7 @@ class FeatureDeletionReward:
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
         scores = self.grader.grade_many([GradeRequest(a.task, a.answer, self.tests) for a in attempts])
         rewards = [
-            None if score is None else self._pay(attempt, score)
+            None if score is None else _paid(self.rule, attempt, score)
             for attempt, score in zip(attempts, scores, strict=True)
         ]
         step = 1 + int(getattr(trainer_state, "global_step", 0))
@@ -132,10 +132,6 @@ class FeatureDeletionReward:
         broken = self.grader.store.broken_text(task)
         answer = extract_answer(text, broken, task.hole, style=self.prompt_style)
         return _Attempt(task, text, tuple(int(token) for token in ids), answer)
-
-    def _pay(self, attempt: _Attempt, score: Score) -> float:
-        paid = pay(self.rule, attempt.text, attempt.answer, score)
-        return min(0.0, paid) if score.error.startswith(FORGED) else paid
 
     def _stop_reason(self, attempt: _Attempt) -> StopReason:
         if self.prompt_style == "completion" and is_finished(attempt.text):
@@ -173,6 +169,11 @@ class FeatureDeletionReward:
             rows = [*self._step_rows[1], *rows]
         self._step_rows = (step, rows)
         rewrite_jsonl(self.folder / f"step-{step:06d}{self.part}.jsonl", rows)
+
+
+def _paid(rule: RewardRule, attempt: _Attempt, score: Score) -> float:
+    paid = pay(rule, attempt.text, attempt.answer, score)
+    return min(0.0, paid) if score.error.startswith(FORGED) else paid
 
 
 def outcome_of(task_id: str, score: Score | None) -> TaskOutcome:

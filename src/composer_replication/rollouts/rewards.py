@@ -23,12 +23,7 @@ from composer_replication.records import Score
 
 
 def import_function(dotted: str, arguments: Sequence[str], refuse: Callable[[str], UsageError]) -> Any:
-    """Import ``package.module:function`` and see that it takes so many arguments; it is not called.
-
-    Raises:
-        UsageError: it cannot be imported, is not callable, or takes other arguments: what ``refuse`` makes of the end of a sentence
-            that begins with its name.
-    """
+    """Import ``package.module:function`` and see that it takes so many arguments; it is not called."""
     module_name, _, name = dotted.partition(":")
     try:
         function: Any = getattr(import_module(module_name), name)
@@ -115,11 +110,7 @@ def shuffled_rewards(
 
 
 def load_reward_rule(dotted: str) -> RewardRule:
-    """Import ``package.module:function``.
-
-    Raises:
-        UsageError: it cannot be imported, is not callable, or takes other arguments (CR0210).
-    """
+    """Import ``package.module:function``."""
     rule: RewardRule = import_function(
         dotted,
         ("text", "answer", "score"),
@@ -134,11 +125,7 @@ def load_reward_rule(dotted: str) -> RewardRule:
 
 
 def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
-    """What ``rule`` gives for an answer, as a finite number.
-
-    Raises:
-        UsageError: it raised, or gave something else (CR0210); names the function.
-    """
+    """What ``rule`` gives for an answer, as a finite number."""
     try:
         value: object = rule(text, answer, score)
     except Exception as error:  # the user's function may raise anything

@@ -60,7 +60,8 @@ def extract_answer(text: str, broken_text: str, hole: Hole, *, style: str = "com
     if style == "completion":
         end = _body_end(text)
         body = (text if end is None else text[:end]).rstrip()
-        return body if _is_inside(body, _marker_indent(broken_text, hole)) else ""
+        first = next((line for line in body.split("\n")[1:] if line.strip()), "")
+        return body if first.startswith(_marker_indent(broken_text, hole)) else ""
     fenced = _FENCE.search(text)
     body = _body_of_whole_function(fenced.group(1) if fenced else text)
     indented = textwrap.indent(textwrap.dedent(body).strip("\n"), _marker_indent(broken_text, hole))
@@ -76,11 +77,7 @@ def shows_golden(prompt: str, golden_body: str) -> bool:
 
 
 def refuse_leaking_prompt(prompt: str, golden_body: str, *, task_id: str) -> None:
-    """The last wall before a policy: stop when the prompt shows the golden body.
-
-    Raises:
-        InputError: the prompt shows the solution (CR0429).
-    """
+    """The last wall before a policy: stop when the prompt shows the golden body."""
     if shows_golden(prompt, golden_body):
         raise InputError(
             "CR0429",
@@ -124,11 +121,6 @@ def _body_end(text: str) -> int | None:
 def _marker_indent(broken_text: str, hole: Hole) -> str:
     marker = broken_text[hole.start : hole.end].lstrip("\r\n")
     return _INDENT.match(marker).group()  # type: ignore[union-attr]  # matches the empty string too
-
-
-def _is_inside(body: str, indent: str) -> bool:
-    first = next((line for line in body.split("\n")[1:] if line.strip()), "")
-    return first.startswith(indent)
 
 
 def _body_of_whole_function(code: str) -> str:

@@ -20,7 +20,7 @@ from composer_replication.rollouts.environment.openenv_client import (
     FeatureDeletionClient,
     ToolAction,
 )
-from composer_replication.rollouts.environment.openenv_environment import OpenEnvFeatureDeletion
+from composer_replication.rollouts.environment.openenv_server import OpenEnvFeatureDeletion
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import Toolbox

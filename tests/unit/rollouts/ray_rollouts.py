@@ -208,8 +208,7 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
     golden = store.files(task, "golden")[NUMBERS].decode()
     result: dict[str, Any] = {"host": socket.gethostname()}
     with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1)) as cluster:
-        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
-        from composer_replication.rollouts.cluster.ray_grader import RayGrader
+        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment, RayGrader
         from composer_replication.tasks.workers.ray_connection import Head
 
         face = TrlFeatureDeletion(RayEnvironment(cluster))

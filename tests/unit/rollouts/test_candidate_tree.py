@@ -139,7 +139,7 @@ def test_only_what_counts_is_fetched_from_a_sandbox() -> None:
     sandbox = FakeSandbox(
         {"pkg/code.py": b"x", "tests/test_code.py": b"y", ".git/index": b"z", "a/b.txt": b""}
     )
-    assert candidate_files(sandbox, RULE) == {"pkg/code.py": b"x", "a/b.txt": b""}
+    assert candidate_files(sandbox, RULE.takes) == {"pkg/code.py": b"x", "a/b.txt": b""}
 
 
 def test_a_file_that_cannot_be_read_is_not_there() -> None:
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_read_is_not_there() -> None:
         def read_file(self, path: str, *, max_bytes: int = 0) -> bytes:
             raise SandboxFileError("CR0309", "the file cannot be used: permission denied.")
 
-    assert candidate_files(Closed({"pkg/code.py": b"x"}), RULE) == {}
+    assert candidate_files(Closed({"pkg/code.py": b"x"}), RULE.takes) == {}
 
 
 @pytest.mark.parametrize(("limit", "said"), [({"max_bytes": 9}, "10 bytes"), ({"max_files": 1}, "2 files")])
@@ -157,7 +157,9 @@ def test_a_tree_that_is_too_large_is_refused_before_it_is_read(limit: dict[str, 
             raise AssertionError("it was read")
 
     with pytest.raises(TreeTooLargeError, match=said):
-        candidate_files(Unread({"a.txt": b"12345", "b.txt": b"12345", "tests/big": b"x" * 99}), RULE, **limit)
+        candidate_files(
+            Unread({"a.txt": b"12345", "b.txt": b"12345", "tests/big": b"x" * 99}), RULE.takes, **limit
+        )
 
 
 def test_the_modules_of_an_environment_are_taken(tmp_path: Path) -> None:
@@ -180,4 +182,4 @@ def test_a_tree_that_cannot_be_listed_is_the_attempts_own_doing() -> None:
             raise SandboxFileError("CR0309", "the folder cannot be listed: too many entries.", where=path)
 
     with pytest.raises(TreeTooLargeError, match="too many entries"):
-        candidate_files(Endless(BASE), RULE)
+        candidate_files(Endless(BASE), RULE.takes)

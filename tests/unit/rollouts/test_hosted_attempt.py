@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ def host(store: TaskStore) -> AttemptHost:
 def nothing_left() -> Iterator[None]:
     before = attempt_folders()
     yield
+    for _ in range(3000):  # whoever closes does not wait for it
+        if attempt_folders() == before:
+            break
+        time.sleep(0.01)
     assert attempt_folders() == before
 
 

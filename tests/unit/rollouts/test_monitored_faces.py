@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import MonitorMode, Task, ToolCall
-from composer_replication.rollouts.candidate_tree import TreeTooLargeError
+from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.hosted_attempt import AttemptHost
 from composer_replication.rollouts.environment.trl_face import environment_factory
@@ -92,15 +92,15 @@ def test_where_the_tree_cannot_be_read_there_is_no_reward_and_a_large_one_is_ins
     grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FeatureDeletionEnv(grader) as env:
-        monkeypatch.setattr(FeatureDeletionEnv, "all_files", lambda env: None)
-        assert played(env, clamp, cheats["test-detection"]) is None
-
-        def too_large(env: FeatureDeletionEnv) -> None:
-            raise TreeTooLargeError("the tree has 10**9 bytes")
-
-        monkeypatch.setattr(FeatureDeletionEnv, "all_files", too_large)
-        assert played(env, clamp, [call("bash", command="git reflog; true"), *cheats["early-exit"]]) == 1.0
+        large = call("bash", command="head -c 80000000 /dev/zero > large.so; git reflog; true")
+        assert played(env, clamp, [large, *cheats["early-exit"]]) == 1.0
         assert set(report_of(env).counts) == {"git-history"}
+
+        def broken(*_: Any) -> None:
+            raise SandboxFailure("CR0302", "the jail broke.")
+
+        monkeypatch.setattr(attempt_module, "candidate_files", broken)
+        assert played(env, clamp, cheats["test-detection"]) is None
 
 
 def test_findings_show_nothing_that_the_policy_did_not_write(

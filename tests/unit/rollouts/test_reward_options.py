@@ -11,7 +11,6 @@ from composer_replication.records import Outcome, Score
 from composer_replication.rollouts.environment.reward_options import (
     RewardOptions,
     reward_of,
-    share_of_tests,
 )
 from composer_replication.rollouts.regressions import Regressions
 
@@ -29,10 +28,10 @@ BROKEN = Regressions(("t.py::d",), 4)
     ],
 )
 def test_the_share_of_the_tests(options: RewardOptions, share: float) -> None:
-    assert share_of_tests(SCORE, options) == pytest.approx(share)
-    assert share_of_tests(WHOLE, options) == 1.0
+    assert reward_of(SCORE, options) == pytest.approx(share)
+    assert reward_of(WHOLE, options) == 1.0
     for lost in (Score(WHOLE.outcomes, error="it left"), Score({})):
-        assert share_of_tests(lost, options) == 0.0
+        assert reward_of(lost, options) == 0.0
 
 
 def test_what_broke_masks_or_costs_or_is_ignored() -> None:

@@ -11,7 +11,6 @@ from composer_replication.records import ToolCall, ToolSpec
 from composer_replication.rollouts.tools.tool_schemas import (
     BadCallError,
     arguments_of,
-    call_fault,
     example_of,
     spec_of,
     usage_of,
@@ -36,7 +35,6 @@ def test_schemas_are_those_that_transformers_makes_of_the_same_methods(name: str
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_the_example_of_each_tool_is_a_right_call(tool: ToolSpec) -> None:
     call = ToolCall(tool.name, example_of(tool))
-    assert not call_fault(call, tool)
     assert arguments_of(call, TOOLS) == (tool, json.loads(example_of(tool)))
     assert example_of(tool) in usage_of(tool)
 

@@ -22,7 +22,7 @@ from composer_replication.rollouts.episodes.trajectories import (
     replay_episode,
     write_trajectories,
 )
-from composer_replication.rollouts.generations.observed_episodes import observed_episode
+from composer_replication.rollouts.generations.kept_episodes import observed_episode
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task

@@ -2,8 +2,7 @@
 
 rollout_actor.py    how many actors, and what lives on a node: a copy of the store, a sandbox with its tools, the grading
 rollout_cluster.py  the actors, lent one at a time; placing and waiting are Ray's
-ray_environment.py  an attempt whose sandbox is elsewhere, for the agent loop and every face
-ray_grader.py       answers and trees graded elsewhere
+ray_environment.py  an attempt whose sandbox is elsewhere, for the agent loop and every face; answers and trees graded elsewhere
 
 Nothing here needs torch. The extra ``ray`` is needed from ``open_cluster`` on.
 """
@@ -36,11 +35,8 @@ def open_cluster(
         waits_for_all: wait for every actor, so that episodes begin in the same rounds every time.
 
     Raises:
-        ImportError: ray is not installed (the extra ``ray``).
-        UsageError: no such form of address, or this program has joined a cluster already (CR0490).
-        MissingError: nothing answers there (CR0490); another version of Ray or Python (CR0490); a node cannot be used (CR0491); an
-            actor was not placed in time (CR0864).
-        InputError: a file of the store cannot be read (CR0411).
+        UsageError, MissingError: the cluster cannot be joined (CR0490), a node cannot be used (CR0491), an actor was not
+            placed in time (CR0864).
     """
     make_ray_impatient()
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster

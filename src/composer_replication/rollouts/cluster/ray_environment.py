@@ -1,40 +1,34 @@
-"""One attempt at one task, its sandbox, tools and grading in an actor. Fulfils ``interfaces.AgentEnvironment``."""
+"""Attempts and gradings in actors: ``RayEnvironment`` fulfils ``interfaces.AgentEnvironment``, ``RayGrader`` is a ``Grader``."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import ToolCall, ToolResult, ToolSpec
+from composer_replication.records import Score, Task, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.cluster.rollout_actor import Called
 from composer_replication.rollouts.cluster.rollout_cluster import LostActor, RolloutCluster
-from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
+from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
+from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.tasks.running.watched_run import WatchedReport
 
 
 class RayEnvironment:
     """A policy's attempts at tasks, one after the other, each on some node of a cluster.
 
     As ``FeatureDeletionEnv``, and used in its place: by one thread at a time. From ``reset`` to ``close`` it has an
-    actor for itself. An actor that dies is a ``SandboxFailure``, never a score: the attempt is lost, and whoever drives it begins anew.
-    Whoever forgets an environment leaves its sandbox until its actor is lent again, or the cluster is closed.
-
-    Args:
-        cluster: whose actors it uses.
-
-    Raises (whatever is called before ``reset`` or after ``close``):
-        UsageError: no attempt is under way (CR0800).
+    actor for itself. An actor that dies is a ``SandboxFailure`` (CR0491), never a score: the attempt is lost, and whoever
+    drives it begins anew. Whoever forgets an environment leaves its sandbox until its actor is lent again, or the cluster
+    is closed.
     """
 
     def __init__(self, cluster: RolloutCluster) -> None:
         self._cluster = cluster
         self._actor: Any = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self._counts = CallCounts()
         self._is_over = self._is_broken = False
 
     @property
@@ -44,23 +38,11 @@ class RayEnvironment:
     @property
     def is_done(self) -> bool:
         """Whether the attempt is over: submitted, judged, or its sandbox or actor is gone."""
-        self._running()
+        self._require_attempt()
         return self._is_over or self._is_broken
 
-    @property
-    def counts(self) -> CallCounts:
-        """Calls of this attempt so far."""
-        self._running()
-        return self._counts
-
     def reset(self, task_id: str) -> str:
-        """End the attempt before, begin one at this task on a free actor, and say what is to be done.
-
-        Raises:
-            InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
-            SandboxFailure: the sandbox cannot be opened, the actor died (CR0491), or none was free in time (CR0864).
-            MissingError: the node cannot be used (CR0491), the cluster is gone (CR0491).
-        """
+        """End the attempt before, begin one at this task on a free actor, and say what is to be done."""
         self.close()
         self._cluster.store.get(task_id)
         self._actor = self._cluster.lease()
@@ -72,17 +54,12 @@ class RayEnvironment:
             raise
 
     def call(self, call: ToolCall) -> ToolResult:
-        """Do what the policy asked; whatever is wrong with the call is a result with ``is_error``.
-
-        Raises:
-            SandboxFailure: the sandbox broke or the actor died; from now on there is no grade for this attempt.
-            MissingError: the cluster is gone (CR0491).
-        """
-        self._running()
+        """As ``FeatureDeletionEnv.call``."""
+        self._require_attempt()
         if self._is_broken:
             raise SandboxFailure("CR0303", "the sandbox of this attempt broke.", fix="ray status")
         called: Called = self._ask("call", call)
-        self._is_over, self._counts = called.is_done, called.counts
+        self._is_over = called.is_done
         return called.result
 
     def finish(self) -> Judgement | None:
@@ -92,11 +69,7 @@ class RayEnvironment:
         return judgement
 
     def candidate(self) -> dict[str, bytes] | None:
-        """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed.
-
-        Raises:
-            TreeTooLargeError: more than is graded.
-        """
+        """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed."""
         files: dict[str, bytes] | None = self._ask_and_count("candidate")
         return files
 
@@ -104,9 +77,6 @@ class RayEnvironment:
         """End the attempt, take its sandbox away and let the actor be lent again; idempotent.
 
         Never raises a ``SandboxFailure``: where the actor is gone, its sandbox is as well.
-
-        Raises:
-            MissingError: the cluster is gone (CR0491).
         """
         actor, self._actor = self._actor, None
         if actor is None:
@@ -117,23 +87,16 @@ class RayEnvironment:
         except SandboxFailure:
             pass  # counted where it was met
         finally:
-            self._forget()
+            self._is_over = self._is_broken = False
             self._end()
 
-    def __enter__(self) -> RayEnvironment:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _running(self) -> Any:
+    def _require_attempt(self) -> None:
         if self._actor is None:
             raise no_attempt("RayEnvironment")
-        return self._actor
 
     def _ask(self, method: str, *args: Any) -> Any:
         try:
-            return self._cluster.ask(self._running(), method, *args)
+            return self._cluster.ask(self._actor, method, *args)
         except SandboxFailure as failure:
             if not isinstance(failure, LostActor) and not self._is_broken:
                 self._cluster.count_failure()
@@ -142,7 +105,7 @@ class RayEnvironment:
 
     def _ask_and_count(self, method: str) -> Any:
         """None where a sandbox failed, there or with the actor, and counted once."""
-        self._running()
+        self._require_attempt()
         if self._is_broken:
             return None
         try:
@@ -152,3 +115,63 @@ class RayEnvironment:
         if found is None:
             self._cluster.count_failure()
         return found
+
+
+class RayGrader(Grader):
+    """Turns answers into scores on the nodes of a cluster; as ``Grader``, and used in its place.
+
+    What was graded is remembered here, and sentinels are drawn there: an actor runs the golden code of a task once, for itself. A
+    grading whose actor dies is tried again like one whose sandbox broke. This machine needs no sandbox, so ``missing_guards``
+    is empty: nodes have every guard, and an acceptance of this process does not travel.
+
+    Args:
+        cluster: whose actors are used, each for one grading at a time. Attempts use the same ones.
+    """
+
+    def __init__(self, cluster: RolloutCluster) -> None:
+        self._cluster = cluster
+        options = cluster.options
+        super().__init__(
+            cluster.store,
+            backend=options.backend,
+            limits=options.limits,
+            timeout_seconds=options.timeout_seconds,
+            num_jobs=options.num_actors,
+        )
+
+    @property
+    def backend_name(self) -> str:
+        """As asked for; the nodes choose where nothing was."""
+        return self.backend or "the best of each node"
+
+    def require_guards(self) -> tuple[str, ...]:
+        """None is missing: an actor grades nothing before the self-test of its node has passed."""
+        return ()
+
+    def grade_once(self, request: GradeRequest) -> Score:
+        """Run one request on some node, whatever was seen before."""
+        score: Score = self._ask("grade_request", request)
+        if score.error.startswith(FORGED):
+            self.count_forgery()
+        return score
+
+    def watched(
+        self,
+        task: Task,
+        files: Mapping[str, bytes],
+        node_ids: Sequence[str],
+        seed: int | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> WatchedReport:
+        """As ``Grader.watched``, on some node."""
+        asked = (task, dict(files), tuple(node_ids), seed)
+        report: WatchedReport = self._ask("watched", *asked, timeout_seconds=timeout_seconds)
+        return report
+
+    def _ask(self, method: str, *args: Any, **named: Any) -> Any:
+        actor = self._cluster.lease()
+        try:
+            return self._cluster.ask(actor, method, *args, **named)
+        finally:
+            self._cluster.give_back(actor)

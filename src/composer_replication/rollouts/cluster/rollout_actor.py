@@ -57,11 +57,7 @@ def parcel_of(store: TaskStore, put: Callable[[Files], Any]) -> StoreParcel:
 
 
 def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: str | None) -> TaskStore:
-    """The store on this machine, made first where it is absent.
-
-    Raises:
-        InputError: what came, or what lies there, is not that store (CR0411).
-    """
+    """The store on this machine, made first where it is absent; refused where it is not that store (CR0411)."""
     key = sha256_of(f"copy of {parcel.fingerprint}".encode())[:16]
     root = cache_folder() / "task-stores" / key
     while not (hold(root) and (root / NAME).is_file()):
@@ -175,12 +171,7 @@ class RolloutActor:
         self._environment: FeatureDeletionEnv | None = None
 
     def prepare(self) -> Place:
-        """Try the sandbox of this node and make the copy of the store.
-
-        Raises:
-            MissingError: the node cannot be used (CR0491); a ``SandboxFailure`` if its self-test failed.
-            InputError: the copy is damaged (CR0411).
-        """
+        """Try the sandbox of this node and make the copy of the store; a node that cannot be used is named (CR0491)."""
         self._ready()
         return Place(socket.gethostname(), os.getpid())
 
@@ -191,17 +182,14 @@ class RolloutActor:
         return environment.reset(task_id)
 
     def call(self, call: ToolCall) -> Called:
-        """Make a call; as ``FeatureDeletionEnv.call``."""
         environment, _ = self._ready()
         result = environment.call(call)
         return Called(result, environment.is_done, replace(environment.counts))
 
     def candidate(self) -> dict[str, bytes] | None:
-        """As ``FeatureDeletionEnv.candidate``."""
         return self._ready()[0].candidate()
 
     def finish(self) -> Judgement | None:
-        """As ``FeatureDeletionEnv.finish``."""
         return self._ready()[0].finish()
 
     def leave(self) -> None:
@@ -209,17 +197,12 @@ class RolloutActor:
         self._ready()[0].close()
 
     def grade_request(self, request: GradeRequest) -> Score:
-        """Grade one answer or tree, once.
-
-        Raises:
-            SandboxFailure: the sandbox broke.
-        """
+        """Grade one answer or tree, once."""
         _, grader = self._ready()
         self._require_environment(request.task)
         return grader.grade_once(request)
 
     def watched(self, task: Task, *asked: Any, timeout_seconds: float | None) -> WatchedReport:
-        """As ``Grader.watched``."""
         _, grader = self._ready()
         self._require_environment(task)
         return grader.watched(task, *asked, timeout_seconds=timeout_seconds)
@@ -251,12 +234,7 @@ class RolloutActor:
         return self._environment, self._grader
 
     def _require_environment(self, task: Task) -> None:
-        """The environment of the task's tests, made first where this node has not got it.
-
-        Raises:
-            MissingError: it cannot be made here (CR0491).
-            SandboxFailure: the sandbox broke.
-        """
+        """The environment of the task's tests, made first where this node has not got it."""
         _, grader = self._ready()
         try:
             grader.store.environment(task)

@@ -56,10 +56,6 @@ class RolloutCluster:
 
     ``counts``: ``lost`` (attempts and gradings whose process or node died), ``infrastructure_failures`` (all attempts and
     gradings that a sandbox or Ray failed, lost ones included).
-
-    Raises:
-        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491), or it placed no actor in time (CR0864).
-        InputError: a file of the store cannot be read (CR0411).
     """
 
     def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
@@ -81,7 +77,7 @@ class RolloutCluster:
         """A prepared actor that nobody else uses until ``give_back``; waits for one.
 
         Raises:
-            MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491).
+            MissingError: a node cannot be used, or the cluster is gone (CR0491).
             SandboxFailure: none was free in time (CR0864), or the cluster is closed (CR0302).
         """
         ends = time.monotonic() + self.options.waiting_seconds
@@ -92,7 +88,16 @@ class RolloutCluster:
                 return self._free.get(timeout=_LOOK_SECONDS)
             if time.monotonic() >= ends:
                 self.count_failure()
-                raise self._no_room()
+                options = self.options
+                shares = {"num_cpus": options.num_cpus, **options.resources}
+                asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+                raise SandboxFailure(
+                    "CR0864",
+                    f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
+                    f"{options.num_actors}, and each asks for {asked}.",
+                    where="open_cluster",
+                    fix="ray status shows what is free; ask for less, add nodes, and run no more episodes at once than num_actors.",
+                )
 
     def give_back(self, actor: Any) -> None:
         """Let it be lent again, unless it is lost; also from a finalizer."""
@@ -100,13 +105,7 @@ class RolloutCluster:
             self._free.put(actor)
 
     def ask(self, actor: Any, method: str, *args: Any, **named: Any) -> Any:
-        """Have an actor do something, once.
-
-        Raises:
-            SandboxFailure: the actor is lost (CR0491), or the cluster is closed (CR0302).
-            MissingError: the cluster is gone (CR0491).
-            Exception: what the method raised.
-        """
+        """Have an actor do something, once; raises what it raised, or that it is lost (CR0491)."""
         self.check()
         try:
             return wait_for(getattr(actor, method).remote(*args, **named), self.check)
@@ -118,11 +117,7 @@ class RolloutCluster:
             raise cause from error
 
     def wait_until_ready(self, num_actors: int = 1) -> None:
-        """Wait until so many actors are ready at the same time.
-
-        Raises:
-            MissingError: as ``lease``; one was not placed in time (CR0864).
-        """
+        """Wait until so many actors are ready at the same time; a ``MissingError`` where one was not placed in time (CR0864)."""
         leased: list[Any] = []
         try:
             while len(leased) < num_actors:
@@ -145,12 +140,7 @@ class RolloutCluster:
                 self.counts[kind] += 1
 
     def check(self) -> None:
-        """Refuse to go on where nothing can follow.
-
-        Raises:
-            MissingError: the cluster is gone (CR0491).
-            SandboxFailure: it was closed (CR0302).
-        """
+        """Refuse to go on where nothing can follow: the cluster is gone (CR0491), or was closed (CR0302)."""
         if self._closed.is_set():
             raise interruption()
         if self._head.is_gone():
@@ -194,11 +184,7 @@ class RolloutCluster:
         self._starting[tried.remote()] = actor
 
     def _admit(self) -> None:
-        """Let those be lent that are prepared by now; a new one takes the place of one that died.
-
-        Raises:
-            MissingError: a node cannot be used (CR0491).
-        """
+        """Let those be lent that are prepared by now; a new one takes the place of one that died."""
         with self._lock:
             waiting = list(self._starting)
             for done in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else ():
@@ -240,18 +226,6 @@ class RolloutCluster:
             where="" if place is None else f"{place.host}, process {place.pid}",
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
         ) from cause
-
-    def _no_room(self) -> SandboxFailure:
-        options = self.options
-        shares = {"num_cpus": options.num_cpus, **options.resources}
-        asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-        return SandboxFailure(
-            "CR0864",
-            f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
-            f"{options.num_actors}, and each asks for {asked}.",
-            where="open_cluster",
-            fix="ray status shows what is free; ask for less, add nodes, and run no more episodes at once than num_actors.",
-        )
 
 
 def _end_all(actors: list[Any]) -> None:

@@ -85,9 +85,6 @@ def recorded_evidence(
 
     Counts of the very weights (``parameter_sha256``) win; without any, those of all other policies are added up where
     ``options.recorded`` is ``any``. A task without a measurement is left out.
-
-    Raises:
-        InputError: a file of measurements cannot be read (CR0411).
     """
     if not has_recorded_evidence(store_root, options):
         return {}
@@ -126,9 +123,6 @@ class Standing:
         return Standing(evidence, status)
 
 
-# ---- the state in a checkpoint --------------------------------------------------------------------------
-
-
 class SavedTask(Section):
     """One task of a saved state."""
 
@@ -158,30 +152,20 @@ class SavedCurriculum(Section):
 
 
 def read_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collection[str]) -> SavedCurriculum:
-    """A saved state, checked.
-
-    Raises:
-        InputError: not a curriculum's state, of another version, of another task store or of other tasks (CR0884).
-    """
+    """A saved state, checked."""
     try:
         saved = SavedCurriculum.model_validate(state)
     except (ValidationError, TypeError) as error:
-        raise _unfit(f"it cannot be read: {str(error).splitlines()[-1].strip()[:200]}") from error
-    if saved.tasks_fingerprint != fingerprint:
-        raise _unfit(
-            f"it was saved over the task store {saved.tasks_fingerprint!r}, and this one is {fingerprint!r}"
-        )
-    named = {*saved.in_batch, *(outcome.task_id for outcome in saved.outcomes)}
-    foreign = sorted((set(saved.tasks) ^ set(task_ids)) | (named - set(task_ids)))
-    if foreign:
-        raise _unfit(
-            f"it was saved over other training tasks; {len(foreign)} differ, the first is {foreign[0]!r}"
-        )
-    return saved
-
-
-def _unfit(problem: str) -> InputError:
-    return InputError(
+        problem = f"it cannot be read: {str(error).splitlines()[-1].strip()[:200]}"
+    else:
+        named = {*saved.in_batch, *(outcome.task_id for outcome in saved.outcomes)}
+        foreign = sorted((set(saved.tasks) ^ set(task_ids)) | (named - set(task_ids)))
+        if saved.tasks_fingerprint == fingerprint and not foreign:
+            return saved
+        problem = f"it was saved over other training tasks; {len(foreign)} differ: {', '.join(foreign[:1])}"
+        if saved.tasks_fingerprint != fingerprint:
+            problem = f"it was saved over the task store {saved.tasks_fingerprint!r}, and this one is {fingerprint!r}"
+    raise InputError(
         "CR0884",
         f"the saved curriculum does not fit: {problem}.",
         where="prompt_source",
@@ -209,8 +193,7 @@ class Curriculum:
         fingerprint: of the task store; a state of another one is refused.
         recorded: first evidence by task id; other ids are ignored.
 
-    Raises:
-        InputError: no row, a row without ``task_id``, or two of one task (CR0722).
+    A row without a task of its own is refused (CR0722).
     """
 
     def __init__(
@@ -239,8 +222,6 @@ class Curriculum:
         """By task id, as the newest draw knew them."""
         return dict(self._standings)
 
-    # ---- drawing ------------------------------------------------------------------------------------
-
     def probabilities(self) -> dict[str, float]:
         """By task id, the chance to be drawn first; the sum is 1."""
         weights = {i: s.evidence.weight for i, s in self._standings.items() if s.status == "active"}
@@ -255,11 +236,7 @@ class Curriculum:
         return chances
 
     def chosen_rows(self, num_rows: int) -> list[Mapping[str, Any]]:
-        """Begin a generation; see ``PromptChooser``.
-
-        Raises:
-            InputError: there are fewer tasks than ``num_rows`` (CR0760).
-        """
+        """Begin a generation; see ``PromptChooser``."""
         self._begin_generation()
         drawn = self._drawn(num_rows, without=())
         drawn += self._fill(num_rows - len(drawn), without=drawn)
@@ -274,8 +251,6 @@ class Curriculum:
         drawn = self._drawn(num_rows, without=self._in_batch | dull)
         self._in_batch.update(drawn)
         return [self._rows[task_id] for task_id in drawn]
-
-    # ---- learning -----------------------------------------------------------------------------------
 
     def note(self, outcomes: Sequence[TaskOutcome]) -> None:
         """Keep what was graded in this process until ``take_outcomes``; safe to call from threads."""
@@ -306,8 +281,6 @@ class Curriculum:
         rates = [rate for s in standings if (rate := s.evidence.pass_rate) is not None]
         return figures | ({"curriculum/mean_pass_rate": statistics.fmean(rates)} if rates else {})
 
-    # ---- state --------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """All that the next draws depend on but seed and options; what was noted and not yet learnt is not in it."""
         saved = SavedCurriculum(
@@ -324,11 +297,7 @@ class Curriculum:
         return saved.model_dump()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; what was noted is dropped.
-
-        Raises:
-            InputError: it is none, or of another store or other tasks, or damaged (CR0884); nothing is changed then.
-        """
+        """Go on from a saved state; what was noted is dropped."""
         saved = read_state(state, fingerprint=self._fingerprint, task_ids=self._rows.keys())
         self._generation, self._num_draws = saved.generation, saved.num_draws
         self._in_batch, self._pending = set(saved.in_batch), saved.outcomes
@@ -338,23 +307,17 @@ class Curriculum:
         }
         self._noted = []
 
-    # ---- within -------------------------------------------------------------------------------------
-
     def _begin_generation(self) -> None:
+        """Count what the generation before has brought, and let everything fade."""
         self._generation += 1
         self._in_batch = set()
-        self._count_pending()
-        for task_id, standing in self._standings.items():
-            faded = standing.evidence.faded(self._keep)
-            self._standings[task_id] = replace(standing, evidence=faded)
-
-    def _count_pending(self) -> None:
         by_task: defaultdict[str, list[TaskOutcome]] = defaultdict(list)
         for outcome in self._pending:
             by_task[outcome.task_id].append(outcome)
         self._pending = []
-        for task_id, some in by_task.items():
-            self._standings[task_id] = self._standings[task_id].judged(some, self._options)
+        for task_id, standing in self._standings.items():
+            judged = standing.judged(by_task[task_id], self._options) if task_id in by_task else standing
+            self._standings[task_id] = replace(judged, evidence=judged.evidence.faded(self._keep))
 
     def _drawn(self, num: int, *, without: Collection[str]) -> list[str]:
         self._num_draws += 1
@@ -377,25 +340,15 @@ class Curriculum:
 
 def _by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """In the order of the ids, so that the order of the data does not matter to a draw."""
-    by_task: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        task_id = row.get("task_id")
-        if not isinstance(task_id, str) or task_id in by_task:
-            problem = "two rows have it" if task_id in by_task else "it is no text"
-            raise _unusable(f"each row needs a task_id of its own, and of {task_id!r} {problem}")
-        by_task[task_id] = row
-    if not by_task:
-        raise _unusable("there is no row")
+    by_task = {row["task_id"]: row for row in rows if isinstance(row.get("task_id"), str)}
+    if not by_task or len(by_task) < len(rows):
+        raise InputError(
+            "CR0722",
+            f"a curriculum cannot be made of these rows: {len(rows)} rows name {len(by_task)} tasks.",
+            where="Curriculum(rows)",
+            fix="give one row a task, with its id in the column task_id.",
+        )
     return dict(sorted(by_task.items()))
-
-
-def _unusable(problem: str) -> InputError:
-    return InputError(
-        "CR0722",
-        f"a curriculum cannot be made of these rows: {problem}.",
-        where="Curriculum(rows)",
-        fix="give one row a task, with its id in the column task_id.",
-    )
 
 
 def draw_without_repeats(weights: Mapping[str, float], num: int, chance: random.Random) -> list[str]:

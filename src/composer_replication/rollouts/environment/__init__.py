@@ -4,9 +4,9 @@ reward_options.py        what an attempt is worth and why: tests, what it broke,
 feature_deletion_env.py  the attempt itself: a fresh sandbox with the task's tree in it, tools, submit, grading outside
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 openenv_address.py       the address of a server of environments
-openenv_environment.py   OpenEnv: reset, step, state, close
 openenv_client.py        OpenEnv: action, observation, state; the client
-openenv_server.py        OpenEnv: its own server over our environments
+openenv_server.py        OpenEnv: reset, step, state, close; its own server over our environments
+lease.py                 a blocking environment in a thread of its own, closed whatever happens
 hosted_attempt.py        an attempt inside another library's event loop
 verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name
 inspect_face.py          a task of inspect_ai

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import (
     Limits,
@@ -28,18 +28,9 @@ from composer_replication.records import (
     ToolResult,
     ToolSpec,
 )
-from composer_replication.rollouts.candidate_tree import (
-    EveryFile,
-    TreeTooLargeError,
-    candidate_files,
-    rule_of,
-)
-from composer_replication.rollouts.environment.reward_options import (
-    Judgement,
-    RewardOptions,
-    paid_reward,
-    reward_of,
-)
+from composer_replication.rollouts.candidate_tree import TreeTooLargeError, candidate_files, rule_of
+from composer_replication.rollouts.environment.lease import no_attempt
+from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions, reward_of
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
 from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
@@ -62,6 +53,14 @@ from composer_replication.tasks.test_run import import_roots, variables
 
 BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
 """What a policy is told where nobody can end its attempt at once."""
+HOW_TO_WORK = """\
+You work in the root of the repository, through tools. There is no network. Write the missing code; changes of the \
+tests do not count. When you are done, call submit."""
+
+
+def first_message(store: TaskStore, task: Task) -> str:
+    """What a policy is told first; refused where even the shortest text would show golden code (CR0429)."""
+    return f"{write_instruction(store, task)}\n{HOW_TO_WORK}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,84 +87,45 @@ class Attempt:
         task: of which the tree is made.
         options: how; its ``is_warm`` is settled by ``backend``.
         backend: whose self-test has passed.
-
-    Raises:
-        InputError: the store is damaged, or its environment does not fit this machine.
-        SandboxFailure: the sandbox cannot be opened.
     """
 
     def __init__(
         self, store: TaskStore, task: Task, options: AttemptOptions, backend: SandboxBackend
     ) -> None:
         self.task = task
+        self.rule = rule = rule_of(store, task)
         environment = store.environment(task)
-        folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=_folder()))
-        end = weakref.finalize(self, remove_abandoned, folder)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=process_folder()))
+        except OSError as error:
+            raise SandboxFailure("CR0302", f"no folder for an attempt can be made: {error}.") from error
         try:
             folder.chmod(0o755)  # a jail of another user must be able to reach the tree
             tree = folder / "tree"
             store.write_tree(task, tree, "rollout")
-            tests = _visible_tests(store, task, tree)
+            files = store.files(task, "rollout").items()
+            tests = VisibleTests(
+                node_ids=task.tests.shown,
+                files={path: data for path, data in files if not rule.takes(path)},
+                import_roots=tuple(import_roots(tree)),
+                options=tuple(suite_arguments(tree)),
+                is_left_out=lambda path: not rule.takes(path) and not path.startswith(".git/"),
+            )
             spec = SandboxSpec(tree, environment.read_only, environment.masked, options.sandbox_limits)
             self.sandbox: Sandbox = open_sandbox(spec, backend)
         except BaseException:
-            end()
+            remove_abandoned(folder)
             raise
-        end.detach()
-        self._end = weakref.finalize(self, _end, self.sandbox, folder)
+        self.close = weakref.finalize(self, _end, self.sandbox, folder)
         self.toolbox = Toolbox(self.sandbox, tests, variables(environment), options.tool_limits)
-
-    @property
-    def is_open(self) -> bool:
-        return self._end.alive
-
-    def close(self) -> None:
-        """End the sandbox and remove its tree; idempotent.
-
-        Raises:
-            SandboxFailure: the sandbox did not end as it should; its tree is removed all the same.
-        """
-        self._end()
-
-
-def _folder() -> Path:
-    try:
-        return process_folder()
-    except OSError as error:
-        raise SandboxFailure("CR0302", f"no folder for an attempt can be made: {error}.") from error
 
 
 def _end(sandbox: Sandbox, folder: Path) -> None:
+    """What ``Attempt.close`` does, once; the tree goes even where the sandbox does not end as it should."""
     try:
         sandbox.close()
     finally:
         remove_abandoned(folder)
-
-
-def _visible_tests(store: TaskStore, task: Task, tree: Path) -> VisibleTests:
-    rule = rule_of(store, task)
-    files = {path: data for path, data in store.files(task, "rollout").items() if not rule.takes(path)}
-    return VisibleTests(
-        node_ids=task.tests.shown,
-        files=files,
-        import_roots=tuple(import_roots(tree)),
-        options=tuple(suite_arguments(tree)),
-        is_left_out=lambda path: not rule.takes(path) and not path.startswith(".git/"),
-    )
-
-
-HOW_TO_WORK = """\
-You work in the root of the repository, through tools. There is no network. Write the missing code; changes of the \
-tests do not count. When you are done, call submit."""
-
-
-def first_message(store: TaskStore, task: Task) -> str:
-    """What a policy is told first.
-
-    Raises:
-        InputError: even the shortest text would show golden code (CR0429); the store is damaged (CR0411).
-    """
-    return f"{write_instruction(store, task)}\n{HOW_TO_WORK}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +136,15 @@ class AttemptState:
     counts: CallCounts
     is_over: bool
     num_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """What an attempt left: the files that are graded, and every file but git's; None where there are too many."""
+
+    graded: dict[str, bytes] | None
+    every: dict[str, bytes] | None
+    problem: str = ""
 
 
 class FeatureDeletionEnv:
@@ -212,7 +181,7 @@ class FeatureDeletionEnv:
 
     def _forget(self) -> None:
         self._is_broken = False
-        self._tree: dict[str, bytes] | None = None
+        self._tree: _Tree | None = None
         self._judgement: Judgement | None = None
         self._calls: list[tuple[ToolCall, ToolResult]] = []
 
@@ -230,6 +199,21 @@ class FeatureDeletionEnv:
         """Calls of this attempt so far."""
         return self._running.toolbox.counts
 
+    @property
+    def tree_root(self) -> str:
+        """The absolute path of the attempt's tree, as commands see it."""
+        return str(self._running.sandbox.tree)
+
+    @property
+    def graded_reward(self) -> float | None:
+        """What the tests alone would pay for the attempt that ``finish`` ended."""
+        return self._judgement.graded_reward if self._judgement else None
+
+    @property
+    def report(self) -> MonitorReport | None:
+        """What the monitor found in it."""
+        return self._judgement.report if self._judgement else None
+
     def reset(self, task_id: str) -> str:
         """End the attempt before, begin one at this task, and say what is to be done.
 
@@ -238,11 +222,10 @@ class FeatureDeletionEnv:
             SandboxFailure: the sandbox cannot be opened, or does not hold (CR0306).
         """
         self.close()
-        store = self.grader.store
+        store, options = self.grader.store, self._attempt_options
         task = store.get(task_id)
         message = first_message(store, task)
         self._forget()
-        options = self._attempt_options
         backend = self.grader.attempt_backend(is_warm=options.is_warm)
         try:
             self._attempt = Attempt(store, task, options, backend)
@@ -295,15 +278,12 @@ class FeatureDeletionEnv:
         judgement = self.finish()
         return None if judgement is None else judgement.reward
 
-    @property
-    def graded_reward(self) -> float | None:
-        """What the tests alone would pay for the attempt that ``finish`` ended."""
-        return self._judgement.graded_reward if self._judgement else None
-
-    @property
-    def report(self) -> MonitorReport | None:
-        """What the monitor found in it."""
-        return self._judgement.report if self._judgement else None
+    def candidate(self) -> dict[str, bytes] | None:
+        """The policy's files as they are graded (``candidate_tree``); None where the sandbox failed."""
+        tree = self._left()
+        if tree is not None and tree.graded is None:
+            raise TreeTooLargeError(tree.problem)
+        return None if tree is None else tree.graded
 
     def snapshot(self) -> AttemptState:
         """Keep where the attempt stands, to come back to it by ``restore`` any number of times; the tree alone is kept, not HOME."""
@@ -312,94 +292,12 @@ class FeatureDeletionEnv:
         return AttemptState(attempt.sandbox.snapshot(), replace(box.counts), box.is_over, len(self._calls))
 
     def restore(self, state: AttemptState) -> None:
-        """Bring this attempt back to where it stood.
-
-        Raises:
-            SandboxFailure: the tree cannot be brought back (CR0309).
-        """
+        """Bring this attempt back to where it stood; a ``SandboxFailure`` (CR0309) where the tree cannot be."""
         attempt = self._running
         attempt.sandbox.restore(state.tree)
         attempt.toolbox.counts, attempt.toolbox.is_over = replace(state.counts), state.is_over
         del self._calls[state.num_calls :]
         self._judgement, self._tree = None, None
-
-    def _judged(self) -> Judgement | None:
-        options, score = self.options, self.grade()
-        if score is None:
-            return None
-        regressions = None
-        if options.breaks != "ignore" and score.num_passed > 0:
-            tree = self.candidate()
-            if tree is None:
-                return None
-            regressions = find_regressions(
-                self.grader, self._running.task, tree, sample=options.break_sample, seed=options.break_seed
-            )
-            if regressions is None:
-                return None
-        graded = reward_of(score, options, regressions=regressions, num_invalid_calls=self.counts.num_invalid)
-        report = None
-        if self._monitor is not None:
-            report = self._inspect(self._monitor)
-            if report is None:
-                return None
-        return Judgement(score, paid_reward(graded, report), graded, regressions, report)
-
-    def _inspect(self, monitor: HackMonitor) -> MonitorReport | None:
-        """What the monitor says, each call a turn of its own; None where the sandbox failed."""
-        store, task = self.grader.store, self._running.task
-        before, turns = store.files(task, "rollout"), [[pair] for pair in self._calls]
-        try:
-            after = self.all_files()
-        except TreeTooLargeError:
-            after = before  # its tests have failed; what it called is looked at all the same
-        if after is None:
-            return None
-        report = monitor.inspect(
-            EpisodeEvidence(public_task(store, task), turns, before, after, self.tree_root)
-        )
-        return without_golden_classes(report, self.grader, task)
-
-    @property
-    def tree_root(self) -> str:
-        """The absolute path of the attempt's tree, as commands see it."""
-        return str(self._running.sandbox.tree)
-
-    def all_files(self) -> dict[str, bytes] | None:
-        """Every file of the tree as it stands but those of git, for whoever looks at it; None where the sandbox failed.
-
-        Raises:
-            TreeTooLargeError: more than is graded.
-        """
-        if self._is_broken:
-            return None
-        try:
-            return candidate_files(self._running.sandbox, EveryFile(frozenset(), frozenset(), frozenset()))
-        except SandboxFailure:
-            self._break()
-            return None
-
-    def candidate(self) -> dict[str, bytes] | None:
-        """The policy's files as they are graded (``candidate_tree``); None where the sandbox failed.
-
-        They are read once when the attempt is over, since nothing changes them then.
-
-        Raises:
-            TreeTooLargeError: more than is graded.
-        """
-        attempt = self._running
-        if self._is_broken:
-            return None
-        if self._tree is not None:
-            return self._tree
-        try:
-            tree = candidate_files(attempt.sandbox, rule_of(self.grader.store, attempt.task))
-        except SandboxFailure:
-            self._break()
-            return None
-        if attempt.toolbox.is_over:  # before, the next call may change them
-            self._tree = tree
-        return tree
 
     def close(self) -> None:
         """End the attempt and take its sandbox away; idempotent."""
@@ -426,33 +324,75 @@ class FeatureDeletionEnv:
         self._is_broken = True
         self.grader.count_infrastructure_failure()
 
-    def _grade(self, tests: TestsUsed) -> Score | None:
-        task = self._running.task
+    def _left(self) -> _Tree | None:
+        """The tree as it stands; read once when the attempt is over, since nothing changes it then. None where the sandbox failed."""
+        attempt = self._running
+        if self._is_broken:
+            return None
+        if self._tree is not None:
+            return self._tree
         try:
-            tree = self.candidate()
-        except TreeTooLargeError as error:
+            tree = _read(attempt, wants_all=self._monitor is not None)
+        except SandboxFailure:
+            self._break()
+            return None
+        self._tree = tree if attempt.toolbox.is_over else None
+        return tree
+
+    def _grade(self, tests: TestsUsed) -> Score | None:
+        task, tree = self._running.task, self._left()
+        if tree is None:
+            return None
+        if tree.graded is None:
             request = GradeRequest(task, "", tests)
-            return Score(dict.fromkeys(request.node_ids, Outcome.FAILED), f"{error}", paid=request.paid)
-        return None if tree is None else self.grader.grade_tree(task, tree, tests)
+            return Score(dict.fromkeys(request.node_ids, Outcome.FAILED), tree.problem, paid=request.paid)
+        return self.grader.grade_tree(task, tree.graded, tests)
+
+    def _judged(self) -> Judgement | None:
+        options, score, tree = self.options, self.grade(), self._left()
+        if score is None or tree is None:
+            return None
+        regressions = None
+        if options.breaks != "ignore" and score.num_passed > 0 and tree.graded is not None:
+            regressions = find_regressions(
+                self.grader,
+                self._running.task,
+                tree.graded,
+                sample=options.break_sample,
+                seed=options.break_seed,
+            )
+            if regressions is None:
+                return None
+        graded = reward_of(score, options, regressions=regressions, num_invalid_calls=self.counts.num_invalid)
+        report = None if self._monitor is None else self._inspected(self._monitor, tree)
+        is_flagged = report is not None and report.masks_reward
+        return Judgement(score, min(0.0, graded) if is_flagged else graded, graded, regressions, report)
+
+    def _inspected(self, monitor: HackMonitor, tree: _Tree) -> MonitorReport:
+        """What the monitor says, each call a turn of its own; of a tree that is too large it sees the calls alone."""
+        store, task = self.grader.store, self._running.task
+        before, turns = store.files(task, "rollout"), [[pair] for pair in self._calls]
+        after = before if tree.every is None else tree.every
+        report = monitor.inspect(
+            EpisodeEvidence(public_task(store, task), turns, before, after, self.tree_root)
+        )
+        return only_reporting(report, golden_classes(self.grader, task)) if report.masks_reward else report
 
 
-def no_attempt(where: str) -> UsageError:
-    """The error for an environment that is used before ``reset`` or after ``close``."""
-    return UsageError(
-        "CR0800",
-        "the environment has no attempt under way.",
-        where=where,
-        fix="call reset(task_id) first, and nothing after close().",
-    )
-
-
-def without_golden_classes(report: MonitorReport, grader: Grader, task: Task) -> MonitorReport:
-    """The report, in which a finding of a class that the task's golden code shows too flags nothing.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
-    return only_reporting(report, golden_classes(grader, task)) if report.masks_reward else report
+def _read(attempt: Attempt, *, wants_all: bool) -> _Tree:
+    every: dict[str, bytes] | None = None
+    if wants_all:
+        try:
+            every = candidate_files(attempt.sandbox, lambda path: not path.startswith(".git/"))
+        except TreeTooLargeError:  # what is graded of it may be small all the same
+            pass
+        else:
+            graded = {path: data for path, data in every.items() if attempt.rule.takes(path)}
+            return _Tree(graded, every)
+    try:
+        return _Tree(candidate_files(attempt.sandbox, attempt.rule.takes), None)
+    except TreeTooLargeError as error:
+        return _Tree(None, None, str(error))
 
 
 def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorReport:

@@ -38,8 +38,7 @@ class _Attempts:
         self._open: dict[str, HostedAttempt] = {}
 
     async def begin(self, state: Any) -> HostedAttempt:
-        attempt = await self.host.open(str(state.metadata["task_id"]))
-        self._open[state.uuid] = attempt
+        self._open[state.uuid] = attempt = await self.host.open(str(state.metadata["task_id"]))
         return attempt
 
     def of(self, state: Any) -> HostedAttempt:
@@ -80,24 +79,9 @@ def feature_deletion(
     A sample whose sandbox failed is unscored: it counts in no metric, and its explanation says what failed. One that the
     monitor masks has the score 0, and counts in ``num_masked``.
 
-    Args:
-        store: its folder.
-        task_ids: some of its tasks, a list or one text with commas; all by default.
-        solver: in the place of ``tool_loop``; it finds our tools in ``state.tools``.
-        max_turns: answers of the model to a sample.
-        backend: as ``AttemptHost``, like the next three and ``monitor``.
-        num_jobs: see there.
-        test_seconds: see there.
-        with_hidden: see there.
-        rule: as ``RewardOptions``, like the next three.
-        breaks: see there.
-        break_sample: see there.
-        invalid_call_cost: see there.
-        monitor: see above.
-
-    Raises:
-        InputError: no store, a damaged one, or no such task (CR0412).
-        NothingToDoError: the store holds no tasks (CR0604).
+    ``task_ids`` names some of the tasks of ``store``, as a list or as one text with commas; ``solver`` takes the place of
+    ``tool_loop`` and finds our tools in ``state.tools``; ``max_turns`` bounds the answers of the model to a sample. The
+    others are those of ``AttemptHost`` and ``RewardOptions``.
     """
     host = AttemptHost(
         Path(store),
@@ -150,8 +134,8 @@ def tool_loop(attempts: _Attempts) -> Any:
                 break
             done = await execute_tools(state.messages, state.tools)
             state.messages.extend(done.messages)
-            for message in done.messages:
-                if _was_refused(message):
+            for message in done.messages:  # the library itself refuses what it cannot read, or no tool takes
+                if isinstance(message, ChatMessageTool) and message.error and message.error.type == "parsing":
                     await attempt.count_unreadable_call(message.function or "")
         return state
 
@@ -181,7 +165,9 @@ def visible_tests(attempts: _Attempts) -> Any:
         metadata: dict[str, Any] = {**outcome.figures}
         if outcome.monitor is not None:
             metadata["monitor"] = outcome.monitor
-        explanation = _explained(outcome.judgement.score)
+        tests = outcome.judgement.score
+        explanation = f"{tests.num_passed} of {len(tests.outcomes)} visible tests pass"
+        explanation += f": {tests.error}" if tests.error else ""
         return Score(value=outcome.reward, metadata=metadata, explanation=explanation)
 
     return score
@@ -208,16 +194,3 @@ def _tool(attempt: HostedAttempt, spec: ToolSpec) -> Tool:
         parallel=False,  # they work on the same files
         max_output=0,  # ours is cut already, and says so
     ).as_tool()
-
-
-def _was_refused(message: Any) -> bool:
-    """Whether the library answered the call itself: unknown tool, unreadable or wrong arguments."""
-    return (
-        isinstance(message, ChatMessageTool) and message.error is not None and message.error.type == "parsing"
-    )
-
-
-def _explained(score: Any) -> str:
-    """How many visible tests passed, and why the run failed as a whole where it did."""
-    text = f"{score.num_passed} of {len(score.outcomes)} visible tests pass"
-    return f"{text}: {score.error}" if score.error else text

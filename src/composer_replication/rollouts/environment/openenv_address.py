@@ -11,11 +11,7 @@ _MAX_PORT = 65535
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; clients wait in its queue until they are served. Port 0 takes a free one.
-
-    Raises:
-        UsageError: the address cannot be taken (CR0850).
-    """
+    """A socket that listens; clients wait in its queue until they are served. Port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         if not 0 <= port <= _MAX_PORT:

@@ -69,9 +69,7 @@ class FeatureDeletionClient(EnvClient[ToolAction, AttemptObservation, AttemptSta
             attempt is answered when it is graded, and giving up ends the session.
         options: of ``EnvClient``.
 
-    Raises (when used):
-        ConnectionError: nobody listens there.
-        RuntimeError: the server refused, with its reason and code.
+    What the server refuses is a ``RuntimeError`` with its reason and code.
     """
 
     def __init__(

@@ -49,11 +49,6 @@ class Judgement:
         return self.report is not None and self.report.masks_reward
 
 
-def share_of_tests(score: Score, options: RewardOptions) -> float:
-    """What the visible tests alone are worth, from 0 to 1."""
-    return score.pass_share if options.rule == "fraction" else float(score.all_passed)
-
-
 def reward_of(
     score: Score,
     options: RewardOptions,
@@ -69,15 +64,9 @@ def reward_of(
         regressions: what it broke; None where nobody looked.
         num_invalid_calls: that could not be made.
     """
-    reward = share_of_tests(score, options)
+    reward = score.pass_share if options.rule == "fraction" else float(score.all_passed)
     if regressions is not None and options.breaks == "mask" and regressions.broken:
         reward = 0.0
     if regressions is not None and options.breaks == "cost":
         reward -= regressions.share
     return reward - options.invalid_call_cost * num_invalid_calls
-
-
-def paid_reward(graded: float, report: MonitorReport | None) -> float:
-    """What an attempt is paid: as it was graded, and 0 at most where the monitor flagged it."""
-    is_flagged = report is not None and report.masks_reward
-    return min(0.0, graded) if is_flagged else graded

@@ -41,11 +41,7 @@ class TrlFeatureDeletion:
     def reset(self, **row: Any) -> str:
         """Begin an attempt at the task of a data-set row; what is to be done, for the end of the prompt.
 
-        Where no sandbox opens, the attempt has no reward, and training goes on.
-
-        Raises:
-            UsageError: the row names no task (CR0412).
-            InputError: the store has no such task (CR0412), or it is damaged.
+        Where no sandbox opens, the attempt has no reward, and training goes on. A row without a task is refused (CR0412).
         """
         task_id = row.get("task_id")
         if not isinstance(task_id, str) or not task_id:
@@ -70,9 +66,6 @@ class TrlFeatureDeletion:
 
         A rollout for which every reward function says None is left out of its group's mean by TRL and has the advantage
         0. Beside other reward functions None adds nothing, and what those pay is paid.
-
-        Raises:
-            UsageError: there was no ``reset`` (CR0800).
         """
         if self._is_broken:
             return None

@@ -73,12 +73,6 @@ class FeatureDeletionState(vf.State):
 
     _attempt: HostedAttempt | None = PrivateAttr(default=None)
 
-    async def end(self) -> None:
-        """Take the sandbox away; idempotent."""
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
-            await attempt.end()
-
 
 class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, FeatureDeletionTaskConfig]):
     """One task of the store: ``setup`` opens its sandbox, scoring grades the tree outside of it."""
@@ -88,29 +82,28 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
         return str(self.data.id)
 
     async def setup(self, trace: Any, runtime: Any) -> None:
-        """Open the attempt.
-
-        Raises:
-            UsageError: another harness, or a runtime that is not this process's machine (CR0722).
-            InputError: no such task (CR0412), or it is damaged.
-            SandboxError: the sandbox cannot be opened.
-        """
-        _require_own_harness(trace, runtime)
+        """Open the attempt; another harness has tools that work in the library's runtime, which is no sandbox of ours."""
+        harness = trace.agent.config.harness  # None where no agent plays: vf-validate
+        if not isinstance(harness, FeatureDeletionHarnessConfig | None) or runtime.type != "subprocess":
+            raise UsageError(
+                "CR0722",
+                "these tasks are played by their own harness in this process, "
+                f"not by {getattr(harness, 'id', harness)!r} in the runtime {runtime.type!r}.",
+                where="--env.agent.harness.id, --env.agent.runtime.type",
+                fix="leave both options out.",
+            )
         attempt = await _host_of(self.config).open(str(self.data.id))
         trace.state._attempt = attempt  # noqa: SLF001  our own state
         _require_sandbox(attempt)
 
     async def finalize(self, trace: Any, runtime: Any) -> None:
-        """Grade, before the library has a reward to fill in: where a sandbox failed, none is begun.
-
-        Raises:
-            SandboxError: the attempt has no reward.
-        """
+        """Grade, before the library has a reward to fill in: where a sandbox failed, none is begun."""
         del runtime
-        outcome = await _attempt_of(trace).outcome()
+        attempt = _attempt_of(trace)
+        outcome = await attempt.outcome()
         if outcome.monitor is not None:
             trace.info["monitor"] = outcome.monitor
-        _require_sandbox(_attempt_of(trace))
+        _require_sandbox(attempt)
 
     @vf.metric
     async def attempt(self, trace: Any) -> dict[str, float]:
@@ -122,21 +115,14 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
         """What the visible tests are worth, 0 where the monitor masks it; where a sandbox failed there is an error instead."""
         attempt = _attempt_of(trace)
         outcome = await attempt.outcome()
-        if outcome.reward is None:
-            raise vf.SandboxError(attempt.failure)
-        return outcome.reward
+        _require_sandbox(attempt)
+        return float(outcome.judgement.reward if outcome.judgement is not None else 0.0)
 
 
 class FeatureDeletionTaskset(vf.Taskset[FeatureDeletionTask, FeatureDeletionTasksetConfig]):
     """Every task of a store, in the order of their ids."""
 
     def load(self) -> Iterator[FeatureDeletionTask]:
-        """The tasks.
-
-        Raises:
-            InputError: no store, or a damaged one.
-            NothingToDoError: it holds no tasks (CR0604).
-        """
         store = _host_of(self.config.task).store
         for task in store.tasks():
             data = FeatureDeletionData(
@@ -172,12 +158,7 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
         mcp_urls: dict[str, str],
         data: Any,
     ) -> Any:
-        """Play the attempt to its end.
-
-        Raises:
-            SandboxError: the sandbox broke.
-            openai.OpenAIError: the model gave no answer, or the library refused to ask it again.
-        """
+        """Play the attempt to its end."""
         del runtime, mcp_urls
         attempt = _attempt_of(trace)
         disabled = set(self.config.disabled_tools or ())
@@ -200,8 +181,10 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
     async def cleanup(self, trace: Any, runtime: Any) -> None:
         """Called last, whatever happened."""
         del runtime
-        if isinstance(trace.state, FeatureDeletionState):
-            await trace.state.end()
+        attempt = getattr(trace.state, "_attempt", None)
+        if attempt is not None:
+            trace.state._attempt = None  # noqa: SLF001  our own state
+            await attempt.end()
 
 
 class FeatureDeletionEnvConfig(vf.EnvConfig):
@@ -224,10 +207,6 @@ def load_environment(store: Path | str, **options: Any) -> FeatureDeletionVerifi
     Args:
         store: its folder.
         **options: fields of ``FeatureDeletionTaskConfig``.
-
-    Raises:
-        pydantic.ValidationError: an unknown option, or one out of range.
-        InputError: no store, or a damaged one.
     """
     task = FeatureDeletionTaskConfig(store=Path(store), **options)
     config = FeatureDeletionEnvConfig(taskset=FeatureDeletionTasksetConfig(id=NAME, task=task))
@@ -264,20 +243,6 @@ def _attempt_of(trace: Any) -> HostedAttempt:
 def _require_sandbox(attempt: HostedAttempt) -> None:
     if attempt.failure:
         raise vf.SandboxError(attempt.failure)
-
-
-def _require_own_harness(trace: Any, runtime: Any) -> None:
-    """Another harness has tools that work in the library's runtime, which is no sandbox of ours."""
-    harness = trace.agent.config.harness  # None where no agent plays: vf-validate
-    if isinstance(harness, FeatureDeletionHarnessConfig | None) and runtime.type == "subprocess":
-        return
-    raise UsageError(
-        "CR0722",
-        "these tasks are played by their own harness in this process, "
-        f"not by {getattr(harness, 'id', harness)!r} in the runtime {runtime.type!r}.",
-        where="--env.agent.harness.id, --env.agent.runtime.type",
-        fix="leave both options out.",
-    )
 
 
 def _host_of(config: FeatureDeletionTaskConfig) -> AttemptHost:

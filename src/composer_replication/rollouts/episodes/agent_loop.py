@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.interfaces import AgentEnvironment
-from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
+from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.environment.lease import EnvironmentLease
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.episode import (
     Episode,
@@ -37,99 +37,6 @@ from composer_replication.rollouts.episodes.episode_options import (
 from composer_replication.rollouts.tokens.chat import Chat
 
 T = TypeVar("T")
-
-
-class EnvironmentLease:
-    """An environment that is opened by its first job, in a thread of a pool, and closed by ``release``.
-
-    ``release`` never blocks, may be called at any time, from any thread, more than once. Where a job runs, its own
-    thread closes the environment as soon as the job has ended; else the pool does. ``closed`` is done when nothing
-    is open any more. A job that has not begun is not begun any more.
-
-    Args:
-        open_environment: makes the environment; blocking.
-        threads: where jobs run.
-
-    ``was_opened`` and ``close_failure`` (the kind of error that ``close`` raised, or empty) are for counting.
-    """
-
-    def __init__(self, open_environment: Callable[[], AgentEnvironment], threads: Executor) -> None:
-        self.closed: Future[None] = Future()
-        self.was_opened = False
-        self.close_failure = ""
-        self._open = open_environment
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._environment: AgentEnvironment | None = None
-        self._job: Future[object] | None = None
-        self._is_busy = False
-        self._is_released = False
-
-    async def do(self, act: Callable[[AgentEnvironment], T], *, seconds: float | None) -> T:
-        """Run ``act`` on the environment in a thread; afterwards nothing runs there. None waits for as long as it takes.
-
-        Raises:
-            SandboxFailure: it did not come back in time (CR0302), and only ``release`` may follow; or its own.
-        """
-        job: asyncio.Future[T] = asyncio.wrap_future(self._begin(act))
-        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked
-        done, _ = await asyncio.wait({job}, timeout=None if seconds is None else max(0.0, seconds))
-        if not done:
-            raise SandboxFailure(
-                "CR0302",
-                f"an environment did not come back within {seconds:.0f} s.",
-                fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds.",
-            )
-        return job.result()
-
-    def release(self) -> None:
-        """End the lease: nothing new begins, and the environment is closed as soon as it is idle."""
-        with self._lock:
-            if self._is_released:
-                return
-            self._is_released = True
-            is_running = self._is_busy and self._job is not None and not self._job.cancel()
-        if is_running:
-            return
-        if self._environment is None:
-            self.closed.set_result(None)
-            return
-        try:
-            self._threads.submit(self._close)
-        except RuntimeError:  # the pool takes no more
-            self._close()
-
-    def _begin(self, act: Callable[[AgentEnvironment], T]) -> Future[T]:
-        with self._lock:
-            if self._is_released or self._is_busy:
-                raise RuntimeError("an environment is used by one thread at a time, and not after its end")
-            self._is_busy = True
-            job = self._threads.submit(self._work, act)
-            self._job = job  # type: ignore[assignment]  # only cancelled, never asked for its result
-        return job
-
-    def _work(self, act: Callable[[AgentEnvironment], T]) -> T:
-        try:
-            if self._environment is None:
-                self._environment = self._open()
-                self.was_opened = True
-            return act(self._environment)
-        finally:
-            with self._lock:
-                self._is_busy = False
-                must_close = self._is_released
-            if must_close:
-                self._close()
-
-    def _close(self) -> None:
-        try:
-            if self._environment is not None:
-                self._environment.close()
-        except Exception as error:  # noqa: BLE001  counted; the episode is over, whatever its close says
-            self.close_failure = type(error).__name__
-        finally:
-            self._environment = None
-            self.closed.set_result(None)
 
 
 async def run_episodes(
@@ -159,23 +66,20 @@ async def run_episodes(
             ``infrastructure_failures``, ``failed_CODE``,
             ``invalid_calls``, ``not_continued_CODE`` (a template that does not go on after an answer), ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
 
-    Raises:
-        ComposerError: what environment, conversation or policy raise, but for a ``SandboxFailure``.
+    Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
     """
     options = options or EpisodeOptions()
     counted: Counter[str] = Counter()
-    threads = ThreadPoolExecutor(options.max_concurrent, "environment")
-    waiting = deque(EpisodePlace(index, task, step, seed) for index, task in enumerate(task_ids))
+    waiting = deque(enumerate(task_ids))
     running: dict[asyncio.Task[Episode], int] = {}
-    leases: list[EnvironmentLease] = []
+    leases: list[EnvironmentLease[AgentEnvironment]] = []
     try:
         while waiting or running:
             while waiting and len(running) < options.max_concurrent:
-                place = waiting.popleft()
-                one = OneEpisode(
-                    place, parts=parts, options=options, threads=threads, counts=counted, leases=leases
-                )
-                running[asyncio.create_task(one.run())] = place.index
+                index, task_id = waiting.popleft()
+                blank = Episode(task_id, index, step, seed)
+                one = OneEpisode(blank, parts=parts, options=options, counts=counted, leases=leases)
+                running[asyncio.create_task(one.run())] = index
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             ended = [task.result() for task in sorted(done, key=running.__getitem__)]
             for task in done:
@@ -189,7 +93,6 @@ async def run_episodes(
         try:
             await _close(running, leases, options.closing_seconds)
         finally:
-            threads.shutdown(wait=False)
             if counts is not None:
                 counts.update(counted + _closings(leases))
 
@@ -198,16 +101,12 @@ async def episodes_in_order(
     task_ids: Sequence[str],
     parts: EpisodeParts,
     *,
-    options: EpisodeOptions | None = None,
-    seed: int = 0,
-    step: int = 0,
-    counts: Counter[str] | None = None,
     on_ended: Callable[[int], None] = lambda _: None,
+    **how: Any,
 ) -> list[Episode]:
-    """All episodes, in the order of ``task_ids``; ``on_ended`` is told how many have ended. Else as ``run_episodes``."""
+    """All episodes, in the order of ``task_ids``; ``on_ended`` is told how many have ended. ``how`` is as in ``run_episodes``."""
     found: dict[int, Episode] = {}
-    stream = run_episodes(task_ids, parts, options=options, seed=seed, step=step, counts=counts)
-    async with aclosing(stream) as episodes:
+    async with aclosing(run_episodes(task_ids, parts, **how)) as episodes:
         async for episode in episodes:
             found[episode.index] = episode
             on_ended(len(found))
@@ -215,7 +114,9 @@ async def episodes_in_order(
 
 
 async def _close(
-    running: Iterable[asyncio.Task[Episode]], leases: Sequence[EnvironmentLease], seconds: float
+    running: Iterable[asyncio.Task[Episode]],
+    leases: Sequence[EnvironmentLease[AgentEnvironment]],
+    seconds: float,
 ) -> None:
     """Cancel what runs, and wait until every environment is closed, at most so long."""
     for task in running:
@@ -228,7 +129,7 @@ async def _close(
         await asyncio.wait(closing, timeout=seconds)
 
 
-def _closings(leases: Sequence[EnvironmentLease]) -> Counter[str]:
+def _closings(leases: Sequence[EnvironmentLease[AgentEnvironment]]) -> Counter[str]:
     opened = [lease for lease in leases if lease.was_opened]
     closed = [lease for lease in opened if lease.closed.done()]
     return Counter(
@@ -255,81 +156,43 @@ def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodePlace:
-    """Which episode this is: its place among those asked for, its task, the step and seed of all of them."""
-
-    index: int
-    task_id: str
-    step: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the policy said, the conversation before it, how long it took, and when its turn ends."""
-
-    completion: Completion
-    chat: Chat | None
-    seconds: float
-    turn_end: float
-
-
 class OneEpisode:
     """Drives one episode and knows at any time what it has so far.
 
     Args:
-        place: which episode.
+        blank: its task and its place among those that were asked for; nothing has happened in it.
         parts: policy, environment, conversation, calls.
         options: the limits.
-        threads: where the environment's calls run.
         counts: ``tries``, ``infrastructure_failures`` and ``failed_CODE`` are counted here.
         leases: every environment's lease is put here when it is made.
     """
 
     def __init__(
         self,
-        place: EpisodePlace,
+        blank: Episode,
         *,
         parts: EpisodeParts,
         options: EpisodeOptions,
-        threads: Executor,
         counts: Counter[str],
-        leases: list[EnvironmentLease],
+        leases: list[EnvironmentLease[AgentEnvironment]],
     ) -> None:
-        self.place, self.parts, self.options = place, parts, options
+        self.blank, self.parts, self.options = blank, parts, options
         self._clock = asyncio.get_running_loop().time
-        self._threads, self._counts, self._leases = threads, counts, leases
-        self._failure = ""
-        self._num_tries = 0
+        self._counts, self._leases = counts, leases
 
     async def run(self) -> Episode:
-        """The whole episode; a cancelled one leaves its environment to be closed.
-
-        Raises:
-            ComposerError: whatever is wrong on the user's side; never a ``SandboxFailure``.
-        """
-        for _ in range(self.options.max_tries):
-            self._begin_try()
+        """The whole episode; a cancelled one leaves its environment to be closed. Never raises a ``SandboxFailure``."""
+        failure_code = ""
+        for number in range(1, self.options.max_tries + 1):
+            self._begin_try(number)
             ended: Episode | None = None
             try:
                 await self._open()
-                reason: StopReason | None = None
-                while reason is None:
-                    if self._num_answers >= self.options.max_turns:
-                        reason = StopReason.TURNS
-                    elif self._clock() >= self._deadline:
-                        reason = StopReason.DEADLINE
-                    else:
-                        is_summary = self._is_summary_due()
-                        answer = await self._answer(is_summary=is_summary)
-                        if isinstance(answer, StopReason):
-                            reason = answer
-                        else:
-                            reason = await self._act(answer, is_summary=is_summary)
+                while (reason := await self._take_turn()) is None:
+                    pass
                 ended = await self._graded(reason)
             except SandboxFailure as failure:
-                self._failure = failure.code
+                failure_code = failure.code
                 self._counts["infrastructure_failures"] += 1
                 self._counts[f"failed_{failure.code}"] += 1
             finally:
@@ -342,83 +205,90 @@ class OneEpisode:
                     raise
             if ended is not None:
                 return ended
-        return replace(self._ended(StopReason.INFRASTRUCTURE), failure=self._failure)
+        return replace(self._so_far(StopReason.INFRASTRUCTURE), failure=failure_code)
 
-    def _begin_try(self) -> None:
+    def _begin_try(self, number: int) -> None:
+        self._num_tries = number
         self._try_started = self._clock()
         self._deadline = self._try_started + self.options.episode_seconds
         self._turns: list[EpisodeTurn] = []
         self._first_messages: list[str] = []
         self._tools: tuple[ToolSpec, ...] = ()
-        self._num_answers = 0
-        self._num_tries += 1
         self._counts["tries"] += 1
-        self._lease = EnvironmentLease(self.parts.open_environment, self._threads)
+        self._lease = EnvironmentLease(self.parts.open_environment)
         self._leases.append(self._lease)
 
-    def _ended(self, reason: StopReason) -> Episode:
+    def _so_far(self, reason: StopReason) -> Episode:
         """What there is of the current try, not graded yet."""
-        return Episode(
-            task_id=self.place.task_id,
-            index=self.place.index,
-            step=self.place.step,
-            seed=self.place.seed,
+        return replace(
+            self.blank,
             turns=tuple(self._turns),
             first_messages=tuple(self._first_messages),
             tools=self._tools,
             stop_reason=reason,
-            score=None,
-            reward=None,
             seconds=self._clock() - self._try_started,
             num_tries=self._num_tries,
         )
 
     async def _open(self) -> None:
-        task_id, limit = self.place.task_id, self.options.turn_seconds + self.options.grace_seconds
-        message, self._tools = await self._lease.do(
+        task_id, limit = self.blank.task_id, self.options.turn_seconds + self.options.grace_seconds
+        self._task_message, self._tools = await self._lease.do(
             lambda env: (env.reset(task_id), env.tools), seconds=limit
         )
-        self._task_message = message
-        self._open_conversation(message)
+        self._open_conversation(self._task_message)
+
+    def _open_conversation(self, message: str) -> None:
+        self._conversation = self.parts.talk.open(message, self._tools)
+        self._first_messages.append(message)
 
     async def _graded(self, reason: StopReason) -> Episode:
         started = self._clock()
-        task_id, finish = self.place.task_id, self.parts.finish
+        task_id, finish = self.blank.task_id, self.parts.finish
         judgement = await self._lease.do(lambda env: finish(env, task_id), seconds=None)
         if judgement is None:
             raise SandboxFailure("CR0302", "the sandbox failed while an episode was graded.")
         return replace(
-            self._ended(reason),
+            self._so_far(reason),
             score=judgement.score,
             reward=judgement.reward,
             grading_seconds=self._clock() - started,
             judgement=judgement,
         )
 
-    def _open_conversation(self, message: str) -> None:
-        self._conversation = self.parts.talk.open(message, self._tools)
-        self._first_messages.append(message)
-
-    async def _answer(self, *, is_summary: bool) -> _Answer | StopReason:
-        """The policy's next answer, or why there is none.
-
-        The seconds of an answer that is sampled together with others' put the deadlines off: who waits for a round has done
-        nothing yet, and others' tools and gradings, which have limits of their own, must not cut him short.
-        """
-        conversation, options, policy = self._conversation, self.options, self.parts.policy
-        if is_summary and not self._is_told(lambda: conversation.add_message(options.summary_request)):
+    async def _take_turn(self) -> StopReason | None:
+        """One answer with its calls; why the episode ends with it, or before it, or None."""
+        if sum(not turn.is_summary for turn in self._turns) >= self.options.max_turns:
+            return StopReason.TURNS
+        if self._clock() >= self._deadline:
+            return StopReason.DEADLINE
+        conversation, is_summary = self._conversation, self._is_summary_due()
+        if is_summary and not self._is_told(lambda: conversation.add_message(self.options.summary_request)):
             return StopReason.FINISHED
+        asked, chat = self._clock(), conversation.chat()
+        answer = await self._answer()
+        if isinstance(answer, StopReason):
+            return answer
+        seconds = self._clock() - asked
+        end = min(self._deadline, asked + self.options.turn_seconds)
+        if isinstance(self.parts.policy, BatchingPolicy):
+            # The seconds of an answer that is sampled together with others' put the deadlines off: who waits for a round has
+            # done nothing yet, and others' tools and gradings, which have limits of their own, must not cut him short.
+            self._deadline += seconds
+            end += seconds
+        return await self._act(answer, chat, is_summary=is_summary, seconds=seconds, end=end)
+
+    async def _answer(self) -> Completion | StopReason:
+        """The policy's next answer, or why there is none."""
+        conversation, options, policy = self._conversation, self.options, self.parts.policy
         room = min(options.max_new_tokens, options.max_context_tokens - conversation.num_tokens)
         if room < options.min_new_tokens:
             return StopReason.CONTEXT
-        chat, prompt_ids, asked = conversation.chat(), conversation.prompt_ids(), self._clock()
-        end = min(self._deadline, asked + options.turn_seconds)
-        is_timed = not isinstance(policy, BatchingPolicy)
-        seed = sampling_seed(self.place.seed, self.place.index, len(self._turns))
+        end = min(self._deadline, self._clock() + options.turn_seconds)
+        seed = sampling_seed(self.blank.seed, self.blank.index, len(self._turns))
         try:
-            async with asyncio.timeout_at(end if is_timed else None) as limit:
+            async with asyncio.timeout_at(None if isinstance(policy, BatchingPolicy) else end) as limit:
                 completion = await policy.sample(
-                    prompt_ids, max_new_tokens=room, temperature=options.temperature, seed=seed
+                    conversation.prompt_ids(), max_new_tokens=room, temperature=options.temperature, seed=seed
                 )
         except TimeoutError:
             if not limit.expired():
@@ -430,40 +300,38 @@ class OneEpisode:
             self._counts["refused_requests"] += 1  # the server took shorter ones of this episode
             return StopReason.CONTEXT
         _check_answer(completion, room)
-        seconds = self._clock() - asked
-        if not is_timed:
-            self._deadline += seconds
-            end += seconds
-        return _Answer(completion, chat, seconds, end)
+        return completion
 
-    async def _act(self, answer: _Answer, *, is_summary: bool) -> StopReason | None:
+    async def _act(
+        self, completion: Completion, chat: Chat | None, *, is_summary: bool, seconds: float, end: float
+    ) -> StopReason | None:
         """Keep an answer and make its calls; why the episode ends with it, or None.
 
         A summary is an answer without calls, from which the next conversation begins.
         """
-        completion, conversation = answer.completion, self._conversation
+        conversation, talk = self._conversation, self.parts.talk
         try:
             conversation.add_completion(completion)
         except InputError as error:
             raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
         said = conversation.turns()[-1]
-        calls = () if is_summary else self.parts.talk.find_calls(said)
+        calls = () if is_summary else talk.find_calls(said)
+        tokens = TokenCounts(thinking=len(completion.token_ids))  # a summary
         started = self._clock()
-        results, is_done = await self._call_all(calls, answer.turn_end)
+        results, is_done = await self._call_all(calls, end)
         turn = EpisodeTurn(
-            ObservedTurn(said, calls, results, answer.chat),
+            ObservedTurn(said, calls, results, chat),
             segment_idx=len(self._first_messages) - 1,
             is_summary=is_summary,
-            policy_seconds=answer.seconds,
+            policy_seconds=seconds,
             tool_seconds=self._clock() - started,
-            tokens=self._count(said, calls, is_summary=is_summary),
+            tokens=tokens if is_summary else talk.count_kinds(said, calls),
         )
         self._turns.append(turn)
         if is_summary and completion.stop_reason is not StopReason.LENGTH:
             summary = f"{self.options.summary_introduction}\n{completion.text.strip()}"
             self._open_conversation(f"{self._task_message}\n\n{summary}")
             return None
-        self._num_answers += not is_summary
         reason = self._reason_to_stop(turn, is_done=is_done)
         if reason is None and not self._append_answers(turn):
             reason = StopReason.FINISHED
@@ -532,11 +400,6 @@ class OneEpisode:
             )
             results.append(result)
         return tuple(results), is_done
-
-    def _count(self, said: Turn, calls: tuple[ToolCall, ...], *, is_summary: bool) -> TokenCounts:
-        if is_summary:
-            return TokenCounts(thinking=len(said.completion.token_ids))
-        return self.parts.talk.count_kinds(said, calls)
 
 
 def _check_answer(completion: Completion, room: int) -> None:

@@ -94,13 +94,13 @@ class Episode:
     index: int
     step: int
     seed: int
-    turns: tuple[EpisodeTurn, ...]
-    first_messages: tuple[str, ...]
-    tools: tuple[ToolSpec, ...]
-    stop_reason: StopReason
-    score: Score | None
-    reward: float | None
-    seconds: float
+    turns: tuple[EpisodeTurn, ...] = ()
+    first_messages: tuple[str, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    stop_reason: StopReason = StopReason.INFRASTRUCTURE
+    score: Score | None = None
+    reward: float | None = None
+    seconds: float = 0.0
     grading_seconds: float = 0.0
     num_tries: int = 1
     failure: str = ""
@@ -150,11 +150,7 @@ class Episode:
         return bool(turns) and all(turn.prompt_ids and turn.completion.token_ids for turn in turns)
 
     def training_segments(self) -> tuple[SegmentTokens, ...]:
-        """Ids, masks and log-probabilities of every segment.
-
-        Raises:
-            InputError: turns without ids, or a prompt that does not begin with what came before it (CR0821).
-        """
+        """Ids, masks and log-probabilities of every segment; refused where they are not known exactly (CR0821)."""
         return tuple(segment_tokens(segment) for segment in self.segments if segment.turns)
 
     def _turns_of(self, segment_idx: int) -> tuple[EpisodeTurn, ...]:
@@ -178,11 +174,13 @@ def segment_tokens(rollout: Rollout) -> SegmentTokens:
     has_logp = all(turn.completion.token_logp for turn in rollout.turns)
     for number, turn in enumerate(rollout.turns):
         sampled = turn.completion.token_ids
-        if not turn.prompt_ids or not sampled:
-            raise _untrainable(rollout, f"turn {number} has no token ids")
-        if turn.prompt_ids[: len(ids)] != tuple(ids):
-            raise _untrainable(
-                rollout, f"the prompt of turn {number} does not begin with what came before it"
+        if not sampled or not turn.prompt_ids or turn.prompt_ids[: len(ids)] != tuple(ids):
+            raise InputError(
+                "CR0821",
+                f"an episode of {rollout.task_id} cannot be trained on: turn {number} has no token ids, "
+                "or its prompt does not begin with what came before it.",
+                where=rollout.task_id,
+                fix="sample through a policy that takes and gives token ids.",
             )
         between = turn.prompt_ids[len(ids) :]
         ids += [*between, *sampled]
@@ -191,15 +189,6 @@ def segment_tokens(rollout: Rollout) -> SegmentTokens:
     start = len(first)
     return SegmentTokens(
         first, tuple(ids[start:]), tuple(mask[start:]), tuple(logp[start:]) if has_logp else ()
-    )
-
-
-def _untrainable(rollout: Rollout, problem: str) -> InputError:
-    return InputError(
-        "CR0821",
-        f"an episode of {rollout.task_id} cannot be trained on: {problem}.",
-        where=rollout.task_id,
-        fix="sample through a policy that takes and gives token ids.",
     )
 
 
@@ -227,9 +216,6 @@ def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
     Args:
         episode: whose reward is known.
         filler_id: stands alone, without loss, where nothing was sampled.
-
-    Raises:
-        InputError: its ids are not known exactly (CR0821).
     """
     counts = effort_counts(episode)
     if not episode.turns:

@@ -104,11 +104,7 @@ class LedgerTalk:
     def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
         """The calls of an answer; its prompt says whether it began as a thought."""
         return read_completion(
-            self.tokenizer,
-            turn.prompt_ids,
-            turn.completion.token_ids,
-            self._dialect,
-            tools=self.tools,
+            self.tokenizer, turn.prompt_ids, turn.completion.token_ids, self._dialect, tools=self.tools
         )
 
     def count_kinds(self, turn: Turn, calls: tuple[ToolCall, ...]) -> TokenCounts:

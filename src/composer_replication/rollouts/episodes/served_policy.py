@@ -9,16 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.model_endpoint import (
-    Endpoint,
-    failure_reason,
-    open_endpoint,
-    openai_package,
-)
+from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import run_anywhere
 from composer_replication.rollouts.episodes.episode_options import RefusedRequestError
@@ -30,10 +27,18 @@ NUM_RETRIES = 5
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --max-logprobs -1"
 _TOO_LONG = {400, 413}
 _PASSING = {408, 409, 429}
-_HIGHEST_LOGP = 1e-2  # above 0 by rounding alone
-_LOWEST_LOGP = -1e30  # further down nothing fits into float32
-_MOST_IDS = 2**31  # no tokenizer has more, and none can read a larger number
+_Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # no tokenizer has more
+# above 0 by rounding alone; further down nothing fits into float32
+_Logp = Annotated[float, Field(strict=True, ge=-1e30, le=1e-2)]
 _REASONS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH}
+
+
+class _Sampled(BaseModel):
+    """The numbers of an answer, as they must be."""
+
+    token_ids: list[_Id] = Field(min_length=1)
+    token_logprobs: list[_Logp]
+    finish_reason: Literal["stop", "length"]
 
 
 class ServedPolicy:
@@ -53,9 +58,8 @@ class ServedPolicy:
     Raises (when sampling):
         SandboxFailure: one answer did not come, although the client asked again (CR0824).
         MissingError: nobody answers at the address any more (CR0824): the run ends, and can be resumed.
-        RefusedRequestError: the request is too long for the server (CR0826); a ``UsageError``.
-        UsageError: the server refuses for good (CR0826), or gives no ids or log-probabilities, or saw another prompt
-            (CR0826).
+        UsageError: the server refuses for good, gives no ids or log-probabilities, or saw another prompt (CR0826);
+            ``RefusedRequestError`` where the request is too long for it.
     """
 
     def __init__(
@@ -141,44 +145,28 @@ def server_gone(problem: str) -> MissingError:
 
 
 def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
-    """A completion with the ids that were sampled.
-
-    Raises:
-        UsageError: no ids or log-probabilities, or an answer to another prompt (CR0826).
-        SandboxFailure: half an answer, or no numbers (CR0824).
-    """
+    """A completion with the ids that were sampled."""
     try:
         choice = answer.choices[0]
         seen, ids = getattr(choice, "prompt_token_ids", None), getattr(choice, "token_ids", None)
-        logp = getattr(choice.logprobs, "token_logprobs", None)
-        text, reason = choice.text, _REASONS.get(choice.finish_reason)
+        logp, text = getattr(choice.logprobs, "token_logprobs", None), choice.text
     except (AttributeError, IndexError, TypeError):
         raise _half_an_answer("it has no choice") from None
-    if ids is None or seen is None:
-        raise _unusable("gives no token ids")
-    if seen != list(prompt_ids):
-        raise _unusable("saw another prompt than the ids that were sent")
-    if logp is None:
-        raise _unusable("gives no log-probabilities")
-    if not isinstance(text, str) or reason is None:
-        raise _half_an_answer("it has no text, or did not end")
-    if not _are(ids, int, 0, _MOST_IDS) or not _are(logp, float, _LOWEST_LOGP, _HIGHEST_LOGP):
-        raise _half_an_answer("its ids or log-probabilities are none")
-    if not 0 < len(ids) == len(logp):
-        raise _half_an_answer(f"it has {len(ids)} ids and {len(logp)} log-probabilities")
+    missing = "token ids" if ids is None or seen is None else "log-probabilities" if logp is None else ""
+    if missing or seen != list(prompt_ids):
+        problem = f"gives no {missing}" if missing else "saw another prompt than the ids that were sent"
+        lost = f"it {problem}, so nothing that it samples can be trained on"
+        raise _unfit(lost, f"serve with {SERVE_COMMAND}")
+    try:
+        reason = getattr(choice, "finish_reason", None)
+        found = _Sampled.model_validate({"token_ids": ids, "token_logprobs": logp, "finish_reason": reason})
+    except ValidationError as error:
+        raise _half_an_answer(f"its {error.errors()[0]['loc'][0]} cannot be") from None
+    if not isinstance(text, str) or len(found.token_ids) != len(found.token_logprobs):
+        raise _half_an_answer(f"it has no text, or {len(found.token_logprobs)} log-probabilities")
     sound = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair may stand in JSON
-    return Completion(tuple(ids), sound, reason, tuple(map(float, logp)))
-
-
-def _are(values: Any, kind: type, lowest: float, highest: float) -> bool:
-    return isinstance(values, list) and all(
-        type(each) in (int, kind) and lowest <= each <= highest for each in values
-    )
-
-
-def _unusable(problem: str) -> UsageError:
-    return _unfit(
-        f"it {problem}, so nothing that it samples can be trained on", f"serve with {SERVE_COMMAND}"
+    return Completion(
+        tuple(found.token_ids), sound, _REASONS[found.finish_reason], tuple(found.token_logprobs)
     )
 
 
@@ -213,11 +201,7 @@ class ServedModel:
 
 
 def open_server(url: str, model: str = "", key_variable: str = "") -> Endpoint:
-    """A sampling server from what a user typed; nothing is asked yet. Without ``model`` it is the first that is served.
-
-    Raises:
-        UsageError: an address that is none, or an empty variable (CR0826).
-    """
+    """A sampling server from what a user typed; nothing is asked yet. Without ``model`` it is the first that is served."""
     try:
         endpoint = open_endpoint(url, model or "?", key_variable)
     except UsageError as error:
@@ -263,9 +247,8 @@ def find_server(
             raise _unfit(problem, "name a model that it serves")
         card = cards[names.index(endpoint.model or names[0])]
         limit = getattr(card, "max_model_len", None)
-        version = (_asked(client, endpoint, "version") or {}).get("version", "")
-        settings = _asked(client, endpoint, "server_info?config_format=json") or {}
-    config = settings.get("vllm_config")
+        version = _told_by(client, endpoint, "version").get("version", "")
+        config = _told_by(client, endpoint, "server_info?config_format=json").get("vllm_config")
     return ServedModel(
         replace(endpoint, model=str(card.id)),
         str(getattr(card, "root", None) or card.id),
@@ -309,9 +292,11 @@ def require_fit(
             f"it was started with --logprobs-mode {served.setting('logprobs_mode')}: those are not the probabilities that it samples by",
             f"serve with {SERVE_COMMAND}",
         )
-    ids = _their_ids(served.endpoint, PROBE)
-    ours_ids = tokenizer.encode(PROBE, add_special_tokens=False)
-    if ids is not None and ids != ours_ids:
+    endpoint, ours_ids = served.endpoint, tokenizer.encode(PROBE, add_special_tokens=False)
+    ask = {"model": endpoint.model, "prompt": PROBE, "add_special_tokens": False}
+    with openai_package().OpenAI(**replace(endpoint, max_retries=0).client_options()) as client:
+        ids = _told_by(client, endpoint, "tokenize", ask).get("tokens", ours_ids)
+    if ids != ours_ids:
         raise _unfit("its tokenizer is another than that of the recipe's model", "serve the recipe's model")
 
     async def try_out() -> None:
@@ -345,30 +330,18 @@ def _require_model(served: ServedModel, model_name: str, model_config: Mapping[s
         raise _unfit(f"another model is behind it: {served.root}, and the recipe names {model_name}", fix)
 
 
-def _their_ids(endpoint: Endpoint, text: str) -> list[int] | None:
-    """The server's ids of a text; None where it has no such route."""
-    openai = openai_package()
-    body = {"model": endpoint.model, "prompt": text, "add_special_tokens": False}
-    with openai.OpenAI(**replace(endpoint, max_retries=0).client_options()) as client:
-        try:
-            answer = client.post(_root(endpoint, "tokenize"), body=body, cast_to=object)
-        except openai.OpenAIError:
-            return None
-    found = answer.get("tokens") if isinstance(answer, dict) else None
-    return found if isinstance(found, list) else None
-
-
-def _asked(client: Any, endpoint: Endpoint, path: str) -> dict[str, Any] | None:
-    """What a route beside ``/v1`` answers; None where there is none."""
+def _told_by(
+    client: Any, endpoint: Endpoint, path: str, ask: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a route beside ``/v1`` answers; nothing where there is none."""
+    url = f"{endpoint.url.removesuffix('/v1')}/{path}"
     try:
-        answer = client.get(_root(endpoint, path), cast_to=object)
+        answer = (
+            client.get(url, cast_to=object) if ask is None else client.post(url, body=ask, cast_to=object)
+        )
     except openai_package().OpenAIError:
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
-def _root(endpoint: Endpoint, path: str) -> str:
-    return f"{endpoint.url.removesuffix('/v1')}/{path}"
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _unfit(problem: str, fix: str) -> UsageError:

@@ -27,12 +27,7 @@ from composer_replication.records import (
     ToolSpec,
     Turn,
 )
-from composer_replication.rollouts.episodes.episode import (
-    Episode,
-    EpisodeTurn,
-    ObservedTurn,
-    TokenCounts,
-)
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, ObservedTurn, TokenCounts
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.run_folder import rewrite_jsonl
 
@@ -47,8 +42,7 @@ def write_trajectories(
 ) -> None:
     """Write a file of episodes, whole or not at all; ``session_id`` is the run's, ``model_name`` the policy's.
 
-    Raises:
-        InputError: an episode holds a number that JSON has no word for (CR0401); nothing is written.
+    A number that JSON has no word for is refused (CR0401).
     """
     try:
         rewrite_jsonl(path, [trajectory_row(episode, session_id, model_name) for episode in episodes])
@@ -57,11 +51,7 @@ def write_trajectories(
 
 
 def read_trajectories(path: Path) -> list[Episode]:
-    """The episodes of a file, as they were written.
-
-    Raises:
-        InputError: the file is missing, damaged, or of somebody else (CR0401).
-    """
+    """The episodes of a file, as they were written; refused where it is missing, damaged, or of somebody else (CR0401)."""
     advice = "give a file that write_trajectories wrote, or restore it from a copy."
     try:
         lines = path.read_text().split("\n")
@@ -112,16 +102,19 @@ def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "")
         "agent": agent,
         "steps": steps,
         "final_metrics": final,
-        "extra": {_OURS: _our_fields(episode)},
+        "extra": {
+            _OURS: {
+                "version": OUR_VERSION,
+                "stop_reason": str(episode.stop_reason),
+                "score": None if episode.score is None else _score_row(episode.score),
+                **{name: getattr(episode, name) for name in _PLAIN},
+            }
+        },
     }
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode:
-    """The episode that a line was made from.
-
-    Raises:
-        KeyError, TypeError, ValueError: the line is not one of ours.
-    """
+    """The episode that a line was made from."""
     ours = row["extra"][_OURS]
     if ours["version"] != OUR_VERSION:
         raise ValueError(f"version {ours['version']} is not {OUR_VERSION}")
@@ -135,20 +128,12 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
         else:
             turns.append(turn_of(step, before))
             before = turns[-1].observed.turn
-    score = ours["score"]
     return Episode(
         turns=tuple(turns),
         first_messages=tuple(messages),
         tools=tuple(ToolSpec(**each["function"]) for each in row["agent"]["tool_definitions"]),
         stop_reason=StopReason(ours["stop_reason"]),
-        score=None
-        if score is None
-        else Score(
-            {node: Outcome(outcome) for node, outcome in score["outcomes"].items()},
-            score["error"],
-            score["seconds"],
-            tuple(score.get("paid", ())),
-        ),
+        score=None if ours["score"] is None else _score_of(ours["score"]),
         **{name: ours[name] for name in _PLAIN},
     )
 
@@ -156,21 +141,15 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
 _PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
 
 
-def _our_fields(episode: Episode) -> dict[str, Any]:
-    score = episode.score
-    return {
-        "version": OUR_VERSION,
-        "stop_reason": str(episode.stop_reason),
-        "score": None
-        if score is None
-        else {
-            "outcomes": {node: str(outcome) for node, outcome in score.outcomes.items()},
-            "error": score.error,
-            "seconds": score.seconds,
-            **({"paid": list(score.paid)} if score.paid else {}),
-        },
-        **{name: getattr(episode, name) for name in _PLAIN},
-    }
+def _score_row(score: Score) -> dict[str, Any]:
+    outcomes = {node: str(outcome) for node, outcome in score.outcomes.items()}
+    row = {"outcomes": outcomes, "error": score.error, "seconds": score.seconds}
+    return row | ({"paid": list(score.paid)} if score.paid else {})
+
+
+def _score_of(row: Mapping[str, Any]) -> Score:
+    outcomes = {node: Outcome(outcome) for node, outcome in row["outcomes"].items()}
+    return Score(outcomes, row["error"], row["seconds"], tuple(row.get("paid", ())))
 
 
 def _unusable(problem: str, path: Path, fix: str) -> InputError:
@@ -218,19 +197,27 @@ def step_of(turn: EpisodeTurn, step_id: int, before: Turn | None) -> dict[str, A
         },
     }
     if observed.calls:
-        pairs = zip(call_ids, observed.calls, strict=True)
-        step["tool_calls"] = [_call_row(call_id, call) for call_id, call in pairs]
+        step["tool_calls"] = [
+            {
+                "tool_call_id": call_id,
+                "function_name": call.name,
+                "arguments": _as_object(call.arguments),
+                "extra": {"arguments_text": call.arguments, "call_id": call.call_id},
+            }
+            for call_id, call in zip(call_ids, observed.calls, strict=True)
+        ]
     if results:
-        step["observation"] = {"results": [_result_row(call_id, result) for call_id, result in results]}
+        rows = [(call_id, asdict(result)) for call_id, result in results]
+        step["observation"] = {
+            "results": [
+                {"source_call_id": call_id, "content": row.pop("text"), "extra": row} for call_id, row in rows
+            ]
+        }
     return step
 
 
 def turn_of(step: Mapping[str, Any], before: Turn | None) -> EpisodeTurn:
-    """The turn that ``step_of`` made the step from; without its ``chat``, which is not stored.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is not such a step.
-    """
+    """The turn that ``step_of`` made the step from; without its ``chat``, which is not stored."""
     metrics, extra = step["metrics"], step["extra"]
     added = (metrics.get("extra") or {}).get("added_token_ids")
     prompt_ids = tuple(metrics["prompt_token_ids"]) if added is None else (*_ids_after(before), *added)
@@ -261,20 +248,6 @@ def _ids_after(turn: Turn | None) -> tuple[int, ...]:
     return () if turn is None else (*turn.prompt_ids, *turn.completion.token_ids)
 
 
-def _call_row(call_id: str, call: ToolCall) -> dict[str, Any]:
-    return {
-        "tool_call_id": call_id,
-        "function_name": call.name,
-        "arguments": _as_object(call.arguments),
-        "extra": {"arguments_text": call.arguments, "call_id": call.call_id},
-    }
-
-
-def _result_row(call_id: str, result: ToolResult) -> dict[str, Any]:
-    extra = asdict(result)
-    return {"source_call_id": call_id, "content": extra.pop("text"), "extra": extra}
-
-
 def _as_object(arguments: str) -> dict[str, Any]:
     """The arguments as the format wants them; empty where the policy wrote something else."""
     try:
@@ -301,9 +274,6 @@ def replay_episode(episode: Episode, environment: AgentEnvironment) -> Replay:
 
     Calls without a result are left out: the episode ended before they were run. So are those that the loop itself
     refused, of answers with too many.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
     """
     partings: dict[tuple[int, int], tuple[ToolResult, ToolResult]] = {}
     num_calls = 0

@@ -19,8 +19,7 @@ from composer_replication.rollouts.episodes.agent_loop import episodes_in_order,
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts, finish
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
-from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
+from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
@@ -88,7 +87,7 @@ class EpisodePlayer:
         """One episode for each task id, in their order.
 
         Seeds come from the run's seed, the step and the place; what was under way when a run was cut is begun again with the same
-        ones.
+        ones. A generation of which infrastructure took every episode is refused (CR0390).
 
         Args:
             task_ids: those of a group are repeated.
@@ -96,10 +95,6 @@ class EpisodePlayer:
             step: of the optimizer, from 1.
             place: which generation of the step, and of which process.
             is_training: False tells no listener.
-
-        Raises:
-            SandboxFailure: every episode was lost to infrastructure (CR0390).
-            ComposerError: what the loop raises.
         """
         counts: Counter[str] = Counter()
         seed = derive_seed(self.seed, f"episodes {place}", step)
@@ -112,8 +107,13 @@ class EpisodePlayer:
                 fix="composer-rl sandbox selftest",
             )
         self.figures = figures_of(played, counts)
-        if is_training:
-            self._tell(played, step)
+        to = self.listeners
+        if is_training and to.kept is not None:
+            to.kept.keep(played, step=step)
+        if is_training and to.on_outcomes is not None:
+            to.on_outcomes([outcome_of_episode(each) for each in played])
+        if is_training and to.observed is not None:
+            to.observed.note([each for each in played if each.paid is not None])
         return played
 
     def play(
@@ -126,11 +126,7 @@ class EpisodePlayer:
         counts: Counter[str] | None = None,
         on_ended: Callable[[int, int], None] | None = None,
     ) -> list[Episode]:
-        """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many).
-
-        Raises:
-            ComposerError: what the loop raises.
-        """
+        """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many)."""
         self._num_left = num_all = len(task_ids)
         parts = self.parts(policy)
 
@@ -141,30 +137,14 @@ class EpisodePlayer:
 
         async def all_of_them() -> list[Episode]:
             async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
-                return await episodes_in_order(
-                    task_ids,
-                    parts,
-                    options=self.options,
-                    seed=seed,
-                    step=step,
-                    counts=counts,
-                    on_ended=note,
-                )
+                how = {"options": self.options, "seed": seed, "step": step, "counts": counts}
+                return await episodes_in_order(task_ids, parts, on_ended=note, **how)
 
         return run_anywhere(all_of_them())
 
     def parts(self, policy: TokenPolicy) -> EpisodeParts:
         """Who takes part in an episode that ``policy`` plays."""
         return EpisodeParts(policy, self._open_environment, self.talk, self._finish)
-
-    def _tell(self, played: Sequence[Episode], step: int) -> None:
-        to = self.listeners
-        if to.kept is not None:
-            to.kept.keep(played, step=step)
-        if to.on_outcomes is not None:
-            to.on_outcomes([outcome_of_episode(each) for each in played])
-        if to.observed is not None:
-            to.observed.note([each for each in played if each.paid is not None])
 
 
 def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgement | None:
@@ -264,11 +244,7 @@ class EpisodeSampler(TaskSampler):
     def attempts(
         self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str
     ) -> list[list[GradeRequest | None]]:
-        """The trees that episodes left.
-
-        Raises:
-            ComposerError: what the loop raises.
-        """
+        """The trees that episodes left."""
         of_each = [task for task in tasks for _ in range(num_samples)]
         with self.policy.opened(lambda: self.player.num_running) as policy:
             played = self.player.play(

@@ -1,4 +1,4 @@
-"""What happened in each step, in a run's folder: a line for each rollout, its whole trajectory, what the monitor found."""
+"""What is kept of the episodes of a step: files in the run's folder, and all that a hint may be made of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from composer_replication.records import Rollout
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
+from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.monitor import HackFinding
 from composer_replication.run_folder import rewrite_jsonl
+from composer_replication.tasks.store import TaskStore
+
+_Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class KeptEpisodes:
@@ -28,12 +35,7 @@ class KeptEpisodes:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        part: str = "",
-        session_id: str = "composer-replication",
-        model_name: str = "",
+        self, folder: Path, *, part: str = "", session_id: str = "composer-replication", model_name: str = ""
     ) -> None:
         self._folder, self._part = folder, part
         self._write = partial(write_trajectories, session_id=session_id, model_name=model_name)
@@ -41,11 +43,7 @@ class KeptEpisodes:
         self._played: list[Episode] = []
 
     def keep(self, played: Sequence[Episode], *, step: int) -> None:
-        """Add the episodes of a generation; dynamic sampling makes several of one step.
-
-        Raises:
-            InputError: an episode cannot be written (CR0401).
-        """
+        """Add the episodes of a generation; dynamic sampling makes several of one step."""
         if step != self._step:
             self._step, self._played = step, []
         self._played += played
@@ -56,13 +54,8 @@ class KeptEpisodes:
             rewrite_jsonl(self._path("findings"), findings)
 
     def keep_evaluation(self, name: str, played: Sequence[Episode]) -> None:
-        """Trajectories that nothing is learned from, in a file of this name.
-
-        Raises:
-            InputError: an episode cannot be written (CR0401).
-        """
-        path = self._folder / f"{name}{self._part}.jsonl"
-        self._write(path, played)
+        """Trajectories that nothing is learned from, in a file of this name."""
+        self._write(self._folder / f"{name}{self._part}.jsonl", played)
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._step:06d}{self._part}.jsonl"
@@ -71,10 +64,14 @@ class KeptEpisodes:
 def _line(episode: Episode) -> dict[str, Any]:
     """A rollout as those of single answers are kept: its text is all that was said, called and answered."""
     score = episode.score
+    said: list[str] = []
+    for turn in episode.turns:
+        said.append(turn.observed.turn.completion.text)
+        said += [f"=> {result.text}" for result in turn.observed.results]
     return {
         "task_id": episode.task_id,
         "step": episode.step,
-        "text": _transcript(episode),
+        "text": "\n".join(said),
         "num_turns": len(episode.turns),
         "reward": episode.paid,
         "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},
@@ -82,14 +79,6 @@ def _line(episode: Episode) -> dict[str, Any]:
         "stop_reason": str(episode.stop_reason),
         "seconds": round(episode.seconds, 4),
     }
-
-
-def _transcript(episode: Episode) -> str:
-    parts: list[str] = []
-    for turn in episode.turns:
-        parts.append(turn.observed.turn.completion.text)
-        parts += [f"=> {result.text}" for result in turn.observed.results]
-    return "\n".join(parts)
 
 
 def _findings(episode: Episode) -> dict[str, Any] | None:
@@ -114,3 +103,47 @@ def _placed(finding: HackFinding, places: Sequence[tuple[int, int]]) -> HackFind
         return finding
     turn_idx, call_idx = places[number]
     return replace(finding, turn_idx=turn_idx, call_idx=call_idx)
+
+
+class ObservedEpisodes:
+    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way.
+
+    A trainer makes its rollouts out of tensors, so it knows ids and nothing else. The ids are exact, and find the episode again.
+
+    Args:
+        store: has the tasks.
+    """
+
+    def __init__(self, store: TaskStore) -> None:
+        self._known = KnownTasks(store, partial(first_message, store))
+        self._step = -1
+        self._by_ids: dict[_Key, ObservedRollout] = {}
+
+    def note(self, episodes: Sequence[Episode]) -> None:
+        """Remember these; those of an earlier step are forgotten."""
+        for episode in episodes:
+            if episode.step != self._step:
+                self._step, self._by_ids = episode.step, {}
+            if episode.turns:
+                observed = observed_episode(episode)
+                self._by_ids[_key(observed.rollout)] = observed
+
+    def __call__(self, rollout: Rollout) -> ObservedRollout:
+        """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
+        found = self._by_ids.get(_key(rollout)) if rollout.turns else None
+        if found is None:
+            return ObservedRollout(rollout, ())
+        known = self._known(found.rollout.task_id)
+        return replace(found, failed_tests=known.failed_tests(found.rollout.score), is_leak=known.is_leak)
+
+
+def observed_episode(episode: Episode) -> ObservedRollout:
+    """One attempt, however many summaries it went on from: its row in a batch is one, too."""
+    turns = tuple(each.observed for each in episode.turns)
+    rollout = replace(episode.segments[-1], turns=tuple(each.turn for each in turns))
+    return ObservedRollout(rollout, turns, tools=episode.tools)
+
+
+def _key(rollout: Rollout) -> _Key:
+    last = rollout.turns[-1]
+    return last.prompt_ids, last.completion.token_ids

@@ -26,7 +26,7 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.rollouts.tokens.chat import Chat, decode, encode
+from composer_replication.rollouts.tokens.chat import Chat, decode, encode, first_line, render
 
 SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
@@ -79,9 +79,9 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
         raise unfit("the conversation has no message")
     refuse_control_tokens(tokenizer, hint)
     try:
-        plain_text = _render(tokenizer, chat, chat.messages)
+        plain_text = render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
-        problem = f"the chat template does not take the turn's own conversation: {_first_line(error)}"
+        problem = f"the chat template does not take the turn's own conversation: {first_line(error)}"
         raise unfit(problem, "messages", _AS_RENDERED) from error
     plain_ids = encode(tokenizer, plain_text)
     place, (first, last, hint_ids) = _find_place(
@@ -113,11 +113,7 @@ def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tu
 
 
 def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
-    """Refuse a hint in which the tokenizer sees a control token: it would end or begin a message.
-
-    Raises:
-        InputError: it does (CR0430).
-    """
+    """Refuse a hint in which the tokenizer sees a control token: it would end or begin a message."""
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         fix = "put a space into it, as the function clean_text does."
@@ -127,17 +123,13 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
 def _find_place(
     tokenizer: Tokenizer, chat: Chat, hint: str, *, plain_text: str, plain_ids: tuple[int, ...]
 ) -> tuple[str, tuple[int, int, tuple[int, ...]]]:
-    """The first place that the template takes and where nothing else changes: its name and the insertion.
-
-    Raises:
-        InputError: there is none; every reason is told (CR0430).
-    """
+    """The first place that the template takes and where nothing else changes: its name and the insertion."""
     refusals: list[str] = []
     for place, shown, messages in _places(chat.messages, hint):
         try:
-            hinted_text = _render(tokenizer, chat, messages)
+            hinted_text = render(tokenizer, chat, messages)
         except Exception as error:  # noqa: BLE001  a template may raise anything; told when no other place serves
-            refusals.append(f"{place}: {_first_line(error)}")
+            refusals.append(f"{place}: {first_line(error)}")
             continue
         if hinted_text.count(shown) <= plain_text.count(shown):
             refusals.append(f"{place}: the template does not show the hint as it is")
@@ -167,18 +159,6 @@ def _places(
         yield "merged", hint, [*messages[:-1], {**last, "content": f"{hint}{separator}{content}"}]
 
 
-def _render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=None if chat.tools is None else [dict(tool) for tool in chat.tools],
-            tokenize=False,
-            add_generation_prompt=True,
-            **chat.options,
-        )
-    )
-
-
 def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
     """How many ids at the end another content of the last message would change, all that follows it included; all of
     them where the template does not take another one.
@@ -187,7 +167,7 @@ def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
     for stand_in in ("0", "x"):  # one of them begins otherwise than the content
         messages = [*chat.messages[:-1], {**chat.messages[-1], "content": stand_in}]
         try:
-            other = encode(tokenizer, _render(tokenizer, chat, messages))
+            other = encode(tokenizer, render(tokenizer, chat, messages))
         except Exception:  # noqa: BLE001  a template may raise anything: then every id is compared
             return len(ids)
         num_same = min(num_same, _num_equal(ids, other))
@@ -208,11 +188,6 @@ def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
     """The error for a turn whose prompt cannot take its hint (CR0430)."""
     fix = fix or "give turns with the ids that the policy saw and sampled."
     return InputError("CR0430", f"{problem}.", where=where, fix=fix)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
 
 
 WIDTH = 88
@@ -257,10 +232,6 @@ def hint_code_prompt(
         path: of the file, for errors.
         indent: of the body.
         completion_text: the sampled answer; only how it begins matters.
-
-    Raises:
-        InputError: the ids are not those of the text (CR0430); the comment fits nowhere (CR0430); no prompt or no hint
-            (CR0430); the hint holds a control token (CR0430).
     """
     ids, hint = tuple(prompt_ids), hint.strip()
     if not (ids and prompt_text and hint):

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Hint, HintedTurn, Rollout, StopReason, ToolCall, ToolResult
+from composer_replication.records import Hint, HintedTurn, Rollout, StopReason, ToolResult
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hint_context import Fault, HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt, hint_code_prompt
@@ -139,18 +139,11 @@ def _last_change(observed: ObservedRollout) -> int:
     """The last turn that changed a file, as far as its calls show; else the last turn."""
     for idx in reversed(range(len(observed.turns))):
         turn = observed.turns[idx]
-        if any(
-            _is_writing(call) and not result.failed
-            for call, result in zip(turn.calls, turn.results, strict=False)
-        ):
-            return idx
+        for call, result in zip(turn.calls, turn.results, strict=False):
+            is_shell_write = call.name == "bash" and _SHELL_WRITE.search(call.arguments) is not None
+            if (call.name in EDIT_TOOLS or is_shell_write) and not result.failed:
+                return idx
     return len(observed.turns) - 1
-
-
-def _is_writing(call: ToolCall) -> bool:
-    return call.name in EDIT_TOOLS or (
-        call.name == "bash" and _SHELL_WRITE.search(call.arguments) is not None
-    )
 
 
 MAX_TURNS = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
@@ -32,9 +31,6 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
 
     A text that shows what must stay hidden (``ObservedRollout.is_leak``) is thrown away, and the next layer
     has its turn. The text is cleaned, clamped and prefixed.
-
-    Raises:
-        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0210).
     """
     for name, layer in layers:
         text = _ask(name, layer, context)
@@ -47,21 +43,13 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
 
 
 def open_layers(options: HintWritingSection) -> list[tuple[str, HintLayer]]:
-    """The layers of the options by name, in order.
-
-    Raises:
-        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0210).
-    """
+    """The layers of the options by name, in order."""
     known = {"template": template_hint, "environment": environment_hint}
     return [(name, known[name] if name in known else load_layer(name)) for name in options.layers]
 
 
 def load_layer(dotted: str) -> HintLayer:
-    """Import ``package.module:function`` of (context) -> text or None.
-
-    Raises:
-        UsageError: it cannot be imported, is not callable, or takes other arguments (CR0210).
-    """
+    """Import ``package.module:function`` of (context) -> text or None."""
     layer: HintLayer = import_function(
         dotted,
         ("context",),
@@ -77,62 +65,39 @@ def load_layer(dotted: str) -> HintLayer:
 
 def template_hint(context: HintContext) -> str | None:
     """One text by kind of fault, where there is more to say than what the tool said: its refusals teach already."""
-    template = _TEMPLATES.get(context.fault.kind)
-    return template(context) if template is not None else None
-
-
-def _repeated_action(context: HintContext) -> str:
-    return (
-        "This very call was made right before, and its result is known. "
-        f"{context.fault.subject} again tells nothing new: take another step."
-    )
-
-
-def _truncated(context: HintContext) -> str:
-    num_tokens = len(context.observed_turn.turn.completion.token_ids)
-    if context.observed_turn.chat is None or len(context.observed.turns) == 1:
-        return f"The whole answer has to fit into {num_tokens} tokens: write the shortest code that does it, without comments."
-    return f"The answer was cut off after {num_tokens} tokens: think less, and make one short call."
-
-
-def _empty_answer(context: HintContext) -> str:
-    if context.observed.tools:
-        names = ", ".join(tool.name for tool in context.observed.tools)
-        return f"The answer was empty. Call one of the tools: {names}."
-    if context.observed_turn.chat is None:
-        return "The body goes on the next line, indented below the function's header."
-    return "The answer held no code: give the whole body in one fenced block."
-
-
-def _syntax_error(context: HintContext) -> str:
-    problem = " ".join(context.fault.evidence.split())
-    return f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
-
-
-def _test_failure(context: HintContext) -> str | None:
-    """The tests that fail; None where the run itself failed, which the environment says."""
-    tests = context.observed.failed_tests
-    if context.observed.run_error:
-        return None
-    if not tests and context.fault.subject:
-        tests = (FailedTest(context.fault.subject),)
-    more = f" And {len(tests) - MAX_TESTS} more." if len(tests) > MAX_TESTS else ""
-    return "\n".join(map(_told, tests[:MAX_TESTS])) + more
+    fault, turn, observed = context.fault, context.observed_turn, context.observed
+    num_tokens = len(turn.turn.completion.token_ids)
+    match fault.kind:
+        case "repeated-action":
+            again = f"{fault.subject} again tells nothing new: take another step."
+            return f"This very call was made right before, and its result is known. {again}"
+        case "truncated":
+            if turn.chat is None or len(observed.turns) == 1:
+                advice = "The whole answer has to fit into {} tokens: write the shortest code that does it, without comments."
+            else:
+                advice = "The answer was cut off after {} tokens: think less, and make one short call."
+            return advice.format(num_tokens)
+        case "empty-answer" if observed.tools:
+            names = ", ".join(tool.name for tool in observed.tools)
+            return f"The answer was empty. Call one of the tools: {names}."
+        case "empty-answer" if turn.chat is None:
+            return "The body goes on the next line, indented below the function's header."
+        case "empty-answer":
+            return "The answer held no code: give the whole body in one fenced block."
+        case "syntax-error":
+            problem = " ".join(fault.evidence.split())
+            return f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
+        case "test-failure" if not observed.run_error:  # why the run itself failed, the environment says
+            tests = observed.failed_tests or ((FailedTest(fault.subject),) if fault.subject else ())
+            more = f" And {len(tests) - MAX_TESTS} more." if len(tests) > MAX_TESTS else ""
+            return "\n".join(map(_told, tests[:MAX_TESTS])) + more
+    return None
 
 
 def _told(test: FailedTest) -> str:
     assertion = textwrap.shorten(test.assertion, MAX_ASSERTION_CHARACTERS, placeholder="...")
     name = test.node_id.rpartition("::")[2]
     return f"{name} fails" + (f": it checks `{assertion}`." if assertion else ".")
-
-
-_TEMPLATES: Mapping[str, HintLayer] = {
-    "repeated-action": _repeated_action,
-    "truncated": _truncated,
-    "empty-answer": _empty_answer,
-    "syntax-error": _syntax_error,
-    "test-failure": _test_failure,
-}
 
 
 def environment_hint(context: HintContext) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from composer_replication.records import Outcome, Rollout, Score, StopReason, Task, Turn
+from composer_replication.records import Outcome, Rollout, Score, StopReason, Task
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout
@@ -74,9 +74,6 @@ class KnownTasks:
     Args:
         store: has the tasks.
         prompt_of: what a policy is told first.
-
-    Raises (when called):
-        InputError: no such task, or the store is damaged (CR0411, CR0412).
     """
 
     def __init__(self, store: TaskStore, prompt_of: Callable[[Task], str]) -> None:
@@ -111,9 +108,6 @@ class TaskObserver:
             is that of the reward, so the same answer is not run again. None: such rollouts have no finding.
         tests: those of the reward, ``visible`` or ``weakened``.
         prompt_style, context_lines: as the prompts were cut.
-
-    Raises (when called):
-        InputError: no such task, or the store is damaged (CR0411, CR0412).
     """
 
     def __init__(
@@ -139,8 +133,14 @@ class TaskObserver:
         hole, last = known.task.hole, rollout.turns[-1]
         broken = self.store.broken_text(known.task)
         answer = extract_answer(last.completion.text, broken, hole, style=self.prompt_style)
-        turn = self._turn(last, known)
-        rollout = replace(rollout, turns=(turn,), score=self._score(rollout, known.task, answer))
+        completion, score = last.completion, rollout.score
+        has_left_body = self.prompt_style == "completion" and is_finished(completion.text)
+        if has_left_body and completion.stop_reason is StopReason.LENGTH:  # a trainer sees ids only
+            completion = replace(completion, stop_reason=StopReason.STOP_RULE)
+        turn = replace(last, prompt_text=last.prompt_text or known.prompt, completion=completion)
+        if score is None and rollout.reward is not None and self.grader is not None:
+            score = self.grader.grade(known.task, answer, self.tests)
+        rollout = replace(rollout, turns=(turn,), score=score)
         marker = broken[hole.start : hole.end].lstrip("\r\n")
         chat = None
         if self.prompt_style == "chat":
@@ -158,21 +158,5 @@ class TaskObserver:
 
     def _prompt(self, task: Task) -> str:
         return build_prompt(
-            self.store.broken_text(task),
-            task.hole,
-            style=self.prompt_style,
-            context_lines=self.context_lines,
+            self.store.broken_text(task), task.hole, style=self.prompt_style, context_lines=self.context_lines
         )
-
-    def _turn(self, turn: Turn, known: KnownTask) -> Turn:
-        """With the prompt's text, and told whether the stop rule ended it: a trainer sees ids only."""
-        completion = turn.completion
-        has_left_body = self.prompt_style == "completion" and is_finished(completion.text)
-        if has_left_body and completion.stop_reason is StopReason.LENGTH:
-            completion = replace(completion, stop_reason=StopReason.STOP_RULE)
-        return replace(turn, prompt_text=turn.prompt_text or known.prompt, completion=completion)
-
-    def _score(self, rollout: Rollout, task: Task, answer: str) -> Score | None:
-        if rollout.score is not None or rollout.reward is None or self.grader is None:
-            return rollout.score
-        return self.grader.grade(task, answer, self.tests)

@@ -55,11 +55,7 @@ class HackMonitor:
 
 
 def monitor_for(asked: MonitorMode) -> HackMonitor | None:
-    """The monitor that looks as asked: ``mask`` as the classes say, ``report`` masks nothing; None where it is ``off``.
-
-    Raises:
-        UsageError: no such mode (CR0722).
-    """
+    """The monitor that looks as asked: ``mask`` as the classes say, ``report`` masks nothing; None where it is ``off``."""
     known = get_args(MonitorMode)
     if asked not in known:
         fix = f"take one of {', '.join(known)}."

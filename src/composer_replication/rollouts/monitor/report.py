@@ -66,11 +66,7 @@ class PublicTask:
 
 
 def public_task(store: TaskStore, task: Task) -> PublicTask:
-    """The public side of a stored task; the texts of the tests are those of the tree that the policy sees.
-
-    Raises:
-        InputError: the store is damaged (CR0411).
-    """
+    """The public side of a stored task; the texts of the tests are those of the tree that the policy sees."""
     files = store.files(task, "rollout")
     test_paths = {node.partition("::")[0] for node in task.tests.shown}
     parts = PurePosixPath(task.path).parts

@@ -21,6 +21,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -70,30 +71,26 @@ def _thoughts(text: str, *, is_open: bool) -> Iterator[tuple[int, int]]:
 
 
 _JSON = json.JSONDecoder()
-BAD_JSON = (ValueError, RecursionError)
+_BAD_JSON = (ValueError, RecursionError)
 _BLANKS = re.compile(r"\s*")
 _NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
 
 
-def object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
+def _behind_blanks(text: str, place: int) -> int:
+    return _BLANKS.match(text, place).end()  # type: ignore[union-attr]  # matches the empty string too
+
+
+def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
     """The JSON object that begins there behind blanks: it, where it begins and where it ends."""
-    begin = behind_blanks(text, place)
-    if not text.startswith("{", begin):
-        return None
+    begin = _behind_blanks(text, place)
     try:
-        value, stop = _JSON.raw_decode(text, begin)
-    except BAD_JSON:
+        value, stop = _JSON.raw_decode(text, begin) if text.startswith("{", begin) else (None, 0)
+    except _BAD_JSON:
         return None
-    return value, begin, stop
+    return None if value is None else (value, begin, stop)
 
 
-def behind_blanks(text: str, place: int) -> int:
-    """The nearest place that is no blank."""
-    blanks = _BLANKS.match(text, place)
-    return blanks.end() if blanks else place
-
-
-def until(text: str, place: int, *ends: str) -> tuple[str, int]:
+def _until(text: str, place: int, *ends: str) -> tuple[str, int]:
     """The text up to the nearest end, and the place behind that end.
 
     All ends are sought at once: one that never comes would be sought to the end of the text for each call.
@@ -102,70 +99,60 @@ def until(text: str, place: int, *ends: str) -> tuple[str, int]:
     return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
 
 
-def pairs_between(text: str, begin: str, middle: str, end: str) -> dict[str, str] | None:
-    """Keys and values between tags; None where a tag is missing."""
-    pairs, place = {}, 0
-    while (at := text.find(begin, place)) >= 0:
-        value_at = text.find(middle, at)
-        stop = text.find(end, value_at) if value_at >= 0 else -1
-        if stop < 0:
-            return None
-        key = text[at + len(begin) : value_at].strip().removesuffix("</arg_key>")
-        pairs[key] = text[value_at + len(middle) : stop]
-        place = stop + len(end)
-    return pairs
-
-
-def call_of_pairs(properties: Properties, name: str, pairs: Mapping[str, str] | None, body: str) -> ToolCall:
-    """The call of keys and values between tags; ``properties`` are schemas by tool, which say what values are JSON."""
-    name = name.strip()
-    if pairs is None:
-        return make_call(name, body)
-    is_xml, known = "<function=" in body, properties.get(name, {})
-    arguments = {}
-    for key, text in pairs.items():
-        value = text.removeprefix("\n").removesuffix("\n") if is_xml else text
-        arguments[key] = _value(value, known.get(key, {}).get("type", "string"))
-    return make_call(name, json.dumps(arguments))
-
-
-def call_of(value: object, raw: str) -> ToolCall:
+def _call_of(value: object, raw: str) -> ToolCall:
     """The call that a JSON value is: ``name`` beside ``arguments`` or ``parameters``, perhaps within ``function``."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         inner = value["function"]
         value = {**inner, "id": value.get("id", inner.get("id"))}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return raw_call(raw)
+        return _raw_call(raw)
     call_id = value.get("id")
     arguments = value.get("arguments", value.get("parameters", {}))
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return make_call(value["name"], text, call_id if isinstance(call_id, str) else "")
+    return _call(value["name"], text, call_id if isinstance(call_id, str) else "")
 
 
-def raw_call(body: str) -> ToolCall:
+def _raw_call(body: str) -> ToolCall:
     """What is meant as a call and is none."""
     named = _NAME_IN_RAW.search(body)
-    return make_call(named[1] if named else "", body.strip())
+    return _call(named[1] if named else "", body.strip())
 
 
-def make_call(name: str, arguments: str, call_id: str = "") -> ToolCall:
+def _call(name: str, arguments: str, call_id: str = "") -> ToolCall:
     """Half of a surrogate pair may stand in JSON, but in no text that is stored."""
-    name, arguments, call_id = (
-        part.encode("utf-8", "replace").decode("utf-8") for part in (name.strip(), arguments, call_id)
-    )
-    return ToolCall(name, arguments, call_id)
+    parts = (part.encode("utf-8", "replace").decode("utf-8") for part in (name.strip(), arguments, call_id))
+    return ToolCall(*parts)
 
 
-def _value(text: str, kind: object) -> object:
-    """An argument between tags: JSON unless the schema takes text; the text itself where it is none."""
-    if kind == "string" or (isinstance(kind, list) and "string" in kind):
-        return text
-    try:
-        return json.loads(text)
-    except BAD_JSON:
-        return text
+def _tagged_call(
+    properties: Properties, name: str, text: str, tags: tuple[str, str, str], body: str
+) -> ToolCall:
+    """The call of keys and values between tags; with a tag missing its arguments are all of ``body``.
+
+    ``properties`` are schemas by tool, which say what is JSON: a value that is none, or that the schema takes as a text,
+    is the text itself.
+    """
+    name, arguments, place = name.strip(), dict[str, Any](), 0
+    begin, middle, end = tags
+    while (at := text.find(begin, place)) >= 0:
+        value_at = text.find(middle, at)
+        stop = text.find(end, value_at) if value_at >= 0 else -1
+        if stop < 0:
+            return _call(name, body)
+        key = text[at + len(begin) : value_at].strip().removesuffix("</arg_key>")
+        value = text[value_at + len(middle) : stop]
+        arguments[key] = value.removeprefix("\n").removesuffix("\n") if tags is _XML else value
+        place = stop + len(end)
+    for key, value in arguments.items():
+        kind = properties.get(name, {}).get(key, {}).get("type", "string")
+        if "string" not in (kind if isinstance(kind, list) else [kind]):
+            with suppress(*_BAD_JSON):
+                arguments[key] = json.loads(value)
+    return _call(name, json.dumps(arguments))
 
 
+_XML = ("<parameter=", ">", "</parameter>")
+_PAIRS = ("<arg_key>", "<arg_value>", "</arg_value>")
 FENCES: Final[Mapping[str, tuple[str, str]]] = {
     "bash": ("bash", "command"),
     "sh": ("bash", "command"),
@@ -217,11 +204,7 @@ def dialect_of(template: str | Mapping[str, str] | None) -> str:
 
 
 def require_dialect(name: str, *, where: str = "dialect") -> None:
-    """Refuse a name that is none in ``DIALECTS``.
-
-    Raises:
-        UsageError: there is no such dialect (CR0818).
-    """
+    """Refuse a name that is none in ``DIALECTS``."""
     if name not in DIALECTS:
         raise UsageError(
             "CR0818",
@@ -232,11 +215,7 @@ def require_dialect(name: str, *, where: str = "dialect") -> None:
 
 
 def read_calls(
-    text: str,
-    dialect: str,
-    *,
-    tools: Sequence[ToolSpec] = (),
-    thought_is_open: bool = False,
+    text: str, dialect: str, *, tools: Sequence[ToolSpec] = (), thought_is_open: bool = False
 ) -> tuple[ToolCall, ...]:
     """The calls of a reply, in order.
 
@@ -246,9 +225,6 @@ def read_calls(
         tools: their schemas say which of the arguments between tags are texts and which are JSON; the other
             dialects need none.
         thought_is_open: the prompt ends with ``<think>``, so that the reply begins as a thought.
-
-    Raises:
-        UsageError: there is no such dialect (CR0818).
     """
     require_dialect(dialect)
     opening, parse = DIALECTS[dialect]
@@ -275,9 +251,7 @@ def read_completion(
 
 
 def _scan(
-    text: str,
-    opening: re.Pattern[str],
-    parse: Callable[[str, re.Match[str]], _Parsed],
+    text: str, opening: re.Pattern[str], parse: Callable[[str, re.Match[str]], _Parsed]
 ) -> Iterator[ToolCall]:
     """Parse at each place where a call opens, but for thoughts."""
     place = 0
@@ -292,7 +266,7 @@ def _scan(
         try:
             calls, place = parse(text, found)
         except RecursionError:  # JSON nested so deeply that it can be read and not compared or written
-            calls, place = (raw_call(text[found.start() :]),), len(text)
+            calls, place = (_raw_call(text[found.start() :]),), len(text)
         yield from calls
         place = max(place, found.end(), found.start() + 1)
 
@@ -302,88 +276,89 @@ def _scan(
 
 def _tagged(text: str, found: re.Match[str], properties: Properties = MappingProxyType({})) -> _Parsed:
     """``<tool_call>`` … ``</tool_call>``; the tag may stand in a JSON string, and may be missing at the end."""
-    read = object_at(text, found.end())
+    read = _object_at(text, found.end())
     if read is not None:
         value, begin, stop = read
-        behind = behind_blanks(text, stop)
+        behind = _behind_blanks(text, stop)
         if behind == len(text) or text.startswith(("</tool_call>", "<tool_call>", "<|"), behind):
-            return (call_of(value, text[begin:stop]),), stop
-    body, stop = until(text, found.end(), "</tool_call>")
+            return (_call_of(value, text[begin:stop]),), stop
+    body, stop = _until(text, found.end(), "</tool_call>")
     if "<function=" in body:
         name, _, rest = body.partition("<function=")[2].partition(">")
-        pairs = pairs_between(rest, "<parameter=", ">", "</parameter>") if "</function>" in rest else None
-        return (call_of_pairs(properties, name, pairs, body),), stop
+        if "</function>" not in rest:
+            return (_call(name, body),), stop
+        return (_tagged_call(properties, name, rest, _XML, body),), stop
     if "<arg_key>" in body:
-        pairs = pairs_between(body, "<arg_key>", "<arg_value>", "</arg_value>")
-        return (call_of_pairs(properties, body.partition("<arg_key>")[0], pairs, body),), stop
+        name = body.partition("<arg_key>")[0]
+        return (_tagged_call(properties, name, body, _PAIRS, body),), stop
     is_name = re.fullmatch(r"[\w.\-]+", body.strip()) and text.endswith("</tool_call>", 0, stop)
-    return ((make_call(body, "{}") if is_name else raw_call(body)),), stop
+    return ((_call(body, "{}") if is_name else _raw_call(body)),), stop
 
 
 def _llama(text: str, found: re.Match[str]) -> _Parsed:
     """JSON; after the python tag whatever else stands there is meant as a call, too."""
     is_tagged = found[0].startswith("<|python_tag|>")
-    read = object_at(text, found.end())
+    read = _object_at(text, found.end())
     if read is not None:
         value, begin, stop = read
         if is_tagged or (isinstance(value.get("name"), str) and value.keys() & {"parameters", "arguments"}):
-            return (call_of(value, text[begin:stop]),), stop
+            return (_call_of(value, text[begin:stop]),), stop
         return (), stop  # JSON that is an answer
-    body, stop = until(text, found.end(), "<|eom_id|>", "<|eot_id|>", "<|python_tag|>")
-    return (raw_call(body),), stop
+    body, stop = _until(text, found.end(), "<|eom_id|>", "<|eot_id|>", "<|python_tag|>")
+    return (_raw_call(body),), stop
 
 
 def _mistral(text: str, found: re.Match[str]) -> _Parsed:
     """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
-    begin = behind_blanks(text, found.end())
+    begin = _behind_blanks(text, found.end())
     try:
         value, stop = _JSON.raw_decode(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, 0)
-    except BAD_JSON:
+    except _BAD_JSON:
         value = None
     if value is not None:
         items = value if isinstance(value, list) else [value]
-        return tuple(call_of(item, json.dumps(item)) for item in items), stop
+        return tuple(_call_of(item, json.dumps(item)) for item in items), stop
     named = _MISTRAL_CALL.match(text, begin)
     place = named.end() if named else begin
-    body, _ = until(text, place, "[TOOL_CALLS]", "</s>")
+    body, _ = _until(text, place, "[TOOL_CALLS]", "</s>")
     if named is None:
-        return (raw_call(body),), place + len(body)
-    read = object_at(text, place)
+        return (_raw_call(body),), place + len(body)
+    read = _object_at(text, place)
     arguments, stop = (body, place + len(body)) if read is None else (text[read[1] : read[2]], read[2])
-    return (make_call(named[1], arguments, named[2] or ""),), stop
+    return (_call(named[1], arguments, named[2] or ""),), stop
 
 
 def _deepseek(text: str, found: re.Match[str]) -> _Parsed:
     """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
-    body, stop = until(text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    body, stop = _until(text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     before, separator, after = body.partition("<｜tool▁sep｜>")
     if not separator:
-        return (raw_call(body),), stop
+        return (_raw_call(body),), stop
     name, fence, rest = after.partition("\n```json\n")
     if fence and before.strip() == "function":
-        return (make_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
-    return (make_call(before, after),), stop
+        return (_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
+    return (_call(before, after),), stop
 
 
 def _kimi(text: str, found: re.Match[str]) -> _Parsed:
     """The id, which holds the name, and the arguments."""
-    body, stop = until(text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
+    body, stop = _until(text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
     call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
     if not separator:
-        return (raw_call(body),), stop
+        return (_raw_call(body),), stop
     call_id = call_id.strip()
     name = re.sub(r":\d+$", "", call_id.removeprefix("functions."))
-    return (make_call(name, arguments, call_id),), stop
+    return (_call(name, arguments, call_id),), stop
 
 
 def _harmony(text: str, found: re.Match[str]) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
-    body, stop = until(text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
+    body, stop = _until(text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
     # a header is short: what stands before the body, behind the message before
     header = text[max(0, found.start() - 400) : found.start()]
     header = re.split(r"<\|(?:start|end|call|return|message)\|>", header)[-1]
     recipient = _HARMONY_TO.search(header)
-    return ((make_call(recipient[1], body),) if recipient else ()), stop
+    return ((_call(recipient[1], body),) if recipient else ()), stop
 
 
 def _fenced(text: str, found: re.Match[str]) -> _Parsed:
@@ -395,8 +370,8 @@ def _fenced(text: str, found: re.Match[str]) -> _Parsed:
         return (), stop
     name, argument = FENCES[found[2].lower()]
     if not argument:
-        return (make_call(name, "{}"),), stop
-    return (make_call(name, json.dumps({argument: body}) if closing else body),), stop
+        return (_call(name, "{}"),), stop
+    return (_call(name, json.dumps({argument: body}) if closing else body),), stop
 
 
 DIALECTS: Final[Mapping[str, _Dialect]] = {

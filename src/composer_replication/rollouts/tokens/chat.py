@@ -32,3 +32,22 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: boo
     return tokenizer.decode(
         list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
     )
+
+
+def render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of these messages in the chat's template, generation prompt included; it may raise anything."""
+    return str(
+        tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=None if chat.tools is None else [dict(tool) for tool in chat.tools],
+            tokenize=False,
+            add_generation_prompt=True,
+            **chat.options,
+        )
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a template's error says."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

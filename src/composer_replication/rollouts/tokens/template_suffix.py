@@ -20,7 +20,7 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.tokens.chat import decode, encode
+from composer_replication.rollouts.tokens.chat import Chat, decode, encode, first_line, render
 
 Message = Mapping[str, Any]
 _MOST_END_IDS = 2  # an end-of-turn token and the line end behind it
@@ -73,35 +73,22 @@ class TemplateRule:
 
     Args:
         tokenizer: the policy's.
-        tools: JSON schemas, or None.
-        options: further variables of the template.
+        chat: whose tools and further variables of the template are used.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, tools: Sequence[Message] | None, options: Mapping[str, Any]
-    ) -> None:
-        self._tokenizer, self._tools, self._options = tokenizer, tools, options
+    def __init__(self, tokenizer: Tokenizer, chat: Chat) -> None:
+        self._tokenizer, self._chat = tokenizer, chat
         self._alike: set[int] = set()
 
     def first(self, messages: Sequence[Message]) -> Suffix:
-        """The first prompt.
-
-        Raises:
-            InputError: the template does not take the messages (CR0810) or leaves one out (CR0810).
-        """
+        """The first prompt."""
         marked = marked_messages(messages, 0)
         text, rendering = self._render(messages), self._render(marked)
         _require_shown(rendering, marked)
         return Suffix(encode(self._tokenizer, text), encode(self._tokenizer, rendering), (), rendering)
 
     def after(self, standing: Standing, messages: Sequence[Message]) -> Suffix:
-        """What comes after the last completion.
-
-        Raises:
-            InputError: the template does not take the messages (CR0810); it leaves one out (CR0810); it would
-                change what stands before them (CR0812); it does not say how the turn goes on (CR0810); the
-                tokenizer joins what was said with what follows (CR0810).
-        """
+        """What comes after the last completion."""
         name = _stand_in(standing.turn_idx)
         plain = called = refusal = None
         try:
@@ -214,27 +201,18 @@ class TemplateRule:
         shown = decode(self._tokenizer, ids, skip_special_tokens=True)
         return not shown and bool(decode(self._tokenizer, ids))
 
-    def _render(self, messages: Sequence[Message], *, asks: bool = True) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=None if self._tools is None else [dict(tool) for tool in self._tools],
-                    tokenize=False,
-                    add_generation_prompt=asks,
-                    **self._options,
-                )
-            )
+            return render(self._tokenizer, self._chat, messages)
         except Exception as error:  # a template is foreign code and may raise anything
             raise unwilling_template(error) from error
 
 
 def unwilling_template(problem: Exception) -> InputError:
     """What is said where a chat template raises (CR0810)."""
-    lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return InputError(
         "CR0810",
-        f"the chat template does not take the conversation: {lines[0].rstrip('.')[:200]}.",
+        f"the chat template does not take the conversation: {first_line(problem)}.",
         where="messages",
         fix="give the tokenizer its chat template, and messages that the template takes.",
     )

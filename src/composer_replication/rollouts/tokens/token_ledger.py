@@ -11,7 +11,7 @@ is shown with a space in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
@@ -37,23 +37,14 @@ class TokenLedger:
             protocols without a message of tools.
         num_ids: sampled ids are those from 0 below it. A model may have rows for more ids than its tokenizer:
             then give their number. None: as many as the tokenizer has.
-
-    Raises:
-        InputError: the template does not take the conversation, or there is none (CR0810); it leaves a
-            message out (CR0810); a control token in a content cannot be broken up (CR0816).
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        chat: Chat,
-        *,
-        has_tool_messages: bool = True,
-        num_ids: int | None = None,
+        self, tokenizer: Tokenizer, chat: Chat, *, has_tool_messages: bool = True, num_ids: int | None = None
     ) -> None:
         self._tokenizer, self._chat, self._has_tool_messages = tokenizer, chat, has_tool_messages
         self._num_ids = len(tokenizer) if num_ids is None else num_ids
-        self._rule = TemplateRule(tokenizer, chat.tools, chat.options)
+        self._rule = TemplateRule(tokenizer, chat)
         self._ids: list[int] = []
         self._turns: list[Turn] = []
         self._is_control: dict[int, bool] = {}
@@ -68,16 +59,8 @@ class TokenLedger:
         self._suffix = Suffix((), (), (), "")
         self.add_messages(chat.messages)
 
-    # ---- what is told ------------------------------------------------------------------------------
-
     def add_completion(self, completion: Completion) -> None:
-        """Append a sampled completion exactly as it is.
-
-        Raises:
-            InputError: it has no ids, one that there is not, or a number of log-probabilities that does not
-                fit (CR0821). Nothing changes then.
-            ValueError: the completion before was not answered.
-        """
+        """Append a sampled completion exactly as it is."""
         if not self._pending:
             raise ValueError("a completion follows a prompt: add the messages that answer the last one first")
         self._require_whole(completion)
@@ -111,7 +94,11 @@ class TokenLedger:
         suffix = self._suffix_of(pending)
         forged = self._forged(suffix, pending)
         if forged:
-            pending = _broken_up(pending, forged)
+            changed = [dict(message) for message in pending]
+            for token in forged:
+                for message in changed:
+                    message["content"] = message["content"].replace(token, f"{token[0]} {token[1:]}")
+            pending = [*changed]
             suffix = self._suffix_of(pending)
             if self._controls(suffix.ids) != self._controls(suffix.marked_ids):
                 raise InputError(
@@ -148,8 +135,6 @@ class TokenLedger:
             ]
         )
 
-    # ---- what is asked -----------------------------------------------------------------------------
-
     @property
     def ids(self) -> tuple[int, ...]:
         """The whole conversation; after messages, what the policy continues."""
@@ -171,8 +156,6 @@ class TokenLedger:
         """The conversation as messages, with a stand-in for what the policy said in each turn."""
         messages = (*self._messages, *(self._suffix.said if self._pending else ()), *self._pending)
         return Chat(messages, self._chat.tools, self._chat.options)
-
-    # ---- how it is done ----------------------------------------------------------------------------
 
     def _require_whole(self, completion: Completion) -> None:
         ids, num_logp = completion.token_ids, len(completion.token_logp)
@@ -212,15 +195,6 @@ class TokenLedger:
         texts = {decode(self._tokenizer, (token_id,)).strip() for token_id in set(controls)} - {""}
         # a template may also leave a part out where a content is empty
         return {text for text in texts if any(text in message["content"] for message in pending)}
-
-
-def _broken_up(messages: Sequence[Message], tokens: Iterable[str]) -> list[Message]:
-    """The messages with a space in each of these control tokens."""
-    changed = [dict(message) for message in messages]
-    for token in tokens:
-        for message in changed:
-            message["content"] = message["content"].replace(token, f"{token[0]} {token[1:]}")
-    return list(changed)
 
 
 def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Message]:

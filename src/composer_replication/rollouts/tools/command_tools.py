@@ -57,12 +57,7 @@ class BenchWithTests(Bench, Protocol):
 
 
 def run_tests(box: BenchWithTests) -> ToolResult:
-    """Put the test files back and run the visible tests; what pytest said, clipped in the middle.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        SandboxFileError: a test file cannot be put back (a folder stands in its place).
-    """
+    """Put the test files back and run the visible tests; what pytest said, clipped in the middle."""
     tests = box.tests
     notes = _restore(box.sandbox, tests)
     request = {
@@ -117,12 +112,7 @@ HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or gre
 
 
 def bash(box: Bench, command: str, timeout_seconds: float = 60) -> ToolResult:
-    """Run a command; its exit code, a time-out and a limit that it broke are said in the text too.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        ValueError: a NUL byte, or text that has no bytes.
-    """
+    """Run a command; its exit code, a time-out and a limit that it broke are said in the text too."""
     if not command.strip():
         return refused("the command is empty. Give a shell command, such as: ls -la")
     if timeout_seconds < 1:
@@ -148,20 +138,17 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
     if done.exit_code:
         ends.append(f"[exit code {done.exit_code}]")
     end = "\n".join(ends)
+    fault: ToolFault = "command-not-found" if done.exit_code == _NOT_FOUND else ""
+    if done.out_of_memory and not done.timed_out:
+        fault = "out-of-memory"
     text, was_cut = clip("\n".join(parts), limits.max_characters - len(end) - 1, HOW_TO_SEE)
     return ToolResult(
         text="\n".join(part for part in (text, end) if part) or "[no output]",
         exit_code=done.exit_code,
         timed_out=done.timed_out,
         is_truncated=was_cut or done.truncated,
-        fault=_fault_of(done),
+        fault=fault,
     )
-
-
-def _fault_of(done: ExecResult) -> ToolFault:
-    if done.out_of_memory and not done.timed_out:
-        return "out-of-memory"
-    return "command-not-found" if done.exit_code == _NOT_FOUND else ""
 
 
 _MAX_MATCHES = 400
@@ -212,13 +199,11 @@ def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) 
     """Lines that match as ``path:number:line``, clipped; none is no error.
 
     Links, binary files, files above ``max_file_bytes`` and what git keeps are left out.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
     """
     if not pattern or len(pattern) > _MAX_PATTERN_CHARACTERS:
         return refused(f"pattern must have 1 to {_MAX_PATTERN_CHARACTERS} characters.")
-    _refuse_outside(path)
+    if path.startswith("/") or ".." in path.split("/"):  # the jail shows system folders as well
+        raise SandboxFileError("CR0309", "the path is not in the repository: give one relative to its root.")
     request = {
         "pattern": pattern,
         "path": path,
@@ -258,9 +243,3 @@ def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) 
         return ToolResult("[no line matches]")
     text, is_cut = clip(done.stdout.rstrip("\n"), box.limits.max_characters, "search a smaller folder")
     return ToolResult(text, is_truncated=is_cut or done.truncated)
-
-
-def _refuse_outside(path: str) -> None:
-    """The jail shows system folders as well, where nothing of the task is."""
-    if path.startswith("/") or ".." in path.split("/"):
-        raise SandboxFileError("CR0309", "the path is not in the repository: give one relative to its root.")

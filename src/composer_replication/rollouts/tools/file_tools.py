@@ -62,11 +62,8 @@ def _nearest(lines: list[str], asked: list[str]) -> tuple[int, float]:
 
 
 def _shown(lines: list[str], start: int, count: int) -> str:
-    rows = [
-        f"{number + 1:>6}\t{lines[number][:300]}"
-        for number in range(start, min(start + min(count, _SHOWN_LINES), len(lines)))
-    ]
-    return "\n".join(rows)
+    numbers = range(start, min(start + min(count, _SHOWN_LINES), len(lines)))
+    return "\n".join(f"{number + 1:>6}\t{lines[number][:300]}" for number in numbers)
 
 
 _MAX_LINE_CHARACTERS = 2000
@@ -85,11 +82,7 @@ class _Unreadable(Exception):
 
 
 def read_file(box: Bench, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
-    """Numbered lines, as many as fit; a note says where to go on.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-    """
+    """Numbered lines, as many as fit; a note says where to go on."""
     if first_line < 1 or (last_line and last_line < first_line):
         return refused(
             f"there are no lines {first_line} to {last_line}: first_line counts from 1, and last_line is 0 "
@@ -115,30 +108,15 @@ def read_file(box: Bench, path: str, first_line: int = 1, last_line: int = 0) ->
 
 
 def write_file(box: Bench, path: str, content: str) -> ToolResult:
-    """Write a file.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        SandboxFileError: it cannot be written.
-    """
-    data = _encoded(content)
-    if data is None:
-        return refused(
-            "content holds half of a surrogate pair, which no file can hold: write it as plain text."
-        )
-    if len(data) > box.limits.max_file_bytes:
-        return refused(f"content has {len(data)} bytes; a file may have {box.limits.max_file_bytes}.")
-    box.sandbox.write_file(path, data)
-    return ToolResult(f"wrote {len(data)} bytes, {len(_lines(content))} lines, to {path}")
+    """Write a file."""
+    num_bytes = _write(box, path, content, "content")
+    if isinstance(num_bytes, ToolResult):
+        return num_bytes
+    return ToolResult(f"wrote {num_bytes} bytes, {len(_lines(content))} lines, to {path}")
 
 
 def str_replace(box: Bench, path: str, old_str: str, new_str: str) -> ToolResult:
-    """Replace a text that stands once; where it stands nowhere or often, say where and what is like it.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        SandboxFileError: it cannot be written.
-    """
+    """Replace a text that stands once; where it stands nowhere or often, say where and what is like it."""
     if not old_str:
         return refused("old_str is empty. To write a whole file use write_file.")
     if old_str == new_str:
@@ -152,14 +130,9 @@ def str_replace(box: Bench, path: str, old_str: str, new_str: str) -> ToolResult
         return refused(_not_once(path, text, old_str, count), "edit-not-applied")
     place = text.index(old_str)
     changed = text[:place] + new_str + text[place + len(old_str) :]
-    data = _encoded(changed)
-    if data is None:
-        return refused(
-            "new_str holds half of a surrogate pair, which no file can hold: write it as plain text."
-        )
-    if len(data) > box.limits.max_file_bytes:
-        return refused(f"{path} would have {len(data)} bytes; a file may have {box.limits.max_file_bytes}.")
-    box.sandbox.write_file(path, data)
+    num_bytes = _write(box, path, changed, "new_str")
+    if isinstance(num_bytes, ToolResult):
+        return num_bytes
     lines = _lines(changed)
     first = changed.count("\n", 0, place) + 1
     last = first + new_str.count("\n")
@@ -169,12 +142,7 @@ def str_replace(box: Bench, path: str, old_str: str, new_str: str) -> ToolResult
 
 
 def list_files(box: Bench, path: str = ".") -> ToolResult:
-    """Paths below a folder with their sizes.
-
-    Raises:
-        SandboxFailure: the sandbox broke.
-        SandboxFileError: it is missing, or no folder.
-    """
+    """Paths below a folder with their sizes."""
     try:
         entries = box.sandbox.list_files(path)
     except SandboxFileError:
@@ -256,11 +224,18 @@ def _all_files(sandbox: Sandbox) -> list[FileEntry]:
         return []
 
 
-def _encoded(text: str) -> bytes | None:
+def _write(box: Bench, path: str, text: str, name: str) -> int | ToolResult:
+    """How many bytes were written, or why nothing was; ``name`` is the argument that the text comes from."""
     try:
-        return text.encode()
+        data = text.encode()
     except UnicodeEncodeError:
-        return None
+        return refused(
+            f"{name} holds half of a surrogate pair, which no file can hold: write it as plain text."
+        )
+    if len(data) > box.limits.max_file_bytes:
+        return refused(f"{path} would have {len(data)} bytes; a file may have {box.limits.max_file_bytes}.")
+    box.sandbox.write_file(path, data)
+    return len(data)
 
 
 def _lines(text: str) -> list[str]:

@@ -22,9 +22,6 @@ def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
         text: what a tool would say.
         max_characters: at least 400.
         how: what to do to see the rest, for the note.
-
-    Raises:
-        ValueError: there is no room for a note.
     """
     if max_characters < 2 * _MIN_KEPT:
         raise ValueError(f"max_characters must be at least {2 * _MIN_KEPT}, not {max_characters}")
@@ -33,8 +30,11 @@ def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
     room = max_characters - len(_note(len(text), text.count("\n") + 1, how))
     head_end = max(room // 4, 0)
     tail_start = len(text) - max(room - head_end, 0)
-    head_end = _line_start_before(text, head_end)
-    tail_start = _line_start_after(text, tail_start)
+    before, after = text.rfind("\n", 0, head_end) + 1, text.find("\n", tail_start)
+    if head_end - before < _MIN_KEPT:
+        head_end = before
+    if 0 <= after < tail_start + _MIN_KEPT:
+        tail_start = after + 1
     left_out = text[head_end:tail_start]
     note = _note(len(left_out), left_out.count("\n"), how)
     return (text[:head_end] + note + text[tail_start:])[:max_characters], True
@@ -42,17 +42,6 @@ def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
 
 def _note(num_characters: int, num_lines: int, how: str) -> str:
     return f"\n[... {num_characters} characters, {num_lines} lines left out: {how} ...]\n"
-
-
-def _line_start_before(text: str, place: int) -> int:
-    """The start of the line at ``place``, unless that is far away."""
-    start = text.rfind("\n", 0, place) + 1
-    return start if place - start < _MIN_KEPT else place
-
-
-def _line_start_after(text: str, place: int) -> int:
-    end = text.find("\n", place)
-    return end + 1 if 0 <= end < place + _MIN_KEPT else place
 
 
 @dataclass(frozen=True, slots=True)

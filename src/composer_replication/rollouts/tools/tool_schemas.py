@@ -18,25 +18,27 @@ _EXAMPLE = re.compile(r"^Example: (\{.*\})$", re.MULTILINE)
 _MAX_NAME_CHARACTERS = 80
 
 
-def call_fault(call: ToolCall, spec: ToolSpec) -> str:
-    """The first thing wrong with the arguments of a call; empty where nothing is."""
+def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
+    """The arguments of a call; the first thing wrong with them is a ``BadCallError``."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError) as error:
-        return f"bad json: {str(error)[:200]} in {call.arguments[:120]!r}"
+        raise BadCallError(f"bad json: {str(error)[:200]} in {call.arguments[:120]!r}") from error
     if not isinstance(arguments, dict):
-        return f"bad json: the arguments are {_name(arguments)}, not an object"
+        raise BadCallError(f"bad json: the arguments are {_name(arguments)}, not an object")
     properties = spec.parameters["properties"]
     for argument in spec.parameters.get("required", ()):
         if argument not in arguments:
-            return f"missing argument: {spec.name} was called without {argument!r}"
+            raise BadCallError(f"missing argument: {spec.name} was called without {argument!r}")
     for argument, value in arguments.items():
         if argument not in properties:
-            return f"unknown argument: {spec.name} has no argument {argument!r}"
+            raise BadCallError(f"unknown argument: {spec.name} has no argument {argument!r}")
         wanted = properties[argument]["type"]
         if not _fits(value, wanted):
-            return f"wrong type: {argument} is {_name(value)} ({_short(value)}), not {wanted}"
-    return ""
+            raise BadCallError(f"wrong type: {argument} is {_name(value)} ({_short(value)}), not {wanted}")
+        if wanted == "integer":
+            arguments[argument] = int(value)
+    return arguments
 
 
 def _fits(value: Any, wanted: str) -> bool:
@@ -69,9 +71,6 @@ def spec_of(method: Callable[..., Any]) -> ToolSpec:
 
     Arguments are of type str, int, float or bool; those without a default are required, each is described in the
     docstring (Google style), and no others are taken.
-
-    Raises:
-        TypeError: a type that has no schema here, or an argument without a description.
     """
     description, texts = _read_docstring(inspect.getdoc(method) or "")
     hints = typing.get_type_hints(method)
@@ -95,11 +94,7 @@ def function_schema(tool: ToolSpec) -> dict[str, Any]:
     """A tool as chat templates, servers and stored trajectories take it."""
     return {
         "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": dict(tool.parameters),
-        },
+        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
     }
 
 
@@ -119,21 +114,14 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, dict[str, Any]]:
-    """The tool that is called and its arguments, checked against its schema; whole numbers are integers.
-
-    Raises:
-        BadCallError: an unknown tool, bad JSON, a missing, an unknown or a wrong argument.
-    """
+    """The tool that is called and its arguments, checked against its schema; whole numbers are integers."""
     spec = next((tool for tool in tools if tool.name == call.name), None)
     if spec is None:
         raise BadCallError(_unknown_tool(call.name[:_MAX_NAME_CHARACTERS], tools))
-    if fault := call_fault(call, spec):
-        raise BadCallError(f"{_clean(fault)}.\n{usage_of(spec)}")
-    arguments = json.loads(call.arguments or "{}")
-    kinds = spec.parameters["properties"]
-    return spec, {
-        name: int(value) if kinds[name]["type"] == "integer" else value for name, value in arguments.items()
-    }
+    try:
+        return spec, _checked(call, spec)
+    except BadCallError as error:
+        raise BadCallError(f"{_clean(str(error))}.\n{usage_of(spec)}") from error
 
 
 def usage_of(spec: ToolSpec) -> str:

@@ -51,11 +51,7 @@ class Toolbox:
     is_over: bool = False
 
     def call(self, call: ToolCall) -> ToolResult:
-        """Do what was asked; a call that cannot be made says why and shows a right one.
-
-        Raises:
-            SandboxFailure: the sandbox broke; never for what the policy asked.
-        """
+        """Do what was asked; a call that cannot be made says why and shows a right one."""
         started = time.monotonic()
         self.counts.num_calls += 1
         try:
@@ -70,7 +66,9 @@ class Toolbox:
         text, was_cut = clip(result.text, self.limits.max_characters, "ask for less at a time")
         return replace(
             result,
-            text=_printable(text),
+            text=text.encode(
+                "utf-8", "backslashreplace"
+            ).decode(),  # halves of surrogate pairs: no tokenizer takes them
             is_truncated=result.is_truncated or was_cut,
             seconds=time.monotonic() - started,
         )
@@ -84,11 +82,6 @@ class Toolbox:
         except ValueError as error:  # a NUL byte, or text that has no bytes: see ``interfaces.Sandbox``
             why = error.message if isinstance(error, CommandError) else f"{error}."
             return refused(f"this cannot be done: {why}")
-
-
-def _printable(text: str) -> str:
-    """Text without halves of surrogate pairs, which no tokenizer and no file takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _submit(box: Toolbox) -> ToolResult:

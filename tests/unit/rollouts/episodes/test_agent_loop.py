@@ -31,7 +31,7 @@ from composer_replication.rollouts.episodes.agent_loop import episodes_in_order,
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.observed_episodes import observed_episode
+from composer_replication.rollouts.generations.kept_episodes import observed_episode
 
 SUBMIT = "<submit>{}</submit>"
 ECHO = '<echo>{"text": "hello"}</echo>'

@@ -1,0 +1,97 @@
+"""A blocking environment for whoever has an event loop: a thread of its own, and its end whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.interfaces import AgentEnvironment
+
+T = TypeVar("T")
+Leased = TypeVar("Leased", bound=AgentEnvironment)
+
+
+class EnvironmentLease(Generic[Leased]):
+    """An environment with a thread of its own, which opens it for the first job and closes it after the last one.
+
+    ``closed`` is done when nothing is open any more. ``was_opened`` and ``close_failure`` (the kind of error that
+    ``close`` raised, or empty) are for counting.
+    """
+
+    def __init__(self, open_environment: Callable[[], Leased]) -> None:
+        self.closed: Future[None] = Future()
+        self.was_opened = False
+        self.close_failure = ""
+        self._open = open_environment
+        self._thread = ThreadPoolExecutor(1, "environment")
+        self._environment: Leased | None = None
+        self._is_released = False
+
+    def submit(self, act: Callable[[Leased], T]) -> Future[T]:
+        """Have ``act`` run on the environment, after whatever runs there; refused after ``release`` (CR0800)."""
+        self._require_lease()
+        return self._thread.submit(self._work, act)
+
+    async def do(self, act: Callable[[Leased], T], *, seconds: float | None) -> T:
+        """Run ``act`` on the environment. None waits for as long as it takes.
+
+        Raises:
+            SandboxFailure: it did not come back in time (CR0302), and only ``release`` may follow; or its own.
+        """
+        job: asyncio.Future[T] = asyncio.wrap_future(self.submit(act))
+        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked
+        done, _ = await asyncio.wait({job}, timeout=None if seconds is None else max(0.0, seconds))
+        if not done:
+            raise SandboxFailure(
+                "CR0302",
+                f"an environment did not come back within {seconds:.0f} s.",
+                fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds.",
+            )
+        return job.result()
+
+    def release(self) -> None:
+        """End the lease without waiting, from any thread: the environment is closed as soon as the job that runs there has
+        ended. A job that has not begun is not begun any more.
+        """
+        if self._is_released:
+            return
+        self._is_released = True
+        try:
+            self._thread.submit(self._close)
+        except RuntimeError:  # the interpreter ends, and takes no more
+            self._close()
+        self._thread.shutdown(wait=False)
+
+    def _work(self, act: Callable[[Leased], T]) -> T:
+        self._require_lease()
+        if self._environment is None:
+            self._environment = self._open()
+            self.was_opened = True
+        return act(self._environment)
+
+    def _require_lease(self) -> None:
+        if self._is_released:
+            raise no_attempt("EnvironmentLease")
+
+    def _close(self) -> None:
+        try:
+            if self._environment is not None:
+                self._environment.close()
+        except Exception as error:  # noqa: BLE001  counted; the attempt is over, whatever its close says
+            self.close_failure = type(error).__name__
+        finally:
+            self._environment = None
+            self.closed.set_result(None)
+
+
+def no_attempt(where: str) -> UsageError:
+    """The error for an environment that is used before ``reset`` or after ``close``."""
+    return UsageError(
+        "CR0800",
+        "the environment has no attempt under way.",
+        where=where,
+        fix="call reset(task_id) first, and nothing after close().",
+    )

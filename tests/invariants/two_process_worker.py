@@ -29,6 +29,7 @@ from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer.chained_rows import score_chains
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import head_of
@@ -129,7 +130,7 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
     trainer.train()
     return {
         "sha256": parameter_sha256(trainer.model),
-        "replaced": trainer.num_groups_replaced,
+        "replaced": trainer.policy_terms.num_groups_replaced,
         "source": trainer.prompt_source.state_dict(),
         "findings": [[finding.step, finding.name] for finding in trainer.findings],
         "is_finite": all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()),
@@ -183,7 +184,6 @@ def channel_run(folder: Path, channel: str) -> dict[str, bool]:
 
 def chains_on_one_process(folder: Path) -> dict[str, Any]:
     """Rows of several conversations on the first process alone: with sharded weights each forward is a collective call."""
-    trainer = build_trainer(output_dir=folder, num_prompts=8)
     is_first = dist.get_rank() == 0
     starts = torch.tensor([[2, 4], [0, 0]] if is_first else [[], []], dtype=torch.long)
     forwarded: list[int] = []
@@ -193,8 +193,7 @@ def chains_on_one_process(folder: Path) -> dict[str, Any]:
         return ids[:, -num_columns:].float(), None, None
 
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 8, 9, 10, 11]])
-    with trainer.chained_rows.scored_as(starts):
-        values, _, _ = trainer.chained_rows.score(score, ids, torch.ones_like(ids), 6)
+    values, _, _ = score_chains(score, ids, torch.ones_like(ids), 6, starts)
     return {"rows": forwarded, "values": values.tolist()}
 
 

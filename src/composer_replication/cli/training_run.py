@@ -219,7 +219,7 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
         replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
     trainer.check_channel_model()
     run.view = show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=attempts.rollouts)
-    reason = trainer.choose_kl_path()
+    reason = trainer.guard_hook.choose_kl_path()
     if reason:
         run.tell(f"guard: KL path off: {reason}")
     run.sampler.follow(trainer)

@@ -6,9 +6,10 @@ line for every step, prefix sharing, which forwards each prompt once for its who
 loss channels: hints at the turns that went wrong, and replayed preferences.
 
     composer_trainer   ComposerReplicationTrainer; import it from there
+    generation         what one generation knows of its rows, and what of it travels with them
     guard              one fold of the guard: when it is asked, with which numbers, and what follows
     guard_callback     the guard for any other trainer of transformers or TRL
-    checkpoints        whole, half-written or damaged, and whose they are
+    checkpoints        whole, half-written or damaged, whose they are, and what we keep in them
     metrics_log        metrics.jsonl and verdicts.jsonl
     packed_rows        each prompt forwarded once in training; prefix_generation in sampling, prefix_wiring where
     preset_settings    a recipe's method of the GRPO family; policy_terms carries it out
@@ -18,7 +19,7 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     collator           hinted turns and pairs to tensors, and which ids carry loss
     loss_channels      both channels: refusals, begin, checkpoints
     hint_channel, replay_channel
-    batch_records      what a row needs travels with it through TRL's shuffle and split
+    batch_records      rollouts out of a batch, pairs into it
     weight_copy        the teacher's weights, or the first ones
 
 The only folder that imports TRL and transformers. Importing this package loads neither.

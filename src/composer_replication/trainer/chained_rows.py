@@ -11,8 +11,7 @@ are forwarded, L their completion columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,11 +19,9 @@ from typing import Any
 import torch
 
 from composer_replication.errors import InputError
+from composer_replication.trainer.generation import ROUTED_EXPERTS, SEGMENT_STARTS
 from composer_replication.trainer.processes import gathered
-from composer_replication.trainer.router_replay import ROUTED_EXPERTS, Routers, laid_out, refusal
-
-SEGMENT_STARTS = "segment_starts"
-"""Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
+from composer_replication.trainer.router_replay import Routers, laid_out, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,43 +101,24 @@ Answer = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 Scorer = Callable[[torch.Tensor, torch.Tensor, int], Answer]
 
 
-class ChainedRows:
-    """Whether the rows at hand are chained, and what then goes through the model.
-
-    Attributes:
-        starts_BS: completion columns at which later conversations of these rows begin; None for no chains.
-    """
-
-    def __init__(self) -> None:
-        self.starts_BS: torch.Tensor | None = None
-
-    @contextmanager
-    def scored_as(self, starts_BS: torch.Tensor | None) -> Iterator[None]:
-        """Inside, the rows that are scored are chained so; None: as a rollout function says, which says nothing yet."""
-        kept, self.starts_BS = self.starts_BS, starts_BS
-        try:
-            yield
-        finally:
-            self.starts_BS = kept
-
-    def after_generation(self, batch: dict[str, Any]) -> None:
-        """What the rollout function has said of its rows goes with them."""
-        if self.starts_BS is not None:
-            batch[SEGMENT_STARTS] = self.starts_BS
-
-    def score(self, score: Scorer, ids_BW: torch.Tensor, mask_BW: torch.Tensor, num_columns: int) -> Answer:
-        """``score(ids, mask, columns)`` of rows of one conversation each; the values are those of the rows given."""
-        starts_BS = self.starts_BS
-        if starts_BS is None:
-            return score(ids_BW, mask_BW, num_columns)
-        # Every process forwards as many rows as the others: sharded weights are gathered in each forward.
-        num_rows = max(gathered(ids_BW.size(0) + int((starts_BS > 0).sum())))
-        if num_rows == ids_BW.size(0):
-            return score(ids_BW, mask_BW, num_columns)
-        rows = one_conversation_rows(ids_BW, mask_BW, num_columns, starts_BS, num_rows=num_rows)
-        logps_NL, entropies_NL, aux_loss = score(rows.ids_NW, rows.mask_NW, rows.num_columns)
-        entropies_BT = None if entropies_NL is None else rows.chained(entropies_NL)
-        return rows.chained(logps_NL), entropies_BT, aux_loss
+def score_chains(
+    score: Scorer,
+    ids_BW: torch.Tensor,
+    mask_BW: torch.Tensor,
+    num_columns: int,
+    starts_BS: torch.Tensor | None,
+) -> Answer:
+    """``score(ids, mask, columns)`` of rows of one conversation each; the values are those of the rows given."""
+    if starts_BS is None:
+        return score(ids_BW, mask_BW, num_columns)
+    # Every process forwards as many rows as the others: sharded weights are gathered in each forward.
+    num_rows = max(gathered(ids_BW.size(0) + int((starts_BS > 0).sum())))
+    if num_rows == ids_BW.size(0):
+        return score(ids_BW, mask_BW, num_columns)
+    rows = one_conversation_rows(ids_BW, mask_BW, num_columns, starts_BS, num_rows=num_rows)
+    logps_NL, entropies_NL, aux_loss = score(rows.ids_NW, rows.mask_NW, rows.num_columns)
+    entropies_BT = None if entropies_NL is None else rows.chained(entropies_NL)
+    return rows.chained(logps_NL), entropies_BT, aux_loss
 
 
 class CheckedRollouts:
@@ -165,9 +143,9 @@ class CheckedRollouts:
             raise refusal("a row is a chain of conversations (segment_starts)")
         if starts is not None:
             refuse_bad_starts(starts, completion_ids, output.get("env_mask"))
-            trainer.chained_rows.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
+            trainer.generation.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
         if routing is not None and trainer.model.training:  # in evaluation it is not used
-            trainer.router_replay.routing_BWLK = laid_out(
+            trainer.generation.routing_BWLK = laid_out(
                 routing,
                 output.get("prompt_ids", ()),
                 completion_ids,
@@ -178,11 +156,7 @@ class CheckedRollouts:
 
 
 def refuse_empty_completions(completion_ids: Sequence[Sequence[int]], *, where: str) -> None:
-    """A completion of no token has no last one, and no probability to learn.
-
-    Raises:
-        InputError: CR0777.
-    """
+    """A completion of no token has no last one, and no probability to learn."""
     empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
     if empty:
         raise InputError(
@@ -198,11 +172,7 @@ def refuse_bad_starts(
     completion_ids: Sequence[Sequence[int]],
     masks: Sequence[Sequence[int]] | None,
 ) -> None:
-    """A later conversation begins inside its completion, after the one before, with an id that carries no loss.
-
-    Raises:
-        InputError: CR0777.
-    """
+    """A later conversation begins inside its completion, after the one before, with an id that carries no loss."""
     problem = ""
     if len(starts) != len(completion_ids):
         problem = f"there are {len(starts)} lists for {len(completion_ids)} completions"

@@ -25,10 +25,13 @@ class LossChannel:
 
     Args:
         trainer: whose step it is; read when a step runs, not before.
+        records: recorded turns or pairs, from which every step draws ``per_step``.
     """
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
+    def __init__(self, trainer: GRPOTrainer, records: Sequence[Any] | None, per_step: int) -> None:
         self._trainer = trainer
+        self.records, self._per_step = records or (), per_step
+        self._draws: RecordDraws | None = None
         self._weights_are_sharded = False
         self._newest_part = (-1, 0)
 
@@ -36,6 +39,9 @@ class LossChannel:
         """Set the channel to the run's start."""
         self._weights_are_sharded = weights_are_sharded(self._trainer.model)
         self._newest_part = (-1, 0)
+        if self.records:
+            seed = self._trainer.args.seed
+            self._draws = RecordDraws(self.records, per_step=self._per_step, seed=seed)
 
     @property
     def _step(self) -> int:
@@ -54,16 +60,19 @@ class LossChannel:
     def _device(self) -> Any:
         return self._trainer.accelerator.device
 
-    def _part_of_step(self) -> tuple[int, int]:
-        """This micro-batch's number among all micro-batches of the step on all processes, and how many there are.
+    def _drawn(self) -> tuple[list[int], list[int]]:
+        """The records of the optimizer step, and those of them that this micro-batch takes: their indices.
 
-        Counted here and not from TRL's micro-step, which runs on over steps that have fewer micro-batches.
+        Micro-batches are counted here and not by TRL's micro-step, which runs on over steps that have fewer of them.
         """
+        if self._draws is None:
+            return [], []
         step, count = self._newest_part
         count = count + 1 if step == self._step else 0
         self._newest_part = (self._step, count)
         num_micro_steps = int(self._trainer.current_gradient_accumulation_steps)
-        return process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
+        part, num_parts = process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
+        return self._draws.of_step(self._step), self._draws.share(self._step, part, num_parts)
 
     def _window_share(self) -> float:
         """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
@@ -108,9 +117,7 @@ class RecordDraws:
     """
 
     def __init__(self, records: Sequence[Any], *, per_step: int, seed: int) -> None:
-        self.num_records = len(records)
-        self.per_step = per_step
-        self.seed = seed
+        self.num_records, self.per_step, self.seed = len(records), per_step, seed
         self._order: tuple[int, list[int]] = (-1, [])
 
     def of_step(self, step: int) -> list[int]:

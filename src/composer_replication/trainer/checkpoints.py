@@ -1,4 +1,4 @@
-"""Whole checkpoints: a manifest of every file, written last.
+"""Whole checkpoints: a manifest of every file, written last; and what we keep in one beside transformers' files.
 
     checkpoint-12/
         …                      what transformers saves: weights, optimizer, RNG, trainer state
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -25,20 +26,16 @@ from typing import Any
 import torch
 
 from composer_replication.errors import InputError
+from composer_replication.interfaces import PromptChooser, Stateful
 from composer_replication.run_folder import read_json, write_json
+from composer_replication.trainer.guard import refuse_foreign_split
+from composer_replication.trainer.loss_channels import refuse_other_channels
+from composer_replication.trainer.metrics_log import InLoopSignals, finite
 from composer_replication.trainer.processes import process_rank
+from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"
-PLAIN_STATE = {
-    "micro_step": "_step",
-    "gate_step": "_gate_step",
-    "last_round_idx": "_last_round_idx",
-    "num_cadence_hits_without_new_reward": "num_cadence_hits_without_new_reward",
-    "num_groups_replaced": "num_groups_replaced",
-    "last_verdict": "last_verdict",
-}
-"""What ``composer_state.json`` has as it is, by its name there and on the trainer."""
 logger = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -46,29 +43,19 @@ HASHED_BYTES = 64 * 1024**2
 """The manifest has the hash of files up to this size; of larger ones, shards of weights, the size alone."""
 
 
+# ---- which checkpoint ---------------------------------------------------------------------------------
+
+
 def newest_whole_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step that has a manifest, its bytes compared with it.
-
-    Args:
-        folder: holds ``checkpoint-N`` folders; it may be missing.
-
-    Returns:
-        None when there is no whole checkpoint.
+    """The checkpoint of the highest step that has a manifest, its bytes compared with it; None where there is none.
 
     Raises:
-        InputError: the newest one is damaged (CR0706).
+        InputError: it is damaged (CR0706).
     """
-    whole = whole_checkpoints(folder)
-    if not whole:
-        return None
-    newest = max(whole, key=checkpoint_step)
-    check_manifest(newest)
+    newest = max(_whole_checkpoints(folder), key=checkpoint_step, default=None)
+    if newest is not None:
+        check_manifest(newest)
     return newest
-
-
-def whole_checkpoints(folder: Path) -> list[Path]:
-    """The ``checkpoint-N`` folders that have a manifest; their bytes are not read."""
-    return [path for path in _checkpoints(folder) if (path / MANIFEST_NAME).is_file()]
 
 
 def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | None:
@@ -79,33 +66,23 @@ def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | 
         folder: where the run keeps its checkpoints.
 
     Raises:
-        InputError: it is damaged (CR0706) or has no manifest (CR0706).
+        InputError: it is damaged or has no manifest (CR0706).
     """
     if wanted is None or wanted is False:
         return None
-    if wanted is True:
-        remove_partial_checkpoints(folder)
-        return newest_whole_checkpoint(folder)
-    chosen = Path(wanted)
-    check_manifest(chosen)
+    chosen = None if wanted is True else Path(wanted)
+    if chosen is not None:
+        check_manifest(chosen)
     remove_partial_checkpoints(folder)
-    return chosen
+    return newest_whole_checkpoint(folder) if chosen is None else chosen
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """The global step in the folder's name.
-
-    Raises:
-        InputError: the folder is not named ``checkpoint-N`` (CR0706).
-    """
+    """The global step in the folder's name."""
     match = _FOLDER.fullmatch(checkpoint.name)
     if match is None:
-        raise InputError(
-            "CR0706",
-            "the folder is not named checkpoint-N.",
-            where=str(checkpoint),
-            fix="name a checkpoint folder.",
-        )
+        words = "the folder is not named checkpoint-N."
+        raise _unusable(words, checkpoint, "name a checkpoint folder.")
     return int(match[1])
 
 
@@ -118,37 +95,45 @@ def remove_partial_checkpoints(folder: Path) -> list[Path]:
     return partial
 
 
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/") if _FOLDER.fullmatch(path.name))
+
+
+def _whole_checkpoints(folder: Path) -> list[Path]:
+    return [path for path in _checkpoints(folder) if (path / MANIFEST_NAME).is_file()]
+
+
+# ---- the manifest -------------------------------------------------------------------------------------
+
+
 def write_manifest(checkpoint: Path) -> None:
     """Make the checkpoint whole: every file to disk, then their sizes, and hashes of those up to ``HASHED_BYTES``, atomically.
 
     The other processes wait meanwhile, so large shards of weights, which safetensors checks by their size when it opens
     them, are not read once more.
     """
-    files = {}
-    for path in _files(checkpoint):
+    manifest, files = checkpoint / MANIFEST_NAME, {}
+    for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path != manifest):
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
         files[path.relative_to(checkpoint).as_posix()] = {
             "size_bytes": path.stat().st_size,
             "sha256": _sha256(path) if path.stat().st_size <= HASHED_BYTES else "",
         }
-    write_json(checkpoint / MANIFEST_NAME, {"step": checkpoint_step(checkpoint), "files": files})
+    write_json(manifest, {"step": checkpoint_step(checkpoint), "files": files})
 
 
 def check_manifest(checkpoint: Path) -> None:
     """Compare every file with the manifest; files it does not name are ignored.
 
     Raises:
-        InputError: no manifest (CR0706); a file is missing or differs (CR0706).
+        InputError: no manifest, or a file is missing or differs (CR0706).
     """
     manifest = checkpoint / MANIFEST_NAME
     if not manifest.is_file():
-        raise InputError(
-            "CR0706",
-            "the checkpoint has no manifest: it is half-written.",
-            where=str(checkpoint),
-            fix="resume from another checkpoint, or with --resume from the newest whole one.",
-        )
+        words = "the checkpoint has no manifest: it is half-written."
+        fix = "resume from another checkpoint, or with --resume from the newest whole one."
+        raise _unusable(words, checkpoint, fix)
     try:
         files = read_json(manifest)["files"].items()
         wanted = {str(name): (int(entry["size_bytes"]), str(entry["sha256"])) for name, entry in files}
@@ -169,9 +154,6 @@ def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> No
         checkpoint: a whole one.
         rank: of this process.
         num_processes: of the run that resumes.
-
-    Raises:
-        InputError: optimizer, scheduler or random numbers of this process are not in it (CR0706).
     """
     rng = "rng_state.pth" if num_processes == 1 else f"rng_state_{rank}.pth"
     wanted = {"optimizer": "optimizer*", "scheduler": "scheduler.pt", "random numbers": rng}
@@ -179,60 +161,9 @@ def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> No
         del wanted["optimizer"], wanted["scheduler"]
     missing = [name for name, pattern in wanted.items() if not any(checkpoint.glob(pattern))]
     if missing:
-        raise InputError(
-            "CR0706",
-            f"the checkpoint lacks the state of {' and '.join(missing)}: the run could not go on exactly.",
-            where=str(checkpoint),
-            fix="resume from a checkpoint that was saved without save_only_model, with as many processes as it had.",
-        )
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What ``composer_state.json`` holds.
-
-    Raises:
-        InputError: it is missing, or not ours (CR0401).
-    """
-    return read_json(checkpoint / STATE_NAME)
-
-
-def buffer_name() -> str:
-    """Where this process keeps the rollouts that are still to be trained on."""
-    return f"buffered_inputs_{process_rank()}.pt"
-
-
-def read_buffer(checkpoint: Path, device: Any) -> list[dict[str, Any]]:
-    """Those rollouts, micro-batch by micro-batch.
-
-    Raises:
-        InputError: they are missing (CR0706).
-    """
-    path = checkpoint / buffer_name()
-    if not path.is_file():
-        raise InputError(
-            "CR0706",
-            "the checkpoint has no buffered rollouts for this process.",
-            where=str(path),
-            fix="resume with as many processes as the run had.",
-        )
-    # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
-    inputs = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)["inputs"]
-    return [
-        {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in batch.items()}
-        for batch in inputs
-    ]
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name))
-
-
-def _files(checkpoint: Path) -> list[Path]:
-    return sorted(
-        path for path in checkpoint.rglob("*") if path.is_file() and path != checkpoint / MANIFEST_NAME
-    )
+        words = f"the checkpoint lacks the state of {' and '.join(missing)}: the run could not go on exactly."
+        fix = "resume from a checkpoint that was saved without save_only_model, with as many processes as it had."
+        raise _unusable(words, checkpoint, fix)
 
 
 def _sha256(path: Path) -> str:
@@ -241,46 +172,25 @@ def _sha256(path: Path) -> str:
 
 
 def _damaged(path: Path, checkpoint: Path) -> InputError:
-    return InputError(
-        "CR0706",
-        "the checkpoint is damaged: this file is not the one that was saved.",
-        where=str(path),
-        fix=f"delete the folder {checkpoint} and resume; the run goes on from the checkpoint before.",
-    )
+    fix = f"delete the folder {checkpoint} and resume; the run goes on from the checkpoint before."
+    return _unusable("the checkpoint is damaged: this file is not the one that was saved.", path, fix)
 
 
-_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+def _unusable(words: str, path: Path, fix: str) -> InputError:
+    return InputError("CR0706", words, where=str(path), fix=fix)
 
 
-def identity_of(recipe: str, model: Any) -> dict[str, str]:
-    """The entry ``run`` of a checkpoint; ``recipe`` is empty where the caller has none."""
-    return {"recipe": recipe, "model": _architecture(model)}
+# ---- whose it is --------------------------------------------------------------------------------------
 
 
 def refuse_foreign_run(saved: Mapping[str, Any], own: Mapping[str, str], checkpoint: Path) -> None:
-    """Compare a checkpoint's entry with this run's, as far as both say something.
-
-    Args:
-        saved: what ``composer_state.json`` holds.
-        own: this run's entry; parts that are not known yet may be missing.
-        checkpoint: its folder.
-
-    Raises:
-        InputError: it is of another run (CR0884).
-    """
-    found = saved.get("run")
-    if not isinstance(found, dict):
-        logger.warning(
-            "%s does not say which run it is of (an older version wrote it): it is taken.", checkpoint
-        )
-        return
+    """Compare a checkpoint's entry ``run`` with this run's, as far as both say something."""
+    found = saved.get("run", {})
     for part, wanted in own.items():
         if wanted and found.get(part) and found[part] != wanted:
-            what = (
-                "its recipe is not this run's"
-                if part == "recipe"
-                else f"its model is {found[part]}, not {wanted}"
-            )
+            what = "its recipe is not this run's"
+            if part == "model":
+                what = f"its model is {found[part]}, not {wanted}"
             raise InputError(
                 "CR0884",
                 f"{checkpoint.name} is a checkpoint of another run: {what}.",
@@ -295,18 +205,152 @@ def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
     Raises:
         InputError: one is of another run (CR0884).
     """
-    for checkpoint in whole_checkpoints(folder):
+    for checkpoint in _whole_checkpoints(folder):
         try:
-            saved = read_state(checkpoint)
+            saved = read_json(checkpoint / STATE_NAME)
         except InputError:
             continue
-        if "run" in saved:
-            refuse_foreign_run(saved, {"recipe": recipe}, checkpoint)
+        refuse_foreign_run(saved, {"recipe": recipe}, checkpoint)
 
 
 def _architecture(model: Any) -> str:
     """As ``qwen2, hidden_size 32, num_hidden_layers 2, vocab_size 258, with adapters``."""
     config = model.config.get_text_config()
+    sizes = ("hidden_size", "num_hidden_layers", "vocab_size")
     words = [str(config.model_type)]
-    words += [f"{name} {getattr(config, name)}" for name in _SIZES if getattr(config, name, None) is not None]
+    words += [f"{name} {getattr(config, name)}" for name in sizes if getattr(config, name, None) is not None]
     return ", ".join([*words, "with adapters"] if hasattr(model, "peft_config") else words)
+
+
+# ---- our part of one ----------------------------------------------------------------------------------
+
+
+class OwnState:
+    """What a ``ComposerReplicationTrainer`` keeps in a checkpoint beside transformers' files.
+
+    Attributes:
+        num_permutations_to_skip: of the training data, before a resumed run draws its own.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.num_permutations_to_skip = 0
+
+    def write(self, checkpoint: Path) -> None:
+        """Add our files to a folder that transformers has written. Every process calls it."""
+        trainer = self._trainer
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        buffered = trainer._buffered_inputs  # noqa: SLF001 - TRL's only name
+        is_inside = buffered is not None and trainer._step % every != 0  # noqa: SLF001
+        if trainer.channels is not None:
+            trainer.channels.write(checkpoint, is_inside_generation=is_inside)
+        if is_inside:
+            torch.save({"inputs": buffered}, checkpoint / _buffer_name())
+        if process_rank() != 0:
+            return
+        metrics = trainer._metrics["train"].items()  # noqa: SLF001
+        parts = self._parts().items()
+        state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
+        state |= trainer.guard_hook.state_dict()
+        state |= {
+            "run": self._identity(),
+            "global_step": trainer.state.global_step,
+            "micro_step": trainer._step,  # noqa: SLF001
+            "num_groups_replaced": trainer.policy_terms.num_groups_replaced,
+            "has_buffered_inputs": is_inside,
+            "num_permutations_done": self._num_epochs_done(),
+            "metrics": {name: [finite(value) for value in values] for name, values in metrics},
+            "split_fingerprint": trainer.split_fingerprint,
+            "stateful": {name: part.state_dict() for name, part in (trainer.stateful or {}).items()},
+        }
+        write_json(checkpoint / STATE_NAME, state)
+
+    def read(self, checkpoint: Path) -> None:
+        """Restore what ``write`` wrote."""
+        trainer, saved = self._trainer, read_json(checkpoint / STATE_NAME)
+        self._check_belongs(saved, checkpoint)
+        trainer.guard_hook.load_state_dict(saved)
+        trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
+        trainer.policy_terms.num_groups_replaced = saved["num_groups_replaced"]
+        inputs = _read_buffer(checkpoint, trainer.args.device) if saved["has_buffered_inputs"] else None
+        trainer._buffered_inputs = inputs  # noqa: SLF001
+        if not trainer.args.ignore_data_skip:
+            self.num_permutations_to_skip = saved["num_permutations_done"]
+        trainer.step_lines.signals = InLoopSignals()
+        for name, values in saved["metrics"].items():
+            known = [math.nan if value is None else value for value in values]
+            trainer._metrics["train"][name] = known  # noqa: SLF001
+        for name, part in self._parts().items():
+            if part is not None and saved.get(name) is not None:
+                part.load_state_dict(saved[name])
+        for name, part in (trainer.stateful or {}).items():
+            part.load_state_dict(saved["stateful"][name])
+        refuse_other_channels(checkpoint, has_channels=trainer.channels is not None)
+        if trainer.channels is not None:
+            trainer.channels.read(checkpoint)
+        if isinstance(trainer.prompt_source, PromptChooser) and saved.get("prompt_source") is None:
+            logger.warning("%s has no state of the prompt source: it starts afresh from here.", checkpoint)
+
+    def _parts(self) -> dict[str, Stateful | None]:
+        trainer = self._trainer
+        return {
+            "guard": trainer.heldout_guard,
+            "in_loop_signals": trainer.step_lines.signals,
+            "checks": None if trainer.checks is None else trainer.checks.judgement,
+            "prompt_source": trainer.prompt_source,
+        }
+
+    def _identity(self) -> dict[str, str]:
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return {"recipe": self._trainer.run_identity, "model": _architecture(model)}
+
+    def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
+        trainer = self._trainer
+        refuse_foreign_run(saved, self._identity(), checkpoint)
+        refuse_foreign_split(saved["split_fingerprint"], trainer.split_fingerprint, where=str(checkpoint))
+        if saved["guard"] is not None and trainer.heldout_guard is None:
+            raise TrainerSettingError(
+                "CR0884",
+                "the checkpoint was written under a guard, and this trainer has none.",
+                where=str(checkpoint),
+                fix="pass heldout_guard and heldout_eval_fn again.",
+            )
+        if saved["guard"] is None and trainer.heldout_guard is not None:
+            logger.warning("%s has no guard state: the guard starts afresh from here.", checkpoint)
+        names = set(trainer.stateful or {})
+        if names != set(saved["stateful"]):
+            raise InputError(
+                "CR0884",
+                f"the checkpoint has extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
+                where=str(checkpoint),
+                fix="pass the same stateful parts as in the run that saved it.",
+            )
+
+    def _num_epochs_done(self) -> int:
+        """How many permutations the sampler has used up, by transformers' own count of epochs."""
+        trainer = self._trainer
+        try:
+            num_batches = len(trainer.callback_handler.train_dataloader)
+        except TypeError:  # an iterable dataset has no length and no permutation
+            return 0
+        steps_of_epoch = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
+        return int(trainer.state.global_step // max(steps_of_epoch, 1))
+
+
+def _buffer_name() -> str:
+    """Where this process keeps the rollouts that are still to be trained on."""
+    return f"buffered_inputs_{process_rank()}.pt"
+
+
+def _read_buffer(checkpoint: Path, device: Any) -> list[dict[str, Any]]:
+    """Those rollouts, micro-batch by micro-batch."""
+    path = checkpoint / _buffer_name()
+    if not path.is_file():
+        words = "the checkpoint has no buffered rollouts for this process."
+        raise _unusable(words, path, "resume with as many processes as the run had.")
+    # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
+    inputs = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)["inputs"]
+    return [
+        {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in batch.items()}
+        for batch in inputs
+    ]

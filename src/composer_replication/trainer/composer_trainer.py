@@ -7,7 +7,6 @@ training is TRL's, bit for bit.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,36 +21,30 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
-from composer_replication.errors import CollapseStopError, InputError
-from composer_replication.interfaces import Guard, HintGenerator, PromptChooser, PromptSource, Stateful
+from composer_replication.errors import CollapseStopError
+from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import Finding, HintedTurn, PreferencePair
-from composer_replication.run_folder import RunFolder, write_json
-from composer_replication.trainer.chained_rows import SEGMENT_STARTS, ChainedRows
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.chained_rows import CheckedRollouts, score_chains
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
-    PLAIN_STATE,
-    STATE_NAME,
-    buffer_name,
+    OwnState,
     check_is_resumable,
     checkpoint_step,
     choose_checkpoint,
-    identity_of,
-    read_buffer,
-    read_state,
-    refuse_foreign_run,
     write_manifest,
 )
 from composer_replication.trainer.checks.judgement import CheckThresholds
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
-from composer_replication.trainer.guard import GuardHook, HeldoutEval, refuse_foreign_split
+from composer_replication.trainer.generation import Generation
+from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
 from composer_replication.trainer.hint_channel import HintChannel, nothing_to_distil
 from composer_replication.trainer.loss_channels import (
     ROW_REWARD,
     LossChannels,
     refuse_bad_weight,
-    refuse_other_channels,
 )
-from composer_replication.trainer.metrics_log import InLoopSignals, RunLog, StepLines, finite
+from composer_replication.trainer.metrics_log import RunLog, StepLines
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy_terms import (
     PolicyTerms,
@@ -60,7 +53,7 @@ from composer_replication.trainer.policy_terms import (
     without_lone_punishments,
 )
 from composer_replication.trainer.prefix_generation import sampling_for_step
-from composer_replication.trainer.prefix_wiring import SharedPrompts, check_sharing
+from composer_replication.trainer.prefix_wiring import SharedPrompts
 from composer_replication.trainer.preset_settings import PolicyOptions, check_policy_options
 from composer_replication.trainer.processes import (
     gathered,
@@ -80,7 +73,7 @@ from composer_replication.trainer.setting_errors import TrainerSettingError, ref
 logger = logging.getLogger(__name__)
 
 
-class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
+class ComposerReplicationTrainer(GRPOTrainer):
     """GRPO under a guard.
 
     total loss = TRL's loss + alpha_sdpo * L_sdpo + beta_replay * L_replay, where a channel of
@@ -124,12 +117,15 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     # TRL and transformers type these more loosely than they are while a run trains; nothing is set here.
     args: Any
     model: Any
+    beta: Any
     num_generations: Any
+    rollout_func: Any
     train_dataset: Any
     callback_handler: Any
     _buffered_inputs: Any
-    prefix_sharing: bool = False
-    is_finished: Callable[[str], bool] | None = None
+    heldout_guard: Guard | None = None
+    heldout_eval_fn: HeldoutEval | None = None
+    strict_killswitch: bool = True
     alpha_sdpo: float = 0.0
     hints: HintsSection | None = None
     hint_source: HintGenerator | None = None
@@ -137,16 +133,23 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     beta_replay: float = 0.0
     replay: ReplaySection | None = None
     replay_pairs: Sequence[PreferencePair] | None = None
-    _newest_sampled: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None] = ((), None)
-    generation_rows: Sequence[Mapping[str, Any]] = ()
-    """Rows of the generation under way, for a ``rollout_func`` that needs more of them than their prompts."""
+    channels: LossChannels | None = None
+    prefix_sharing: bool = False
+    is_finished: Callable[[str], bool] | None = None
+    policy_options: PolicyOptions = PolicyOptions()
+    prompt_source: PromptSource | None = None
     run_folder: RunFolder | None = None
     stateful: Mapping[str, Stateful] | None = None
+    split_fingerprint: str = ""
     run_identity: str = ""
-    _interrupt: InterruptOnce | None = None
-    _num_permutations_to_skip: int = 0
-    _halt_is_saved: bool = False
+    generation: Generation = Generation()
+    """Of the rows that are sampled or scored right now."""
+    has_sharded_weights: bool = False
+    has_trackers: bool = False
     _check_thresholds: CheckThresholds | None = None
+    _in_evaluation: bool = False
+    _interrupt: InterruptOnce | None = None
+    _halt_is_saved: bool = False
 
     def __init__(
         self,
@@ -200,20 +203,31 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
             self.channels = LossChannels(self, distils, replays)
         self.prefix_sharing = prefix_sharing
         self.is_finished = is_finished
+        self.generation = Generation()
         self.run_folder = run_folder
         self.stateful = stateful
         self.split_fingerprint = split_fingerprint
         self.run_identity = run_identity
         super().__init__(*args, **kwargs)
         wait_for_gloo_at_exit()
-        self._take_kl_out_of_the_loss()
+        self.policy_terms.take_kl_out_of_the_loss()
 
     # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
 
     @cached_property
-    def chained_rows(self) -> ChainedRows:
-        """Which rows at hand are chains of conversations."""
-        return ChainedRows()
+    def guard_hook(self) -> GuardHook:
+        """Asks the guard, and acts on what it says."""
+        return GuardHook(self)
+
+    @cached_property
+    def policy_terms(self) -> PolicyTerms:
+        """Terms in the reward, fresh prompts, importance weights."""
+        return PolicyTerms(self)
+
+    @cached_property
+    def own_state(self) -> OwnState:
+        """What a checkpoint keeps beside transformers' files."""
+        return OwnState(self)
 
     @cached_property
     def step_lines(self) -> StepLines:
@@ -227,7 +241,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
 
     @cached_property
     def router_replay(self) -> RouterReplay:
-        """Which experts the rows at hand went to."""
+        """Which forwards follow the routing of their rows."""
         return RouterReplay()
 
     @cached_property
@@ -243,50 +257,60 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     @cached_property
     def checks(self) -> ChecksThatSpeak | None:
         """The checks that speak, None where they are off."""
-        if self._check_thresholds is None:
-            return None
-        return ChecksThatSpeak(
-            self._check_thresholds,
-            self.args,
-            tokenizer=self._tokenizer,
-            eos_token_ids=self.eos_token_ids,
-            accelerator=self.accelerator,
-            metrics=self._metrics,
-            run_folder=self.run_folder,
-        )
+        return None if self._check_thresholds is None else ChecksThatSpeak(self, self._check_thresholds)
+
+    # ---- the guard, as the contract names it ---------------------------------------------------------
+
+    @property
+    def halted_at(self) -> int | None:
+        """``global_step`` of the fold that fired, or None."""
+        return self.guard_hook.halted_at
+
+    @property
+    def last_verdict(self) -> dict[str, Any] | None:
+        """The newest row of ``verdicts.jsonl``, or None."""
+        return self.guard_hook.last_verdict
+
+    @property
+    def num_cadence_hits_without_new_reward(self) -> int:
+        """Folds that had to use the remembered reward."""
+        return self.guard_hook.num_cadence_hits_without_new_reward
+
+    @property
+    def kl_path_off_reason(self) -> str | None:
+        """Why the guard gets no KL, or None."""
+        return self.guard_hook.kl_path_off_reason
+
+    def _maybe_update_killswitch(self) -> None:
+        """Fold one checkpoint into the guard; see ``GuardHook.update``."""
+        self.guard_hook.update()
 
     # ---- loss -----------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         """On the cadence the guard is asked; then TRL's loss plus the weighted channels."""
-        is_open = self._gate_is_open()
+        is_open = not self._in_evaluation and self.guard_hook.opens_gate()
         if is_open:  # before the forward: an evaluation beside its activations would need the memory of both
-            self._gate_step = self.state.global_step
-            self._fold_rows = inputs
+            self.guard_hook.batch = inputs
             self._maybe_update_killswitch()
-            self._fold_rows = None
+            self.guard_hook.batch = None
         checks = None if self._in_evaluation else self.checks
         if checks is not None:
             checks.before_loss()
-        with (
-            self.chained_rows.scored_as(inputs.get(SEGMENT_STARTS)),
-            self.router_replay.scored_as(inputs),
-            self.router_load.counting(model),
-        ):
+        with self._scoring(Generation.of_batch(inputs)), self.router_load.counting(model):
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         components = {"loss/grpo": loss}
-        if self.alpha_sdpo != 0.0:
+        if self.alpha_sdpo != 0.0 and not self._in_evaluation:
             components["loss/sdpo"] = self._compute_sdpo_loss(model, inputs)
             loss = loss + self.alpha_sdpo * components["loss/sdpo"]
-        if self.beta_replay != 0.0:
+        if self.beta_replay != 0.0 and not self._in_evaluation:
             components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * components["loss/trace_replay"]
         if checks is not None:
             others = components.keys() - {"loss/grpo"}
             checks.after_loss(inputs, loss, {name.removeprefix("loss/"): components[name] for name in others})
-        for part in (self.router_load, self.router_replay):
-            if part.has_news:
-                part.log(self.accelerator, self._metrics["train"])
+        self.router_load.log(self)
+        self.router_replay.log(self)
         if is_open and len(components) > 1:
             metrics: Any = self._metrics
             for name, value in components.items():
@@ -295,29 +319,16 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         return loss
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
-        """This micro-batch's part of hint distillation, not weighted; 0 in evaluation.
-
-        Raises:
-            TrainerSettingError: there is nothing to distil (CR0755).
-        """
+        """This micro-batch's part of hint distillation, not weighted; not asked in evaluation."""
         if self.channels is None or self.channels.hints is None:
             raise nothing_to_distil()
-        return self._outside_evaluation(self.channels.hints.loss, model, inputs)
+        return self.channels.hints.loss(model, inputs)
 
     def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
-        """The same of replayed preferences.
-
-        Raises:
-            TrainerSettingError: there is no pair (CR0755).
-        """
+        """The same of replayed preferences."""
         if self.channels is None or self.channels.replay is None:
             raise nothing_to_replay()
-        return self._outside_evaluation(self.channels.replay.loss, model, inputs)
-
-    def _outside_evaluation(self, loss: Callable[[Any, Any], torch.Tensor], model: Any, inputs: Any) -> Any:
-        if self._in_evaluation:
-            return torch.zeros((), device=self.accelerator.device)
-        return loss(model, inputs)
+        return self.channels.replay.loss(model, inputs)
 
     def check_channel_model(self) -> None:
         """Refuse a model that the channels cannot train; a run asks before it measures anything."""
@@ -338,65 +349,83 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         **multimodal: Any,
     ) -> Any:
         """As TRL's; with prefix sharing each distinct prompt is forwarded once, and chained rows come apart."""
-
-        def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
-            is_replayed = self.router_replay.is_followed_by(model, self.ref_model)
+        routing_BWLK, starts_BS = self.generation.routing_BWLK, self.generation.starts_BS
+        has_images = any(value is not None for value in multimodal.values())
+        with self.router_replay.replaying(model, self.ref_model, attention_mask, routing_BWLK) as is_replayed:
             reason = "the routing of the rollouts is replayed." if is_replayed else ""
             reason = reason or ("the auxiliary router loss is on." if compute_aux_loss else "")
-            has_images = any(value is not None for value in multimodal.values())
-            if self.prefix_sharing and self.shared_prompts.may_score(
-                model, has_images=has_images, other_reason=reason
-            ):
-                return self.shared_prompts.logps(model, ids, mask, num_columns, batch_size, compute_entropy)
-            return super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies(
-                model,
-                ids,
-                mask,
-                num_columns,
-                batch_size=batch_size,
-                compute_entropy=compute_entropy,
-                compute_aux_loss=compute_aux_loss,
-                **multimodal,
-            )
 
-        with self.router_replay.replaying(model, self.ref_model, attention_mask):
-            answer: Any = self.chained_rows.score(score, input_ids, attention_mask, logits_to_keep)
+            def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
+                if self.prefix_sharing and self.shared_prompts.may_score(
+                    model, has_images=has_images, other_reason=reason
+                ):
+                    return self.shared_prompts.logps(
+                        model, ids, mask, num_columns, batch_size, compute_entropy
+                    )
+                return super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies(
+                    model,
+                    ids,
+                    mask,
+                    num_columns,
+                    batch_size=batch_size,
+                    compute_entropy=compute_entropy,
+                    compute_aux_loss=compute_aux_loss,
+                    **multimodal,
+                )
+
+            answer: Any = score_chains(score, input_ids, attention_mask, logits_to_keep, starts_BS)
         if self.checks is not None:
             self.checks.take_logps(answer)
         return answer
 
+    @contextmanager
+    def _scoring(self, generation: Generation) -> Iterator[None]:
+        """Inside, the rows that are sampled or scored are those of this generation."""
+        kept, self.generation = self.generation, generation
+        try:
+            yield
+        finally:
+            self.generation = kept
+
+    def logps_of(self, batch: Mapping[str, Any], generation: Generation, **options: Any) -> torch.Tensor:
+        """Log-probabilities (B, T) of a batch's rows under the weights at hand, without gradient."""
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        num_columns = batch["completion_ids"].size(1)
+        with torch.no_grad(), self._scoring(generation):
+            logps: torch.Tensor = self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, num_columns, **options
+            )[0]
+        return logps
+
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """As TRL's, in training with the policy's own terms and what the channels that are on need of each row."""
-        of_trl = super()._generate_and_score_completions
-
-        def generate(rows: Any) -> dict[str, Any]:
-            self.generation_rows = rows
-            step = self.state.global_step + 1
-            parts = (self.chained_rows, self.router_replay)
-            with parts[0].scored_as(None), parts[1].scored_as(None), sampling_for_step(step):
-                batch: dict[str, Any] = of_trl(rows)
-                for part in parts:
-                    part.after_generation(batch)
-            learn_outcomes(self.prompt_source, is_training=self.model.training)
-            rewards = self._newest_rewards
-            if self.channels is not None and not self._in_evaluation and rewards is not None:
-                self.channels.keep_rewards(batch, rewards, self.reward_weights)
-            return batch
-
         if self.model.training:
             inputs = chosen_inputs(self.prompt_source, inputs, self.num_generations, self._metrics["train"])
-        batch = self._with_policy_terms(generate, inputs)
+            batch = self.policy_terms.apply(self._one_generation, inputs)
+        else:
+            batch, _ = self._one_generation(inputs)
         if self.channels is not None and ROW_REWARD in batch:
             self.channels.after_generation(inputs, batch)
         return batch
+
+    def _one_generation(self, rows: Any) -> tuple[dict[str, Any], Generation]:
+        """TRL's batch of one generation, and what is known of it."""
+        generation = Generation(rows)
+        with self._scoring(generation), sampling_for_step(self.state.global_step + 1):
+            batch: dict[str, Any] = super()._generate_and_score_completions(rows)
+        generation.travel_with(batch)
+        learn_outcomes(self.prompt_source, is_training=self.model.training)
+        if self.channels is not None and not self._in_evaluation and generation.rewards_NF is not None:
+            self.channels.keep_rewards(batch, generation.rewards_NF, self.reward_weights)
+        return batch, generation
 
     def _generate(self, prompts: Any) -> Any:
         """As TRL's; which ids were sampled is remembered before any mask is emptied."""
         if self.use_vllm:
             load_weights(self)
         answer: Any = super()._generate(prompts)
-        _, completion_ids, tool_masks, *_ = answer
-        self._newest_sampled = (completion_ids, tool_masks)
+        _, self.generation.sampled_ids, self.generation.sampled_masks, *_ = answer
         return answer
 
     def _calculate_rewards(
@@ -405,7 +434,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = without_lone_punishments(rewards, self.reward_func_names)
-        self._remember_rewards(rewards)
+        self.generation.rewards_NF = rewards
         return rewards
 
     def _generate_single_turn(
@@ -518,10 +547,16 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         self._begin_run(checkpoint)
         if self.heldout_guard is not None and self.heldout_guard.should_halt():
             return self._refuse_halted_run(self.heldout_guard, checkpoint)
-        self._refuse_inexact_resume(checkpoint)
+        is_finished = checkpoint is not None and 0 < self.args.max_steps <= checkpoint_step(checkpoint)
+        if checkpoint is not None and not is_finished:
+            together(
+                lambda: check_is_resumable(checkpoint, rank=process_rank(), num_processes=num_processes())
+            )
         self._open_run_log(checkpoint)
-        if checkpoint is not None and self._has_all_steps(checkpoint):
-            return self._keep_finished_run(checkpoint)
+        if checkpoint is not None and is_finished:  # transformers would take one more step amid an epoch
+            self._load_without_training(checkpoint)
+            logger.warning("all %d steps were taken before; nothing was trained.", self.state.global_step)
+            return TrainOutput(self.state.global_step, 0.0, {})
         if self.channels is not None:
             self.channels.begin()
         self._interrupt = InterruptOnce()
@@ -568,7 +603,7 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
             super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
         finally:
             self.args.save_total_limit = limit
-        self._write_own_state(checkpoint)
+        self.own_state.write(checkpoint)
         wait_for_all()
         if process_rank() == 0:
             write_manifest(checkpoint)
@@ -589,17 +624,19 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         """
         sampler: Any = super()._get_train_sampler(dataset)
         if getattr(sampler, "shuffle", False):
-            for _ in range(self._num_permutations_to_skip):
+            for _ in range(self.own_state.num_permutations_to_skip):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
-        self._num_permutations_to_skip = 0
+        self.own_state.num_permutations_to_skip = 0
         return sampler
 
     # ---- before the first step of a run and after its last ----------------------------------------
 
     def _check_before_training(self) -> None:
         if self.prefix_sharing:
-            check_sharing(self.args, stops_rows=self.is_finished is not None)
-        self._check_policy_settings()
+            self.shared_prompts.check()
+        if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
+            self.rollout_func = CheckedRollouts(self.rollout_func)
+        self.policy_terms.check_settings()
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             raise TrainerSettingError(
                 "CR0710",
@@ -619,59 +656,42 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
 
     def _begin_run(self, checkpoint: Path | None) -> None:
         """Set our own state to the run's start, or to the checkpoint."""
-        self._gate_step = self._last_round_idx = self.halted_at = None
-        self._halt_is_saved, self._num_permutations_to_skip = False, 0
+        self.guard_hook.begin()
+        self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
         self.step_lines.begin()
         if self.step_lines not in self.callback_handler.callbacks:
             self.add_callback(self.step_lines)
             if self.checks is not None:  # after it: a run that the checks stop has its line
                 self.add_callback(self.checks)
-        self._has_trackers = bool(self.args.report_to)
+        self.has_trackers = bool(self.args.report_to)
         if self.checks is not None:
             self.checks.begin()
         if checkpoint is not None:
-            together(lambda: self._read_own_state(checkpoint))
+            together(lambda: self.own_state.read(checkpoint))
             self.step_lines.skip_measured()
-        self.choose_kl_path()
-        self._weights_are_sharded = weights_are_sharded(self.model)
-
-    def _refuse_inexact_resume(self, checkpoint: Path | None) -> None:
-        """Where steps are still to be taken. A collective call."""
-        if checkpoint is not None and not self._has_all_steps(checkpoint):
-            together(
-                lambda: check_is_resumable(checkpoint, rank=process_rank(), num_processes=num_processes())
-            )
+        self.guard_hook.choose_kl_path()
+        self.has_sharded_weights = weights_are_sharded(self.model)
 
     def _open_run_log(self, checkpoint: Path | None) -> None:
         if self.run_folder is not None and process_rank() == 0:
             log = self.step_lines.log = RunLog(self.run_folder)
-            log.cut_back(0 if checkpoint is None else checkpoint_step(checkpoint), self._last_round_idx)
+            log.cut_back(
+                0 if checkpoint is None else checkpoint_step(checkpoint), self.guard_hook.last_round_idx
+            )
 
     def _refuse_halted_run(self, guard: Guard, checkpoint: Path | None) -> TrainOutput:
         """A guard that has fired stays fired: weights and step are loaded, nothing is trained or written."""
-        self.halted_at = self._last_round_idx
+        self.guard_hook.halted_at = self.guard_hook.last_round_idx
         if checkpoint is not None:
             self._load_without_training(checkpoint)
         if self.strict_killswitch:
-            guard.raise_if_fired()
-            raise CollapseStopError(getattr(guard, "last_status", None))
+            raise_halt(guard)
         logger.warning("the guard had halted this run before; nothing was trained.")
-        return TrainOutput(self.state.global_step, 0.0, {})
-
-    def _has_all_steps(self, checkpoint: Path) -> bool:
-        """Whether ``max_steps`` were taken; transformers would take one more in the middle of an epoch."""
-        max_steps = int(self.args.max_steps)
-        return 0 < max_steps <= checkpoint_step(checkpoint)
-
-    def _keep_finished_run(self, checkpoint: Path) -> TrainOutput:
-        """All steps were taken before the run was cut: weights and step are loaded, nothing is trained."""
-        self._load_without_training(checkpoint)
-        logger.warning("all %d steps were taken before; nothing was trained.", self.state.global_step)
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def _load_without_training(self, checkpoint: Path) -> None:
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if self._weights_are_sharded:  # they are spread first, and each process loads its parts
+        if self.has_sharded_weights:  # they are spread first, and each process loads its parts
             loader = self.get_train_dataloader()  # type: ignore[no-untyped-call]
             self._prepare_for_training(self.state.max_steps, loader, str(checkpoint))  # type: ignore[no-untyped-call]
         else:
@@ -686,108 +706,3 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         if self.is_in_train:
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.is_in_train = False
-
-    # ---- our part of a checkpoint --------------------------------------------------------------------
-
-    def _write_own_state(self, checkpoint: Path) -> None:
-        """Add our files to a folder that transformers has written. Every process calls it."""
-        if self.channels is not None:
-            self.channels.write(checkpoint, is_inside_generation=self._is_inside_generation())
-        if self._is_inside_generation():
-            torch.save({"inputs": self._buffered_inputs}, checkpoint / buffer_name())
-        if process_rank() != 0:
-            return
-        metrics = {
-            name: [finite(value) for value in values] for name, values in self._metrics["train"].items()
-        }
-        parts = self._parts_with_state().items()
-        state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
-        state |= {key: getattr(self, attribute) for key, attribute in PLAIN_STATE.items()}
-        state |= {
-            "run": self._identity(),
-            "global_step": self.state.global_step,
-            "has_buffered_inputs": self._is_inside_generation(),
-            "num_permutations_done": self._num_epochs_done(),
-            "metrics": metrics,
-            "split_fingerprint": self.split_fingerprint,
-            "stateful": {name: part.state_dict() for name, part in (self.stateful or {}).items()},
-        }
-        write_json(checkpoint / STATE_NAME, state)
-
-    def _parts_with_state(self) -> dict[str, Stateful | None]:
-        return {
-            "guard": self.heldout_guard,
-            "in_loop_signals": self.step_lines.signals,
-            "checks": None if self.checks is None else self.checks.judgement,
-            "prompt_source": self.prompt_source,
-        }
-
-    def _read_own_state(self, checkpoint: Path) -> None:
-        """Restore what ``_write_own_state`` wrote.
-
-        Raises:
-            InputError: another run (CR0884), another split (CR0884), other extra states (CR0884), or rollouts of this
-                process are missing (CR0706).
-            TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0884).
-        """
-        saved = read_state(checkpoint)
-        self._check_belongs(saved, checkpoint)
-        for key, attribute in PLAIN_STATE.items():
-            if key in saved:  # an older checkpoint has fewer
-                setattr(self, attribute, saved[key])
-        self._buffered_inputs = (
-            read_buffer(checkpoint, self.args.device) if saved["has_buffered_inputs"] else None
-        )
-        self._num_permutations_to_skip = 0 if self.args.ignore_data_skip else saved["num_permutations_done"]
-        self.step_lines.signals = InLoopSignals()
-        for name, values in saved["metrics"].items():
-            self._metrics["train"][name] = [math.nan if value is None else value for value in values]
-        for name, part in self._parts_with_state().items():
-            if part is not None and saved.get(name) is not None:
-                part.load_state_dict(saved[name])
-        for name, part in (self.stateful or {}).items():
-            part.load_state_dict(saved["stateful"][name])
-        refuse_other_channels(checkpoint, has_channels=self.channels is not None)
-        if self.channels is not None:
-            self.channels.read(checkpoint)
-        if isinstance(self.prompt_source, PromptChooser) and saved.get("prompt_source") is None:
-            logger.warning("%s has no state of the prompt source: it starts afresh from here.", checkpoint)
-
-    def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
-        refuse_foreign_run(saved, self._identity(), checkpoint)
-        refuse_foreign_split(saved["split_fingerprint"], self.split_fingerprint, where=str(checkpoint))
-        if saved["guard"] is not None and self.heldout_guard is None:
-            raise TrainerSettingError(
-                "CR0884",
-                "the checkpoint was written under a guard, and this trainer has none.",
-                where=str(checkpoint),
-                fix="pass heldout_guard and heldout_eval_fn again.",
-            )
-        if saved["guard"] is None and self.heldout_guard is not None:
-            logger.warning("%s has no guard state: the guard starts afresh from here.", checkpoint)
-        names = set(self.stateful or {})
-        if names != set(saved["stateful"]):
-            raise InputError(
-                "CR0884",
-                f"the checkpoint has extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
-                where=str(checkpoint),
-                fix="pass the same stateful parts as in the run that saved it.",
-            )
-
-    def _identity(self) -> dict[str, str]:
-        return identity_of(self.run_identity, self.accelerator.unwrap_model(self.model))
-
-    def _is_inside_generation(self) -> bool:
-        """The buffered rollouts are still needed by the next micro-step."""
-        every = self.args.steps_per_generation * self.num_iterations
-        return self._buffered_inputs is not None and self._step % every != 0
-
-    def _num_epochs_done(self) -> int:
-        """How many permutations the sampler has used up, by transformers' own count of epochs."""
-        try:
-            num_batches = len(self.callback_handler.train_dataloader)
-        except TypeError:  # an iterable dataset has no length and no permutation
-            return 0
-        return int(
-            self.state.global_step // max(math.ceil(num_batches / self.args.gradient_accumulation_steps), 1)
-        )

@@ -27,11 +27,7 @@ from composer_replication.trainer.setting_errors import spread_weights
 
 
 def model_sampler(model: Any, trainer: Any) -> SampleBatch:
-    """The model itself, as TRL's arguments say.
-
-    Raises:
-        UsageError: its weights are spread over processes (CR0757).
-    """
+    """The model itself, as TRL's arguments say."""
     if weights_are_sharded(trainer.model):
         raise spread_weights("ComposerReplicationTrainer(rollout_func=EpisodeRollouts)")
     return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
@@ -83,9 +79,6 @@ def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
     """What ``TrainedPolicy`` reads of a trainer, for a model that nobody trains now.
 
     Its ``args`` are the recipe's filters of sampling, TRL's defaults for the others.
-
-    Raises:
-        UsageError: the recipe's method contradicts itself (CR0760).
     """
     return SimpleNamespace(
         model=model,
@@ -115,7 +108,7 @@ class EpisodeRollouts:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Columns for TRL, a row for each prompt."""
-        task_ids = _task_ids(trainer.generation_rows, len(prompts))
+        task_ids = _task_ids(trainer.generation.rows, len(prompts))
         is_training = bool(trainer.model.training)
         step = 1 + int(trainer.state.global_step)
         place = self._place(step, is_training=is_training)

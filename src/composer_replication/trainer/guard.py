@@ -1,8 +1,7 @@
 """The guard: one fold of it, and the hook that folds it inside the training loop.
 
-The fold is shared with the callback for other trainers (``guard_callback``). The hook is a mixin of the trainer. It reads the
-keyword attributes, ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of
-TRL's; its own state has defaults on the class.
+The fold is shared with the callback for other trainers (``guard_callback``). Of its trainer the hook reads the keyword
+attributes, ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of TRL's.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
 from composer_replication.records import HeldoutReading, Verdict
-from composer_replication.trainer.chained_rows import SEGMENT_STARTS
-from composer_replication.trainer.metrics_log import InLoopSignals, TrlSurface
+from composer_replication.trainer.generation import Generation
+from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 
 logger = logging.getLogger(__name__)
@@ -48,24 +47,19 @@ def kl_path_of(
         sync_ref_model: TRL moves its reference model, so its KL is not to the initial policy.
         has_first_weights: a copy of the trained weights as they are before the first step is kept anyway.
     """
-    path, reason = _path_without_copy(model, beta=beta, sync_ref_model=sync_ref_model)
-    return (KlPath.FIRST_WEIGHTS, "") if path is KlPath.OFF and has_first_weights else (path, reason)
-
-
-def _path_without_copy(model: Any, *, beta: float, sync_ref_model: bool) -> tuple[KlPath, str]:
-    if beta != 0.0:
-        if sync_ref_model:
-            return KlPath.OFF, "sync_ref_model moves the reference, so its KL is not to the initial policy"
+    if beta != 0.0 and not sync_ref_model:
         return KlPath.LOGGED, ""
+    reason = "sync_ref_model moves the reference, so its KL is not to the initial policy"
+    if beta == 0.0 and not (reason := _adapter_reason(model)):
+        return KlPath.ADAPTER_OFF, ""
+    return (KlPath.FIRST_WEIGHTS, "") if has_first_weights else (KlPath.OFF, reason)
+
+
+def _adapter_reason(model: Any) -> str:
+    """Why switching the adapter off would not give the initial policy; empty when it does."""
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, dict):
-        return KlPath.OFF, "full fine-tuning at beta 0 keeps no copy of the initial weights"
-    reason = _adapter_reason(model, configs)
-    return (KlPath.OFF, reason) if reason else (KlPath.ADAPTER_OFF, "")
-
-
-def _adapter_reason(model: Any, configs: dict[str, Any]) -> str:
-    """Why switching the adapter off would not give the initial policy; empty when it does."""
+        return "full fine-tuning at beta 0 keeps no copy of the initial weights"
     for config in configs.values():
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if kind != "LORA":
@@ -99,6 +93,12 @@ def log_ratio_sum(
 HeldoutEval = Callable[[], float | HeldoutReading | None]
 
 
+def raise_halt(guard: Guard, status: GuardStatus | None = None) -> NoReturn:
+    """End the run by the given verdict, or by the newest one of a guard that has fired."""
+    guard.raise_if_fired(status)
+    raise CollapseStopError(status or getattr(guard, "last_status", None))
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
     """What the guard said of one reading, and how it is written.
@@ -114,6 +114,10 @@ class Fold:
     reading: float | HeldoutReading | None
     kl: float | None
     seconds: float
+
+    def fields(self) -> dict[str, float]:
+        """All of it, for a line of the log."""
+        return {**self.log_row(), "killswitch/eval_seconds": self.seconds, **self.measured()}
 
     def log_row(self) -> dict[str, float]:
         """``killswitch/fire`` (1.0 or 0.0), the averages that there are, and the figures of the evidence."""
@@ -213,11 +217,7 @@ def score_of(reading: float | HeldoutReading) -> float:
 
 
 def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> None:
-    """Refuse what was measured on another split; where either is unknown, nothing is refused.
-
-    Raises:
-        InputError: it was (CR0884).
-    """
+    """Refuse what was measured on another split; where either is unknown, nothing is refused."""
     if found and expected and found != expected:
         raise InputError(
             "CR0884",
@@ -227,44 +227,61 @@ def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> Non
         )
 
 
-class GuardHook(TrlSurface):
+class GuardHook:
     """Folds the guard once per cadence hit, logs its verdict, then acts on it.
 
+    Args:
+        trainer: the ``ComposerReplicationTrainer`` whose guard it asks.
+
     Attributes:
+        batch: the micro-batch under way, on whose tokens the KL is estimated; None outside of one.
         num_cadence_hits_without_new_reward: folds that had to use the remembered reward.
-        kl_path_off_reason: why the guard gets no KL, or None.
+        kl_path: where the guard's KL comes from; ``kl_path_off_reason`` why there is none, or None.
         halted_at: ``global_step`` of the fold that fired, or None.
         last_verdict: the newest row of ``verdicts.jsonl``, or None.
     """
 
-    heldout_guard: Guard | None = None
-    heldout_eval_fn: HeldoutEval | None = None
-    strict_killswitch: bool = True
-    split_fingerprint: str = ""
-    num_cadence_hits_without_new_reward: int = 0
-    kl_path_off_reason: str | None = None
-    halted_at: int | None = None
-    last_verdict: dict[str, Any] | None = None
-    _has_trackers: bool = False
-    _in_evaluation: bool = False
-    _gate_step: int | None = None
-    _last_round_idx: int | None = None
-    _kl_path: KlPath = KlPath.LOGGED
-    _kl_path_is_chosen: bool = False
-    _kl_beta: float = 0.0
-    _fold_rows: Any = None
-    _weights_are_sharded: bool = False
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.batch: Mapping[str, Any] | None = None
+        self.num_cadence_hits_without_new_reward = 0
+        self.kl_path = KlPath.LOGGED
+        self.kl_path_off_reason: str | None = None
+        self._kl_path_is_chosen = False
+        self.last_verdict: dict[str, Any] | None = None
+        self.begin()
 
-    def _gate_is_open(self) -> bool:
-        """The first micro-step of a global step on the cadence, outside evaluation."""
-        if self._in_evaluation or self._gate_step == self.state.global_step:
-            return False
-        every = self.args.logging_steps
+    def begin(self) -> None:
+        """Set it to a run's start."""
+        self.halted_at: int | None = None
+        self.last_round_idx: int | None = None
+        self._gate_step: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return {
+            "gate_step": self._gate_step,
+            "last_round_idx": self.last_round_idx,
+            "num_cadence_hits_without_new_reward": self.num_cadence_hits_without_new_reward,
+            "last_verdict": self.last_verdict,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._gate_step, self.last_round_idx = state["gate_step"], state["last_round_idx"]
+        self.num_cadence_hits_without_new_reward = state["num_cadence_hits_without_new_reward"]
+        self.last_verdict = state["last_verdict"]
+
+    def opens_gate(self) -> bool:
+        """Whether this is the first micro-step of a global step on the cadence; it is no other time."""
+        state, every = self._trainer.state, self._trainer.args.logging_steps
         if 0 < every < 1:  # a share of all steps, which transformers resolves into its state
-            every = self.state.logging_steps
-        return bool(every > 0 and self.state.global_step % every == 0)
+            every = state.logging_steps
+        is_open = every > 0 and state.global_step % every == 0 and self._gate_step != state.global_step
+        if is_open:
+            self._gate_step = state.global_step
+        return bool(is_open)
 
-    def _maybe_update_killswitch(self) -> None:
+    def update(self) -> None:
         """Fold one checkpoint into the guard: evaluate, update, log, act.
 
         Without a guard nothing is read, called or logged. Without any finite in-loop reward so far the fold is skipped.
@@ -273,122 +290,64 @@ class GuardHook(TrlSurface):
             CollapseStopError: the guard fired, or the evaluation gave up, and ``strict_killswitch`` is set.
             InputError, ValueError: as ``fold``.
         """
-        guard = self.heldout_guard
+        trainer = self._trainer
+        guard, evaluate = trainer.heldout_guard, trainer.heldout_eval_fn
         if guard is None:
             return
-        evaluate = self.heldout_eval_fn
-        signals = self.step_lines.signals
-        signals.read(self._metrics.get("train", {}))
+        signals = trainer.step_lines.signals
+        signals.read(trainer._metrics.get("train", {}))  # noqa: SLF001 - TRL's only name
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
         if reward is None:
             return
         if not is_new:
             self._count_stale_reward(reward)
-        if evaluate is None:  # only reachable on an instance that skipped the constructor
-            raise ValueError("heldout_guard is set but heldout_eval_fn is not")
-        round_idx = self.state.global_step
+        round_idx = trainer.state.global_step
         folded = fold(
             guard,
             evaluate,
             round_idx=round_idx,
             reward=reward,
             kl=lambda: self._kl_to_init(signals),
-            split_fingerprint=self.split_fingerprint,
-            every_process_joins=self._weights_are_sharded,
+            split_fingerprint=trainer.split_fingerprint,
+            every_process_joins=trainer.has_sharded_weights,
         )
         if folded is None:
             return
         if folded.reading is not None:
-            signals.is_reward_new, self._last_round_idx = False, round_idx
-        row, measured = folded.log_row(), folded.measured()
+            signals.is_reward_new, self.last_round_idx = False, round_idx
         off = f" ({self.kl_path_off_reason})" if self.kl_path_off_reason else ""
-        verdict = folded.verdict(
-            round_idx, split_fingerprint=self.split_fingerprint, kl_path=f"{self._kl_path.value}{off}"
-        )
-        self._write_verdict(verdict, {**row, "killswitch/eval_seconds": folded.seconds, **measured})
-        self.log({**row, **measured} if self._has_trackers else row)
+        kl_path = f"{self.kl_path.value}{off}"
+        verdict = folded.verdict(round_idx, split_fingerprint=trainer.split_fingerprint, kl_path=kl_path)
+        self._write_verdict(verdict, folded.fields())
+        trainer.log(folded.log_row() | (folded.measured() if trainer.has_trackers else {}))
         if not folded.status.fire:
             return
         self.halted_at = round_idx
-        if not self.strict_killswitch:
-            self.control.should_training_stop = True
+        if not trainer.strict_killswitch:
+            trainer.control.should_training_stop = True
             return
-        guard.raise_if_fired(folded.status)
-        raise CollapseStopError(folded.status)
+        raise_halt(guard, folded.status)
 
     def halt_for(self, reason: str, replica: int) -> None:
         """Another replica's guard has fired: stop as if it had been this one's, for the same reason."""
-        self.halted_at = round_idx = self.state.global_step
+        self.halted_at = round_idx = self._trainer.state.global_step
+        split = self._trainer.split_fingerprint
         row = self.last_verdict or asdict(
-            Verdict(round_idx, True, reason, None, None, None, 0.0, 0, 0, self.split_fingerprint)
+            Verdict(round_idx, True, reason, None, None, None, 0.0, 0, 0, split)
         )
         changes = {"round_idx": round_idx, "fire": True, "reason": reason, "from_replica": replica}
         self._write_verdict({**row, **changes}, {"killswitch/fire": 1.0})
-        self.control.should_training_stop = True
+        self._trainer.control.should_training_stop = True
 
     def _write_verdict(self, verdict: dict[str, Any], fields: Mapping[str, float]) -> None:
-        """Keep the verdict: on the trainer, and in the run folder where this process writes one."""
+        """Keep the verdict: here, and in the run folder where this process writes one."""
         self.last_verdict = verdict
-        log = self.step_lines.log
+        log = self._trainer.step_lines.log
         if log is None:
             return
         log.verdict(verdict)
         halted = {"halted": True} if verdict["fire"] else {}
         log.note({**fields, "killswitch/round_idx": verdict["round_idx"], **halted})
-
-    def _kl_to_init(self, signals: InLoopSignals) -> float | None:
-        """Mean KL to the initial policy, nats per token, over all processes; None where there is none."""
-        if self._kl_path is KlPath.LOGGED:
-            return from_first(signals.kl)
-        if self._kl_path is KlPath.OFF:
-            return None
-        samples = [part for part in gathered(self._sample_initial_kl()) if part is not None]
-        num_tokens = sum(count for _, count in samples)
-        return sum(total for total, _ in samples) / num_tokens if num_tokens else None
-
-    def choose_kl_path(self) -> str | None:
-        """Decide where the guard's KL comes from; ``kl_path_off_reason`` afterwards, for a start screen."""
-        if self.heldout_guard is not None and not self._kl_path_is_chosen:
-            self._kl_path, reason = kl_path_of(
-                self.model,
-                beta=self.beta or self._kl_beta,
-                sync_ref_model=bool(self.args.sync_ref_model),
-                has_first_weights=self.channels is not None and self.channels.keep_first_weights,
-            )
-            self.kl_path_off_reason = reason or None
-            self._kl_path_is_chosen = True
-            if reason and process_rank() == 0:
-                kl_logger.warning("KL path off: %s.", reason)
-        return self.kl_path_off_reason
-
-    def _sample_initial_kl(self) -> tuple[float, float] | None:
-        """Sum of k1 over the tokens of this micro-batch and their number: a forward of either policy, without gradient."""
-        rows = self._fold_rows
-        if rows is None:
-            return None
-        num_columns = rows["completion_ids"].size(1)
-        input_ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-        attention_mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-        with torch.no_grad(), self.chained_rows.scored_as(rows.get(SEGMENT_STARTS)):
-            with self.router_replay.scored_as(rows):
-                policy_logps, *_ = self._get_per_token_logps_and_entropies(
-                    self.model, input_ids, attention_mask, num_columns
-                )
-            with self._as_initial_policy():
-                initial_logps, *_ = self._get_per_token_logps_and_entropies(
-                    self.model, input_ids, attention_mask, num_columns
-                )
-        return log_ratio_sum(policy_logps, initial_logps, rows["completion_mask"] * rows.get("tool_mask", 1))
-
-    def _as_initial_policy(self) -> AbstractContextManager[None]:
-        model = self.accelerator.unwrap_model(self.model)
-        if self._kl_path is KlPath.ADAPTER_OFF:
-            scope: AbstractContextManager[None] = model.disable_adapter()
-            return scope
-        first = None if self.channels is None else self.channels.first_weights
-        if first is None:
-            raise RuntimeError("no copy of the first weights was made")  # keep_first_weights said so
-        return first.in_place_of(model)
 
     def _count_stale_reward(self, reward: float) -> None:
         self.num_cadence_hits_without_new_reward += 1
@@ -396,8 +355,58 @@ class GuardHook(TrlSurface):
             "killswitch: global step %d is on the guard's cadence, but no in-loop reward came since the fold "
             "at step %s; the remembered reward %.4g stands in (%d time(s) so far). One generation serves "
             "steps_per_generation x num_iterations micro-steps: choose logging_steps no shorter than that.",
-            self.state.global_step,
-            self._last_round_idx,
+            self._trainer.state.global_step,
+            self.last_round_idx,
             reward,
             self.num_cadence_hits_without_new_reward,
         )
+
+    # ---- KL to the initial policy -------------------------------------------------------------------
+
+    def choose_kl_path(self) -> str | None:
+        """Decide, once, where the guard's KL comes from; the reason where it comes from nowhere, for a start screen."""
+        trainer = self._trainer
+        if trainer.heldout_guard is not None and not self._kl_path_is_chosen:
+            self.kl_path, reason = kl_path_of(
+                trainer.model,
+                beta=trainer.beta or trainer.policy_terms.kl_beta,
+                sync_ref_model=bool(trainer.args.sync_ref_model),
+                has_first_weights=trainer.channels is not None and trainer.channels.keep_first_weights,
+            )
+            self.kl_path_off_reason = reason or None
+            self._kl_path_is_chosen = True
+            if reason and process_rank() == 0:
+                kl_logger.warning("KL path off: %s.", reason)
+        return self.kl_path_off_reason
+
+    def _kl_to_init(self, signals: InLoopSignals) -> float | None:
+        """Mean KL to the initial policy, nats per token, over all processes; None where there is none."""
+        if self.kl_path is KlPath.LOGGED:
+            return from_first(signals.kl)
+        if self.kl_path is KlPath.OFF:
+            return None
+        sample = None if self.batch is None else self._sample_initial_kl(self.batch)
+        samples = [part for part in gathered(sample) if part is not None]
+        num_tokens = sum(count for _, count in samples)
+        return sum(total for total, _ in samples) / num_tokens if num_tokens else None
+
+    def _sample_initial_kl(self, batch: Mapping[str, Any]) -> tuple[float, float]:
+        """Sum of k1 over the tokens of this micro-batch and their number: a forward of either policy, without gradient."""
+        known = Generation.of_batch(batch)
+        chains = Generation(starts_BS=known.starts_BS)  # the first policy's routers choose for themselves
+        policy_logps = self._trainer.logps_of(batch, known)
+        with self.as_initial_policy():
+            initial_logps = self._trainer.logps_of(batch, chains)
+        return log_ratio_sum(
+            policy_logps, initial_logps, batch["completion_mask"] * batch.get("tool_mask", 1)
+        )
+
+    def as_initial_policy(self) -> AbstractContextManager[None]:
+        """Inside, the model is the policy as it was before the first step."""
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        scope: AbstractContextManager[None]
+        if self.kl_path is KlPath.ADAPTER_OFF:
+            scope = model.disable_adapter()
+        else:
+            scope = self._trainer.channels.first_weights.in_place_of(model)
+        return scope

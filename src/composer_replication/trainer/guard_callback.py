@@ -14,11 +14,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.errors import InputError
 from composer_replication.interfaces import Guard, GuardStatus, Stateful
 from composer_replication.records import HeldoutReading
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
-from composer_replication.trainer.guard import Fold, HeldoutEval, fold, refuse_foreign_split
+from composer_replication.trainer.guard import Fold, HeldoutEval, fold, raise_halt, refuse_foreign_split
 from composer_replication.trainer.metrics_log import finite, json_row
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 from composer_replication.trainer.processes import from_first, process_rank, wait_for_gloo_at_exit
@@ -133,8 +133,7 @@ class HeldOutGuardCallback(TrainerCallback):
         elif state.global_step > 0:
             logger.warning("the checkpoint has no guard state: the guard starts afresh from here.")
         if self.guard.should_halt():
-            self.guard.raise_if_fired()
-            raise CollapseStopError(getattr(self.guard, "last_status", None))
+            raise_halt(self.guard)
         if process_rank() == 0:
             path = Path(args.output_dir) / VERDICTS_NAME
             if path.is_file():  # what a resumed run writes again; a run that begins anew writes all
@@ -152,7 +151,10 @@ class HeldOutGuardCallback(TrainerCallback):
         """
         if not logs or self.halted_at is not None:
             return
-        reward = self._proxy(logs)
+        reward = finite(logs.get(self.proxy_key))
+        if self.proxy_key not in logs and self.proxy_key.startswith("-"):
+            value = finite(logs.get(self.proxy_key[1:]))
+            reward = None if value is None else -value
         if reward is None:
             self._count_row_without_proxy(logs)
             return
@@ -160,10 +162,15 @@ class HeldOutGuardCallback(TrainerCallback):
         if self._last_round_idx is not None and step - self._last_round_idx < self.every:
             return
         reward, kl = from_first((reward, None if self.kl_key is None else finite(logs.get(self.kl_key))))
+
+        def evaluate() -> float | HeldoutReading | None:
+            with evaluation_mode(model):
+                return self.heldout_eval_fn()
+
         try:
             folded = fold(
                 self.guard,
-                lambda: self._evaluate(model),
+                evaluate,
                 round_idx=step,
                 reward=reward,
                 kl=lambda: kl,
@@ -207,24 +214,11 @@ class HeldOutGuardCallback(TrainerCallback):
                 self.proxy_key,
             )
         if self._halting_status is not None and self.strict:
-            self.guard.raise_if_fired(self._halting_status)
-            raise CollapseStopError(self._halting_status)
-
-    def _proxy(self, logs: Mapping[str, Any]) -> float | None:
-        if self.proxy_key in logs:
-            return finite(logs[self.proxy_key])
-        if self.proxy_key.startswith("-"):
-            value = finite(logs.get(self.proxy_key[1:]))
-            return None if value is None else -value
-        return None
-
-    def _evaluate(self, model: Any) -> float | HeldoutReading | None:
-        with evaluation_mode(model):
-            return self.heldout_eval_fn()
+            raise_halt(self.guard, self._halting_status)
 
     def _write(self, args: Any, state: Any, logs: dict[str, Any], folded: Fold) -> None:
         """Into the logged row, whose copy the trainer has kept already, and into ``verdicts.jsonl``."""
-        row = {**folded.log_row(), "killswitch/eval_seconds": folded.seconds, **folded.measured()}
+        row = folded.fields()
         logs.update(row)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(row)
@@ -233,12 +227,12 @@ class HeldOutGuardCallback(TrainerCallback):
             kl_path = "off (no row has had a finite KL)"
             if not self._has_said_kl_is_off:
                 self._has_said_kl_is_off = True
-                logger.warning(
-                    "killswitch: the KL path is off: %s.",
+                why = (
                     f"no row has {self.kl_key!r} (TRL logs none at beta 0)"
                     if self.kl_key
-                    else "kl_key is None",
+                    else "kl_key is None"
                 )
+                logger.warning("killswitch: the KL path is off: %s.", why)
         self.last_verdict = folded.verdict(
             state.global_step, split_fingerprint=self.split_fingerprint, kl_path=kl_path
         )
@@ -258,10 +252,10 @@ class HeldOutGuardCallback(TrainerCallback):
             )
 
     def _state(self) -> dict[str, Any]:
-        evaluator = _as_stateful(self.heldout_eval_fn)
+        evaluator: object = self.heldout_eval_fn
         return {
             "guard": self.guard.state_dict(),
-            "evaluator": None if evaluator is None else evaluator.state_dict(),
+            "evaluator": evaluator.state_dict() if isinstance(evaluator, Stateful) else None,
             "last_round_idx": self._last_round_idx,
             "last_verdict": self.last_verdict,
             "split_fingerprint": self.split_fingerprint,
@@ -271,8 +265,8 @@ class HeldOutGuardCallback(TrainerCallback):
         refuse_foreign_split(saved.get("split_fingerprint"), self.split_fingerprint, where="the checkpoint")
         try:
             self.guard.load_state_dict(saved["guard"])
-            evaluator = _as_stateful(self.heldout_eval_fn)
-            if saved["evaluator"] is not None and evaluator is not None:
+            evaluator: object = self.heldout_eval_fn
+            if saved["evaluator"] is not None and isinstance(evaluator, Stateful):
                 evaluator.load_state_dict(saved["evaluator"])
             self._last_round_idx = saved["last_round_idx"]
             self.last_verdict = saved["last_verdict"]
@@ -283,7 +277,3 @@ class HeldOutGuardCallback(TrainerCallback):
                 where=f"trainer_state.json, stateful_callbacks.{STATE_KEY}",
                 fix="resume with the kind of guard that the run began with, or from another checkpoint.",
             ) from error
-
-
-def _as_stateful(evaluate: object) -> Stateful | None:
-    return evaluate if isinstance(evaluate, Stateful) else None

@@ -24,11 +24,13 @@ from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.policy_terms import truncated_importance_weights
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.batch_records import matched_turns, rollouts_of
-from composer_replication.trainer.channel_step import LossChannel, RecordDraws, Scope
+from composer_replication.trainer.channel_step import LossChannel, Scope
 from composer_replication.trainer.collator import (
+    OTHER_CONTEXT,
     HintedRows,
     collate_hinted_turns,
-    refuse_other_contexts,
+    differs_by_hint,
+    misaligned,
     refuse_unfit_turns,
     turns_that_fit,
 )
@@ -138,10 +140,6 @@ class HintChannel(LossChannel):
     Attributes:
         turns_of_row: hinted turns of the newest generation, by its rows in the order of sampling.
         teacher_weights: None where the teacher is the model without its adapter.
-
-    Raises:
-        TrainerSettingError: there is nothing to distil (CR0755).
-        InputError: a recorded turn cannot be learned from (CR0722, CR0751).
     """
 
     def __init__(
@@ -151,42 +149,37 @@ class HintChannel(LossChannel):
         source: HintGenerator | None,
         turns: Sequence[HintedTurn] | None,
     ) -> None:
-        super().__init__(trainer)
+        super().__init__(trainer, turns, settings.turns_per_step)
         if source is None and not turns:
             raise nothing_to_distil()
-        self.settings, self.source, self.turns = settings, source, turns
+        self.settings, self.source = settings, source
         self.turns_of_row: Sequence[Sequence[HintedTurn]] = ()
         self.teacher_weights: WeightCopy | None = None
-        self._draws: RecordDraws | None = None
         if turns:
             collate_hinted_turns(turns, pad_id=0)
 
     def check_model(self, model: Any) -> None:
-        """Refuse a model that has no such teacher, or that these turns do not fit.
-
-        Raises:
-            TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0755).
-            InputError: a turn has ids that the model does not know (CR0751) or more than its context (CR0705), or its hint
-                changes more than it adds (CR0751).
-        """
-        if self.settings.teacher == "lora-off" and not _has_lora(model):
+        """Refuse a model that has no such teacher, or that the recorded turns do not fit."""
+        configs = getattr(model, "peft_config", None) or {}
+        kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
+        if self.settings.teacher == "lora-off" and "LORA" not in kinds:
             raise TrainerSettingError(
                 "CR0755",
                 'the teacher "lora-off" is the model without its adapter, and this model has none.',
                 where="hints.teacher",
                 fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
             )
-        refuse_unfit_turns(self.turns or (), model)
-        refuse_other_contexts(self.turns or ())
+        refuse_unfit_turns(self.records, model)
+        for row, turn in enumerate(self.records):
+            if not differs_by_hint(turn):
+                fix = "put the hint's ids into prompt_ids at one place."
+                raise misaligned(OTHER_CONTEXT, f"hinted turn {row}", fix=fix)
 
     def begin(self) -> None:
         """Teacher and draws as they are before the first step."""
         super().begin()
         if self.settings.teacher != "lora-off":
             self.teacher_weights = WeightCopy(self._model)
-        if self.turns:
-            seed = self._trainer.args.seed
-            self._draws = RecordDraws(self.turns, per_step=self.settings.turns_per_step, seed=seed)
 
     def after_step(self) -> None:
         """The weights have moved: the teacher follows the policy."""
@@ -210,17 +203,13 @@ class HintChannel(LossChannel):
         source, before = self.source, _counts_of(self.source)
         matched = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts))
         turns, num_too_long = together(lambda: turns_that_fit(matched, self._model))
-        self._note_source_counts(before, _counts_of(source))
         self.turns_of_row = turns
         batch[TURN_ROW] = torch.arange(len(turns), device=self._device)
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
         self._note("sdpo", turns_left_out=float(num_too_long))
-
-    def _note_source_counts(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """What a source that counts has added for this generation, over all processes: why turns got no hint, too."""
-        total: Counter[str] = Counter()
-        for added in gathered({name: number - before.get(name, 0) for name, number in after.items()}):
+        total: Counter[str] = Counter()  # what a source that counts says, over all processes
+        for added in gathered({name: n - before.get(name, 0) for name, n in _counts_of(source).items()}):
             total.update(added)
         self._note("hint_source", **{name: float(number) for name, number in total.items()})
 
@@ -232,18 +221,25 @@ class HintChannel(LossChannel):
         The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
         a step is split.
         """
-        recorded, num_recorded_tokens = self._recorded_part()
-        num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
+        of_step, own = self._drawn()
+        recorded = [self.records[idx] for idx in own]
+        num_tokens = float(sum(len(self.records[idx].completion_ids) for idx in of_step))
+        num_tokens += float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
         total, counted = self._no_loss(), []
-        for own in (self._sampled_part(inputs), recorded):
-            rows = self._rows_to_forward(own, self._turn_for_nothing)
+        for turns in (self.turns_in(inputs), recorded):
+            rows = self._rows_to_forward(self._collated(turns) if turns else None, self._turn_for_nothing)
             if rows is None:
                 continue
             part = self._distil(model, rows, num_tokens)
-            total = total + (part.loss if own is not None else part.loss * 0.0)
-            counted += [part] if own is not None else []
+            total = total + (part.loss if turns else part.loss * 0.0)
+            counted += [part] if turns else []
         self._note("sdpo", **(_figures(counted) if counted else {"turns": 0.0}))
         return total * num_processes()
+
+    def turns_in(self, inputs: Any) -> list[HintedTurn]:
+        """The hinted turns of the rows of a micro-batch."""
+        rows = inputs[TURN_ROW].tolist() if TURN_ROW in inputs else []
+        return [turn for row in rows for turn in self.turns_of_row[row]]
 
     def _turn_for_nothing(self) -> HintedRows:
         pad_id = self._pad_id
@@ -251,21 +247,6 @@ class HintChannel(LossChannel):
 
     def _collated(self, turns: Sequence[HintedTurn]) -> HintedRows:
         return collate_hinted_turns(turns, pad_id=self._pad_id).to(self._device)
-
-    def _sampled_part(self, inputs: Any) -> HintedRows | None:
-        """The hinted turns of the rows of this micro-batch."""
-        rows = inputs[TURN_ROW].tolist() if TURN_ROW in inputs else []
-        turns = [turn for row in rows for turn in self.turns_of_row[row]]
-        return self._collated(turns) if turns else None
-
-    def _recorded_part(self) -> tuple[HintedRows | None, int]:
-        """The recorded turns of this micro-batch, and the tokens of all those of the step."""
-        draws, turns = self._draws, self.turns
-        if draws is None or not turns:
-            return None, 0
-        num_tokens = sum(len(turns[idx].completion_ids) for idx in draws.of_step(self._step))
-        own = [turns[idx] for idx in draws.share(self._step, *self._part_of_step())]
-        return self._collated(own) if own else None, num_tokens
 
     def _distil(self, model: Any, rows: HintedRows, num_tokens: float) -> HintLoss:
         return hint_loss(
@@ -290,12 +271,6 @@ class HintChannel(LossChannel):
             yield
 
 
-def _has_lora(model: Any) -> bool:
-    configs = getattr(model, "peft_config", None)
-    kinds = [str(getattr(config.peft_type, "value", config.peft_type)) for config in (configs or {}).values()]
-    return "LORA" in kinds and hasattr(model, "disable_adapter")
-
-
 def _counts_of(source: HintGenerator) -> dict[str, int]:
     """The running counts that a source keeps in ``counts``; none where it has none."""
     counts = getattr(source, "counts", None)
@@ -306,8 +281,7 @@ def _figures(losses: Sequence[HintLoss]) -> dict[str, float]:
     num_tokens = sum(part.num_tokens for part in losses)
 
     def mean(name: str) -> float:
-        total: float = sum(getattr(part, name) * part.num_tokens for part in losses)
-        return total / num_tokens
+        return float(sum(getattr(part, name) * part.num_tokens for part in losses) / num_tokens)
 
     return {
         "turns": float(sum(part.num_turns for part in losses)),

@@ -49,14 +49,7 @@ class LossChannels(TrainerCallback):
     # ---- before the first step --------------------------------------------------------------------
 
     def check_model(self) -> None:
-        """Refuse a model that the channels cannot train, or not on these records.
-
-        Raises:
-            TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0755), a model that cannot take the
-                channels (CR0757).
-            InputError: a record has ids that the model does not know (CR0751) or more than its context (CR0705), a recorded
-                turn's hint changes more than it adds (CR0751).
-        """
+        """Refuse a model that the channels cannot train, or not on these records."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         if (problem := states_problem(model)) is not None:
             raise TrainerSettingError(
@@ -66,7 +59,7 @@ class LossChannels(TrainerCallback):
                 fix="set both weights to 0, or change what the sentence names.",
             )
         if self.replay is not None:
-            refuse_unfit_pairs(self.replay.pairs or (), model)
+            refuse_unfit_pairs(self.replay.records, model)
         if self.hints is not None:
             self.hints.check_model(model)
 
@@ -79,7 +72,7 @@ class LossChannels(TrainerCallback):
         if self.replay is not None:
             self.replay.reference_P2 = None if saved is None else saved["reference"]
             self.replay.begin()
-        for copy, name in ((self._teacher_weights, "teacher"), (self._replay_weights, "first")):
+        for name, copy in self._copies().items():
             if saved is not None and copy is not None:
                 copy.load(saved[name])
         if self not in self._trainer.callback_handler.callbacks:
@@ -126,24 +119,22 @@ class LossChannels(TrainerCallback):
     @property
     def first_weights(self) -> WeightCopy | None:
         """Those weights, where they are kept."""
-        return self._replay_weights if self._replay_weights is not None else self._teacher_weights
+        copies = self._copies()
+        return copies["teacher"] if copies["first"] is None else copies["first"]
+
+    def _copies(self) -> dict[str, WeightCopy | None]:
+        return {
+            "teacher": None if self.hints is None else self.hints.teacher_weights,
+            "first": None if self.replay is None else self.replay.first_weights,
+        }
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
-    @property
-    def _teacher_weights(self) -> WeightCopy | None:
-        return None if self.hints is None else self.hints.teacher_weights
-
-    @property
-    def _replay_weights(self) -> WeightCopy | None:
-        return None if self.replay is None else self.replay.first_weights
-
     def write(self, checkpoint: Path, *, is_inside_generation: bool) -> None:
         """Weights and numbers in a file of their own; hinted turns that are still to be trained on in one a process."""
-        state = {
+        copies = self._copies().items()
+        state = {name: None if copy is None else copy.tensors() for name, copy in copies} | {
             "fingerprint": self._fingerprint(),
-            "teacher": None if self._teacher_weights is None else self._teacher_weights.tensors(),
-            "first": None if self._replay_weights is None else self._replay_weights.tensors(),
             "reference": None if self.replay is None else self.replay.reference_P2,
         }
         if process_rank() == 0:
@@ -153,11 +144,7 @@ class LossChannels(TrainerCallback):
             torch.save([[asdict(turn) for turn in of_row] for of_row in of_rows], checkpoint / _turns_name())
 
     def read(self, checkpoint: Path) -> None:
-        """What the channels kept waits for ``begin``.
-
-        Raises:
-            InputError: the checkpoint was written with other hints, pairs or settings (CR0884).
-        """
+        """What the channels kept waits for ``begin``."""
         path = checkpoint / STATE_FILE
         self._saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
         if self._saved["fingerprint"] != self._fingerprint():
@@ -170,18 +157,14 @@ class LossChannels(TrainerCallback):
         """Of both tables, the records and the seed of their order; weights may change between runs."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
         if self.hints is not None:
-            digest.update(_as_bytes("hints", self.hints.settings, self.hints.turns))
+            digest.update(_as_bytes("hints", self.hints.settings, self.hints.records))
         if self.replay is not None:
-            digest.update(_as_bytes("replay", self.replay.settings, self.replay.pairs))
+            digest.update(_as_bytes("replay", self.replay.settings, self.replay.records))
         return digest.hexdigest()
 
 
 def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
-    """A run goes on with the channels that it began with.
-
-    Raises:
-        InputError: the checkpoint has channels and the trainer none, or the other way round (CR0884).
-    """
+    """A run goes on with the channels that it began with."""
     path = checkpoint / STATE_FILE
     if path.is_file() is not has_channels:
         had = "has" if path.is_file() else "has no"
@@ -191,11 +174,7 @@ def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
 
 
 def refuse_bad_weight(name: str, weight: Any) -> None:
-    """A channel's weight is a number; True would silently be 1.
-
-    Raises:
-        TrainerSettingError: CR0722.
-    """
+    """A channel's weight is a number; True would silently be 1."""
     is_good = type(weight) is not bool and isinstance(weight, Real) and 0.0 <= float(weight) < math.inf
     if not is_good:
         raise TrainerSettingError(
@@ -210,8 +189,8 @@ def _turns_name() -> str:
     return f"hinted_turns_{process_rank()}.pt"
 
 
-def _as_bytes(name: str, settings: Section, records: Sequence[Any] | None) -> bytes:
-    kept = [asdict(record) for record in records or ()]
+def _as_bytes(name: str, settings: Section, records: Sequence[Any]) -> bytes:
+    kept = [asdict(record) for record in records]
     return json.dumps([name, settings.model_dump(), kept], sort_keys=True).encode()
 
 

@@ -14,16 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.trainer.processes import gathered
-
-if TYPE_CHECKING:
-    from composer_replication.trainer.loss_channels import LossChannels
 
 _FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
@@ -84,11 +81,7 @@ class RunLog:
         self._finished: dict[str, Any] | None = None
 
     def cut_back(self, step: int, last_round_idx: int | None) -> None:
-        """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``.
-
-        Raises:
-            InputError: a line is not ours, or the lines up to ``step`` are not whole (CR0401).
-        """
+        """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``."""
         self._noted, self._finished = {}, None
         if self.folder.metrics.is_file():
             rows = _up_to(self.folder.metrics, "step", step)
@@ -229,18 +222,6 @@ def finite(value: Any) -> float | None:
             return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
-
-
-class TrlSurface:
-    """What the mixins of the trainer read of TRL and of its parts."""
-
-    channels: LossChannels | None = None
-    if TYPE_CHECKING:
-        beta: Any
-        rollout_func: Any
-
-        def __getattr__(self, name: str) -> Any:
-            """TRL's, or another part's."""
 
 
 class StepLines(TrainerCallback):

@@ -53,11 +53,7 @@ class ChatModel:
         self._lock = threading.Lock()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A chat completion.
-
-        Raises:
-            BadRequestError: no messages, a field of a wrong type, a chat that the template does not take, or a prompt that is too long.
-        """
+        """A chat completion."""
         messages, tools = request.get("messages"), request.get("tools") or []
         if not isinstance(messages, list) or not messages or not isinstance(tools, list):
             raise BadRequestError("messages has to be a list of messages, tools a list of functions")

@@ -94,11 +94,7 @@ def load_for_trial(config: RunConfig, device: TrainingDevice) -> tuple[Any, Any,
 
 @contextmanager
 def within_memory(name: str) -> Iterator[None]:
-    """Inside, graphics memory that runs out is an error that a user can read.
-
-    Raises:
-        MissingError: CR0232.
-    """
+    """Inside, graphics memory that runs out is an error that a user can read."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -158,11 +154,21 @@ def measure_step(
     for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         held = _memory_bytes(model)
         _forget_peak(model)
-        sampling = _seconds(partial(_sample, model, tokenizer, prompt, group_size, num_tried), model)
-        vocabulary = int(inner_model(model).get_input_embeddings().weight.shape[0])
-        completions_GC = (
-            torch.arange(group_size * num_tried, device=model.device).view(group_size, -1) % vocabulary
+        sample = partial(
+            sample_shared,
+            model,
+            [prompt],
+            group_size,
+            max_new_tokens=num_tried,
+            temperature=1.0,
+            eos_token_ids=(),
+            pad_token_id=tokenizer.pad_token_id,
+            generator=torch.Generator(device=model.device).manual_seed(0),
         )
+        sampling = _seconds(sample, model)
+        num_words = int(inner_model(model).get_input_embeddings().weight.shape[0])
+        ids = torch.arange(group_size * num_tried, device=model.device) % num_words
+        completions_GC = ids.view(group_size, num_tried)
         training = _seconds(partial(_train, model, prompt, completions_GC, is_shared=is_shared), model)
         above = max(0, _memory_bytes(model, at_peak=True) - held)
         model.zero_grad(set_to_none=True)
@@ -175,19 +181,6 @@ def measure_step(
         seconds=num_prompts * (of_sampling + of_training),
         memory_bytes=round(held + _ADAM * trained + num_prompts * of_memory),
         is_shared=is_shared,
-    )
-
-
-def _sample(model: Any, tokenizer: Any, prompt: Sequence[int], group_size: int, num_tokens: int) -> None:
-    sample_shared(
-        model,
-        [prompt],
-        group_size,
-        max_new_tokens=num_tokens,
-        temperature=1.0,
-        eos_token_ids=(),
-        pad_token_id=tokenizer.pad_token_id,
-        generator=torch.Generator(device=model.device).manual_seed(0),
     )
 
 
@@ -232,10 +225,7 @@ def _forget_peak(model: Any) -> None:
 
 
 def _seconds(work: Callable[[], Any], model: Any) -> float:
-    def wait() -> None:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-
+    wait: Callable[[], Any] = torch.cuda.synchronize if model.device.type == "cuda" else (lambda: None)
     wait()
     started = time.perf_counter()
     work()

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from composer_replication.records import Completion, StopReason
+from composer_replication.records import Completion
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
 from composer_replication.rollouts.tokens.template_suffix import unwilling_template
-from composer_replication.trainer.prefix_generation import sample_shared, text_rule
+from composer_replication.trainer.prefix_generation import SampledRow, sample_shared, text_rule
 
 
 class SamplingArguments(Protocol):
@@ -72,13 +72,13 @@ class ModelSampler:
             generator=[torch.Generator().manual_seed(each.seed) for each in options],
             row_limits=[each.max_new_tokens for each in options],
         )
-        return [self.completion(row.ids, row.logps) for (row,) in rows]
+        has_logps = not reshapes(self.sampling)
+        return [_completion(self.tokenizer, row, has_logps=has_logps) for (row,) in rows]
 
-    def completion(self, ids: list[int], logps: list[float]) -> Completion:
-        """An answer of these ids, as it ended."""
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
-        reason = StopReason.FINISHED if ids[-1] in self.eos_token_ids else StopReason.LENGTH
-        return Completion(tuple(ids), text, reason, () if reshapes(self.sampling) else tuple(logps))
+
+def _completion(tokenizer: Any, row: SampledRow, *, has_logps: bool) -> Completion:
+    text = str(tokenizer.decode(row.ids, skip_special_tokens=True))
+    return Completion(tuple(row.ids), text, row.stop_reason, tuple(row.logps) if has_logps else ())
 
 
 NUM_PROMPTS_AT_ONCE = 8
@@ -109,11 +109,7 @@ def take_end_of_template(model: Any, tokenizer: Any) -> None:
 
 
 def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any], **options: Any) -> list[int]:
-    """The messages through the chat template, with the prompt for an answer; ``options`` go to the template, too.
-
-    Raises:
-        InputError: the template does not take them (CR0810).
-    """
+    """The messages through the chat template, with the prompt for an answer; ``options`` go to the template, too."""
     try:
         ids = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
@@ -175,7 +171,7 @@ class InProcessPolicy:
                     generator=generator,
                 )
             answers += [
-                [self._completion(row.ids, ends, is_finished) for row in of_prompt] for of_prompt in rows
+                [_completion(self.tokenizer, row, has_logps=False) for row in of_prompt] for of_prompt in rows
             ]
             if self.on_prompts is not None:
                 self.on_prompts(len(answers), len(prompts))
@@ -185,15 +181,3 @@ class InProcessPolicy:
         if not self.as_chat:
             return list(self.tokenizer(text=prompt)["input_ids"])
         return chat_prompt_ids(self.tokenizer, [{"role": "user", "content": prompt}])
-
-    def _completion(
-        self, ids: Sequence[int], ends: Sequence[int], is_finished: Callable[[str], bool] | None
-    ) -> Completion:
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
-        if is_finished is not None and is_finished(text):
-            reason = StopReason.STOP_RULE
-        elif ids and ids[-1] in ends:
-            reason = StopReason.FINISHED
-        else:
-            reason = StopReason.LENGTH
-        return Completion(tuple(ids), text, reason)

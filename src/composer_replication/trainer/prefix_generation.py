@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 from transformers.generation.logits_process import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -62,11 +63,7 @@ class NonFiniteSamplingError(InputError, ArithmeticError):
 
 @contextmanager
 def sampling_for_step(step: int) -> Iterator[None]:
-    """Inside, what our sampler or torch says of such numbers is an error that names the step.
-
-    Raises:
-        NonFiniteSamplingError: CR0771.
-    """
+    """Inside, what our sampler or torch says of such numbers is an error that names the step."""
     try:
         yield
     except NonFiniteSamplingError as error:
@@ -194,27 +191,14 @@ def sample_shared(
     )
     with torch.no_grad(), evaluation_mode(model):
         batch, logits_AV = start_batch(model, list(index), prompt_of_row, pad_token_id)
-        _draw_tokens(rows, batch, logits_AV, rule, num_steps=max_new_tokens, goes_on=goes_on)
+        running = list(range(len(rows)))
+        for step in range(max_new_tokens):
+            running = _extend(rows, batch, logits_AV, rule) if running else []
+            if step == max_new_tokens - 1 or not goes_on(bool(running)):
+                break
+            batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
+            logits_AV = batch.next_logits([rows[number].ids[-1] for number in batch.row_numbers])
     return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
-
-
-def _draw_tokens(
-    rows: list[SampledRow],
-    batch: SamplingBatch,
-    logits_AV: torch.Tensor,
-    rule: _Rule,
-    *,
-    num_steps: int,
-    goes_on: Callable[[bool], bool],
-) -> None:
-    """Extend the rows until none runs, here or elsewhere, or has room."""
-    running = list(range(len(rows)))
-    for step in range(num_steps):
-        running = _extend(rows, batch, logits_AV, rule) if running else []
-        if step == num_steps - 1 or not goes_on(bool(running)):
-            return
-        batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
-        logits_AV = batch.next_logits([rows[number].ids[-1] for number in batch.row_numbers])
 
 
 @dataclass(frozen=True)
@@ -287,21 +271,17 @@ def _processors(
     temperature: float, top_p: float, top_k: int, min_p: float | None, repetition_penalty: float
 ) -> LogitsProcessorList:
     """Build transformers' own processors, in the order of ``generate``."""
-    processors = LogitsProcessorList()
+    processors: list[LogitsProcessor] = []
     if repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
-    if temperature not in (0.0, 1.0):
-        processors.append(TemperatureLogitsWarper(float(temperature)))
-    if temperature != 0 and top_k:
-        processors.append(TopKLogitsWarper(top_k))
-    if temperature != 0 and top_p < 1.0:
-        processors.append(TopPLogitsWarper(top_p))
-    if temperature != 0 and min_p is not None:
-        processors.append(MinPLogitsWarper(min_p))
-    return processors
+    if temperature != 0:
+        processors += [TemperatureLogitsWarper(float(temperature))] if temperature != 1.0 else []
+        processors += [TopKLogitsWarper(top_k)] if top_k else []
+        processors += [TopPLogitsWarper(top_p)] if top_p < 1.0 else []
+        processors += [MinPLogitsWarper(min_p)] if min_p is not None else []
+    return LogitsProcessorList(processors)
 
 
-_ROWS_AT_ONCE = 8  # of a forward without a cache; bounds the logits of models that cannot leave positions out
 _TOLD: WeakSet[nn.Module] = WeakSet()
 
 
@@ -367,10 +347,7 @@ class CachedBatch:
 
 @dataclass
 class PlainBatch:
-    """Rows of any causal language model; a step forwards each row from its first id on, without cache and padding.
-
-    Rows of one length go together, equal ones once.
-    """
+    """Rows of any causal language model; a step forwards each row by itself from its first id on, without a cache."""
 
     model: nn.Module
     row_numbers: list[int]
@@ -387,26 +364,15 @@ class PlainBatch:
         return self.logits()
 
     def logits(self) -> torch.Tensor:
-        by_length: dict[int, list[tuple[int, ...]]] = {}
-        for ids in dict.fromkeys(self.ids):
-            by_length.setdefault(len(ids), []).append(ids)
-        found: dict[tuple[int, ...], torch.Tensor] = {}
-        for _, rows in sorted(by_length.items()):
-            for start in range(0, len(rows), _ROWS_AT_ONCE):
-                part = rows[start : start + _ROWS_AT_ONCE]
-                found.update(zip(part, self._forward(part), strict=True))
+        found = {ids: self._forward(ids) for ids in dict.fromkeys(self.ids)}
         return torch.stack([found[ids] for ids in self.ids])
 
-    def _forward(self, rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        input_ids = torch.tensor(rows, device=self.context_AC.device)
-        more: dict[str, Any] = {
-            "attention_mask": torch.ones_like(input_ids),
-            "use_cache": False,
-            "logits_to_keep": 1,
-        }
+    def _forward(self, ids: tuple[int, ...]) -> torch.Tensor:
+        more = {"use_cache": False, "logits_to_keep": 1}
         taken = {name: value for name, value in more.items() if accepts(self.model, name)}
-        logits_aTV: torch.Tensor = self.model(input_ids=input_ids, **taken).logits
-        return logits_aTV[:, -1]
+        input_ids = torch.tensor([ids], device=self.context_AC.device)
+        logits_1TV: torch.Tensor = self.model(input_ids=input_ids, **taken).logits
+        return logits_1TV[0, -1]
 
 
 SamplingBatch = CachedBatch | PlainBatch

@@ -8,7 +8,6 @@ person who reads the log, never an exception: the caller falls back to the plain
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -28,7 +27,7 @@ _EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, _DUMMY_LAYER)
 
 def sampling_reason(model: nn.Module) -> str | None:
     """Why rows cannot be sampled behind a shared cache exactly, in one sentence; None if they can. Sampling has no dropout."""
-    return _first_reason(model, (_structure, _peft, _cache_layers, _rope))
+    return _structure(model) or _peft(model) or _cache_layers(model) or _rope(model)
 
 
 def packing_reason(model: nn.Module) -> str | None:
@@ -36,11 +35,7 @@ def packing_reason(model: nn.Module) -> str | None:
 
     Dropout modules are judged in their current mode.
     """
-    return _first_reason(model, (_structure, _peft, _rope, _packing, _randomness))
-
-
-def _first_reason(model: nn.Module, checks: Iterable[Callable[[nn.Module], str | None]]) -> str | None:
-    return next((reason for check in checks if (reason := check(model))), None)
+    return _structure(model) or _peft(model) or _rope(model) or _packing(model) or _randomness(model)
 
 
 def inner_model(model: nn.Module) -> Any:
@@ -51,15 +46,13 @@ def inner_model(model: nn.Module) -> Any:
             inner = inner.get_base_model()
         elif isinstance(getattr(inner, "_orig_mod", None), nn.Module):
             inner = inner._orig_mod  # noqa: SLF001 - torch.compile offers no public name
-        elif isinstance(getattr(inner, "module", None), nn.Module) and not _has_model_config(inner):
+        elif isinstance(getattr(inner, "module", None), nn.Module) and not hasattr(
+            getattr(inner, "config", None),
+            "get_text_config",  # DeepSpeed's engine has a configuration of its own
+        ):
             inner = inner.module
         else:
             return inner
-
-
-def _has_model_config(module: nn.Module) -> bool:
-    """DeepSpeed's engine has a configuration too, its own."""
-    return hasattr(getattr(module, "config", None), "get_text_config")
 
 
 def accepts(model: nn.Module, argument: str) -> bool:

@@ -31,28 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_sharing(args: Any, *, stops_rows: bool) -> None:
-    """Refuse what cannot work with a stop rule, and say when groups are split.
-
-    Args:
-        args: TRL's ``GRPOConfig``.
-        stops_rows: a rule ends single rows.
-
-    Raises:
-        TrainerSettingError: such a rule with ``mask_truncated_completions`` (CR0760), which would mask every row without an
-            end-of-sequence token.
-    """
-    refuse_masked_stops(args, stops_rows=stops_rows)
-    if args.steps_per_generation > 1:
-        logger.warning(
-            "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which "
-            "splits groups and loses part of the sharing. Where memory allows, raise "
-            "per_device_train_batch_size until steps_per_generation is 1.",
-            args.steps_per_generation,
-            args.per_device_train_batch_size,
-        )
-
-
 class SharedPrompts:
     """Decides per call whether prompts are shared, and computes with shared ones.
 
@@ -68,10 +46,18 @@ class SharedPrompts:
         self._trainer, self._is_finished = trainer, is_finished
         self.off_reasons: tuple[str, ...] = ()
 
-    @property
-    def _args(self) -> Any:
-        """TRL's ``GRPOConfig``."""
-        return self._trainer.args
+    def check(self) -> None:
+        """Refuse what cannot work with a stop rule, and say when groups are split."""
+        args: Any = self._trainer.args
+        refuse_masked_stops(args, stops_rows=self._is_finished is not None)
+        if args.steps_per_generation > 1:
+            logger.warning(
+                "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which "
+                "splits groups and loses part of the sharing. Where memory allows, raise "
+                "per_device_train_batch_size until steps_per_generation is 1.",
+                args.steps_per_generation,
+                args.per_device_train_batch_size,
+            )
 
     def may_score(self, model: Any, *, has_images: bool, other_reason: str) -> bool:
         """Whether log-probabilities of rows by this model are computed with shared prompts.
@@ -86,17 +72,16 @@ class SharedPrompts:
 
     def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
         """Whether TRL's model samples with shared prompts."""
-        trainer, args = self._trainer, self._args
+        trainer: Any = self._trainer
+        reason = sampling_reason(trainer.model_wrapped)
         if trainer.use_vllm or trainer.use_transformers_continuous_batching:
-            reason: str | None = "another engine generates."
+            reason = "another engine generates."
         elif images is not None or multimodal_fields:
             reason = "the prompts carry images."
         elif trainer.tools:
             reason = "tools are in use."
-        elif args.generation_kwargs:
+        elif trainer.args.generation_kwargs:
             reason = "generation_kwargs are set, which only transformers' generate reads."
-        else:
-            reason = sampling_reason(trainer.model_wrapped)
         return self._may_share("sampling", reason)
 
     def _may_share(self, what: str, reason: str | None) -> bool:
@@ -148,13 +133,14 @@ class SharedPrompts:
     def completions(
         self, model: Any, prompt_ids: list[list[int]]
     ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Completion ids and their log-probabilities, one row a prompt entry; draws from torch's global generator.
+        """Completion ids, one row a prompt entry, and their log-probabilities.
 
-        The log-probabilities are None where a filter reshapes the distribution: they would not be the model's own.
-
-        That generator's state is in every checkpoint, so a resumed run samples the same rows.
+        These are None where a filter reshapes the distribution: they would not be the model's own. Draws come from torch's
+        global generator, whose state is in every checkpoint, so a resumed run samples the same rows.
         """
-        trainer, args = self._trainer, self._args
+        trainer: Any = self._trainer
+        args, tokenizer = trainer.args, trainer._tokenizer  # noqa: SLF001 - TRL's only name
+        is_sharded = weights_are_sharded(trainer.model)
         with torch.no_grad():
             samples = sample_shared(
                 model,
@@ -164,14 +150,10 @@ class SharedPrompts:
                 temperature=args.temperature,
                 **filters_of(args),
                 eos_token_ids=trainer.eos_token_ids,
-                pad_token_id=trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
-                stop=text_rule(trainer._tokenizer, self._is_finished),  # noqa: SLF001
+                pad_token_id=tokenizer.pad_token_id,
+                stop=text_rule(tokenizer, self._is_finished),
                 generator=None,
-                goes_on=_runs_anywhere if weights_are_sharded(trainer.model) else bool,
+                goes_on=(lambda runs_here: any(gathered(runs_here))) if is_sharded else bool,
             )
         logps = None if reshapes(args) else [row.logps for (row,) in samples]
         return [row.ids for (row,) in samples], logps
-
-
-def _runs_anywhere(runs_here: bool) -> bool:
-    return any(gathered(runs_here))

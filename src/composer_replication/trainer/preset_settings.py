@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
-from composer_replication.config import PRESETS, EffortSection, RunConfig, TrainerSection
+from composer_replication.config import PRESETS, EffortSection, RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.trainer.setting_errors import (
     TrainerSettingError,
@@ -24,167 +24,10 @@ _DEFINING = (
 )
 """Keys without which a method is another one; each preset has those of them that define it. So is ``trl.beta`` where it
 is 0: that method has no KL."""
-
+_OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip", "overlong_share")
 
 AGENT_IMPORTANCE_CLIP = 2.0
 """Of a recipe with ``[agent]`` that says nothing: over many turns sampler and trainer drift apart, as no single answer does."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedMethod:
-    """What a recipe's method comes to.
-
-    Attributes:
-        trl: keys of ``GRPOConfig``, the recipe's over the preset's.
-        options: what the trainer takes beside them.
-        overlong_share: last share of ``max_completion_length`` that is punished; 0 is none.
-    """
-
-    trl: dict[str, Any]
-    options: PolicyOptions
-    overlong_share: float
-
-
-def sampling_settings(config: RunConfig) -> SimpleNamespace:
-    """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set.
-
-    Raises:
-        UsageError: the recipe's method contradicts itself (CR0760).
-    """
-    from trl import GRPOConfig
-
-    names = ("temperature", "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = resolve_method(config).trl
-    if config.agent is not None:  # all that follows the first prompt of an episode is its completion
-        given = {**given, "max_completion_length": config.agent.max_context_tokens}
-    return SimpleNamespace(**{name: given.get(name, getattr(GRPOConfig, name)) for name in names})
-
-
-def resolve_method(config: RunConfig) -> ResolvedMethod:
-    """Lay the recipe's keys over those of its preset.
-
-    Raises:
-        UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
-            scaled rewards (CR0760), a KL in the reward of weight 0 (CR0760), or ``loss_type = "cispo"`` whose ratios would be
-            cut below 1 (CR0760).
-    """
-    name = config.trainer.preset
-    preset = PRESETS[name] if name else {}
-    _refuse_contradictions(config, preset)
-    trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
-    trl |= config.trl
-    own = {key: _own_value(config.trainer, preset, key) for key in _OWN_KEYS}
-    if own["importance_clip"] is None and config.agent is not None:
-        own["importance_clip"] = AGENT_IMPORTANCE_CLIP
-    effort: EffortSection | None = own["effort"]
-    options = PolicyOptions(
-        kl_in_reward=bool(own["kl_in_reward"]),
-        effort=effort,
-        dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
-        importance_clip=float(own["importance_clip"] or 0.0),
-    )
-    _check_reward_terms(options, trl)
-    _refuse_small_cispo(trl)
-    return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
-
-
-def overlong_punishment(method: ResolvedMethod, args: Any) -> list[Callable[..., Any]]:
-    """DAPO's soft punishment as a further reward function, TRL's own; none where the share is 0.
-
-    0 up to ``max_completion_length - cache`` tokens, then falling to -1, ``cache`` being the share of
-    that length, at least one token (2503.14476, equation 13).
-    """
-    if not method.overlong_share:
-        return []
-    from trl.rewards import get_soft_overlong_punishment
-
-    longest = int(args.max_completion_length)
-    return [get_soft_overlong_punishment(longest, max(round(method.overlong_share * longest), 1))]
-
-
-def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
-    """TRL clamps CISPO's ratio at ``epsilon_high`` itself, and where that is unset at epsilon, 0.2."""
-    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))
-    if trl.get("loss_type") == "cispo" and isinstance(largest, int | float) and largest < 1:
-        raise UsageError(
-            "CR0760",
-            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
-            f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
-            where="trl.epsilon_high",
-            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
-        )
-
-
-_OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip", "overlong_share")
-
-
-def _own_value(section: TrainerSection, preset: Mapping[str, Any], key: str) -> Any:
-    """The recipe's value, else the preset's, else None."""
-    value = getattr(section, key)
-    if value is None:
-        value = preset.get(f"trainer.{key}")
-    return EffortSection(**value) if isinstance(value, dict) else value
-
-
-def _refuse_contradictions(config: RunConfig, preset: Mapping[str, Any]) -> None:
-    given = {f"trl.{key}": value for key, value in config.trl.items()}
-    if config.trainer.kl_in_reward is not None:
-        given["trainer.kl_in_reward"] = config.trainer.kl_in_reward
-    defined = {key: preset[key] for key in _DEFINING if key in preset}
-    if preset.get("trl.beta") == 0.0:
-        defined["trl.beta"] = 0.0
-    for key, value in defined.items():
-        found = given.get(key, value)
-        if (_unscaled(found) if key == "trl.scale_rewards" else found) != value:
-            raise UsageError(
-                "CR0760",
-                f"the preset {config.trainer.preset} has {key} = {_as_toml(value)} by definition, and the recipe sets "
-                f"{_as_toml(found)}.",
-                where=key,
-                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
-            )
-
-
-def _as_toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -> None:
-    """What the trainer would refuse at its first step, and what needs no task.
-
-    Args:
-        config: the recipe.
-        arguments: TRL's, made of it.
-        options: ours, made of it.
-
-    Raises:
-        TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0760), or groups that lie across processes
-            under dynamic sampling (CR0760).
-    """
-    has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
-    refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
-    if options.dynamic_sampling_rounds:
-        refuse_split_groups(arguments, arguments.num_generations, num_processes=arguments.world_size)
-
-
-def _unscaled(value: Any) -> Any:
-    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
-
-
-def _check_reward_terms(options: PolicyOptions, trl: Mapping[str, Any]) -> None:
-    known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
-    check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
-
-
-EFFORT_UNITS: Final[Mapping[str, float]] = {
-    "thinking_token": 1.0,
-    "tool_call_token": 1.0,
-    "tool_output_token": 0.1,
-    "final_token": 1.0,
-    "tool_call": 20.0,
-    "turn": 20.0,
-}
-"""What one of each kind adds to x, the effort of a rollout: a choice of ours, since the originals are not published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,27 +55,136 @@ class PolicyOptions:
         return self.kl_in_reward or (self.effort is not None and self.effort.weight != 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedMethod:
+    """What a recipe's method comes to.
+
+    Attributes:
+        trl: keys of ``GRPOConfig``, the recipe's over the preset's.
+        options: what the trainer takes beside them.
+        overlong_share: last share of ``max_completion_length`` that is punished; 0 is none.
+    """
+
+    trl: dict[str, Any]
+    options: PolicyOptions
+    overlong_share: float
+
+
+def resolve_method(config: RunConfig) -> ResolvedMethod:
+    """Lay the recipe's keys over those of its preset.
+
+    Raises:
+        UsageError: the method contradicts itself (CR0760): a key of the recipe contradicts the preset, a KL or effort term
+            in the reward stands beside scaled rewards, the KL in the reward has the weight 0, or ``loss_type = "cispo"``
+            would cut ratios below 1.
+    """
+    preset = PRESETS[config.trainer.preset] if config.trainer.preset else {}
+    _refuse_contradictions(config, preset)
+    trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
+    trl |= config.trl
+    own = {key: preset.get(f"trainer.{key}") for key in _OWN_KEYS}
+    own |= {key: value for key in _OWN_KEYS if (value := getattr(config.trainer, key)) is not None}
+    if own["importance_clip"] is None and config.agent is not None:
+        own["importance_clip"] = AGENT_IMPORTANCE_CLIP
+    effort = own["effort"]
+    options = PolicyOptions(
+        kl_in_reward=bool(own["kl_in_reward"]),
+        effort=EffortSection(**effort) if isinstance(effort, dict) else effort,
+        dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
+        importance_clip=float(own["importance_clip"] or 0.0),
+    )
+    known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
+    check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
+    _refuse_small_cispo(trl)
+    return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
+
+
+def sampling_settings(config: RunConfig) -> SimpleNamespace:
+    """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set.
+
+    Raises:
+        UsageError: the recipe's method contradicts itself (CR0760).
+    """
+    from trl import GRPOConfig
+
+    names = ("temperature", "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = resolve_method(config).trl
+    if config.agent is not None:  # all that follows the first prompt of an episode is its completion
+        given = {**given, "max_completion_length": config.agent.max_context_tokens}
+    return SimpleNamespace(**{name: given.get(name, getattr(GRPOConfig, name)) for name in names})
+
+
+def overlong_punishment(method: ResolvedMethod, args: Any) -> list[Callable[..., Any]]:
+    """DAPO's soft punishment as a further reward function, TRL's own; none where the share is 0.
+
+    0 up to ``max_completion_length - cache`` tokens, then falling to -1, ``cache`` being the share of
+    that length, at least one token (2503.14476, equation 13).
+    """
+    if not method.overlong_share:
+        return []
+    from trl.rewards import get_soft_overlong_punishment
+
+    longest = int(args.max_completion_length)
+    return [get_soft_overlong_punishment(longest, max(round(method.overlong_share * longest), 1))]
+
+
+def _refuse_contradictions(config: RunConfig, preset: Mapping[str, Any]) -> None:
+    given = {f"trl.{key}": value for key, value in config.trl.items()}
+    if config.trainer.kl_in_reward is not None:
+        given["trainer.kl_in_reward"] = config.trainer.kl_in_reward
+    defined = {key: preset[key] for key in _DEFINING if key in preset}
+    if preset.get("trl.beta") == 0.0:
+        defined["trl.beta"] = 0.0
+    for key, value in defined.items():
+        found = given.get(key, value)
+        if (_scaling(found) if key == "trl.scale_rewards" else found) != value:
+            raise UsageError(
+                "CR0760",
+                f"the preset {config.trainer.preset} has {key} = {_as_toml(value)} by definition, and the recipe sets "
+                f"{_as_toml(found)}.",
+                where=key,
+                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
+            )
+
+
+def _as_toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _scaling(value: Any) -> Any:
+    """``scale_rewards`` as TRL's word for it, where it takes a bool too."""
+    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+
+def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
+    """TRL clamps CISPO's ratio at ``epsilon_high`` itself, and where that is unset at epsilon, 0.2."""
+    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))
+    if trl.get("loss_type") == "cispo" and isinstance(largest, int | float) and largest < 1:
+        raise UsageError(
+            "CR0760",
+            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
+            f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
+            where="trl.epsilon_high",
+            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
+        )
+
+
 def check_policy_options(options: PolicyOptions, args: Any) -> None:
-    """Refuse what would give another gradient than it says.
+    """Refuse what would give another gradient than it says: CR0760.
+
+    A term in the reward is exact only while advantages are not divided by a standard deviation, and a KL in the reward of
+    weight 0, which is TRL's own default, would hold the policy to nothing.
 
     Args:
         options: ours.
         args: TRL's ``GRPOConfig``; None where the trainer was given none.
-
-    Raises:
-        TrainerSettingError: a term in the reward while advantages are divided by a standard deviation (CR0760), or the
-            KL in the reward with weight 0 (CR0760).
     """
     if not options.has_reward_terms:
         return
-    scaling = getattr(args, "scale_rewards", "group")
-    if isinstance(scaling, bool):  # TRL takes both
-        scaling = "group" if scaling else "none"
+    scaling = _scaling(getattr(args, "scale_rewards", "group"))
     is_normalised = getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum"
     if scaling == "none" and not is_normalised:
-        if options.kl_in_reward and not getattr(
-            args, "beta", 0.0
-        ):  # TRL's own default: the policy would be held to nothing
+        if options.kl_in_reward and not getattr(args, "beta", 0.0):
             raise TrainerSettingError(
                 "CR0760",
                 "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward.",
@@ -252,16 +204,39 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
     )
 
 
+def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -> None:
+    """What the trainer would refuse at its first step, and what needs no task.
+
+    Args:
+        config: the recipe.
+        arguments: TRL's, made of it.
+        options: ours, made of it.
+
+    Raises:
+        TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0760), or groups that lie across processes
+            under dynamic sampling (CR0760).
+    """
+    has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
+    refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
+    if options.dynamic_sampling_rounds:
+        refuse_split_groups(arguments, arguments.num_generations, num_processes=arguments.world_size)
+
+
+EFFORT_UNITS: Final[Mapping[str, float]] = {
+    "thinking_token": 1.0,
+    "tool_call_token": 1.0,
+    "tool_output_token": 0.1,
+    "final_token": 1.0,
+    "tool_call": 20.0,
+    "turn": 20.0,
+}
+"""What one of each kind adds to x, the effort of a rollout: a choice of ours, since the originals are not published."""
 EFFORT_COLUMN = "effort_counts"
 """Under this name a rollout function returns one mapping of kind to number for each row."""
 
 
 def effort_units(counts: Mapping[str, Any]) -> float:
-    """``x``, the counts times ``EFFORT_UNITS``; kinds that are not given count 0.
-
-    Raises:
-        UsageError: an unknown kind, or a number below 0 or not finite (CR0777).
-    """
+    """``x``, the counts times ``EFFORT_UNITS``; kinds that are not given count 0."""
     for kind, number in counts.items():
         if kind not in EFFORT_UNITS or not 0 <= float(number) < float("inf"):
             raise UsageError(

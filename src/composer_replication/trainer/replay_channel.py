@@ -18,7 +18,7 @@ from composer_replication.losses.chunked_head import sampled_logp
 from composer_replication.losses.preferences import PreferenceMetrics, preference_loss, sequence_logp
 from composer_replication.records import PreferencePair
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.channel_step import LossChannel, RecordDraws, Scope
+from composer_replication.trainer.channel_step import LossChannel, Scope
 from composer_replication.trainer.collator import PairRows, check_pairs, collate_pairs
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
@@ -91,23 +91,18 @@ class ReplayChannel(LossChannel):
         reference_P2: log-probabilities of the pairs under the weights of the run's start; None where nothing needs them. From a
             checkpoint it is set before ``begin``.
         first_weights: those weights, kept for fresh pairs.
-
-    Raises:
-        TrainerSettingError: there is nothing to replay (CR0755).
-        InputError: a pair cannot be learned from (CR0722, CR0751).
     """
 
     def __init__(
         self, trainer: GRPOTrainer, settings: ReplaySection, pairs: Sequence[PreferencePair] | None
     ) -> None:
-        super().__init__(trainer)
+        super().__init__(trainer, pairs, settings.pairs_per_step)
         if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
             raise nothing_to_replay()
         check_pairs(pairs or ())
-        self.settings, self.pairs = settings, pairs
+        self.settings = settings
         self.reference_P2: torch.Tensor | None = None
         self.first_weights: WeightCopy | None = None
-        self._draws: RecordDraws | None = None
 
     @property
     def keeps_first_weights(self) -> bool:
@@ -119,16 +114,12 @@ class ReplayChannel(LossChannel):
         super().begin()
         if self.keeps_first_weights:
             self.first_weights = WeightCopy(self._model)
-        if not self.pairs:
-            return
-        seed = self._trainer.args.seed
-        self._draws = RecordDraws(self.pairs, per_step=self.settings.pairs_per_step, seed=seed)
-        if self.settings.kind == "simpo":
+        if not self.records or self.settings.kind == "simpo":
             return
         if self.reference_P2 is None:
             self.reference_P2 = reference_logps(
                 self._model,
-                self.pairs,
+                self.records,
                 pad_id=self._pad_id,
                 length_normalised=self.settings.length_normalised,
                 autocast=self._trainer.accelerator.autocast,
@@ -145,15 +136,18 @@ class ReplayChannel(LossChannel):
     def loss(self, model: Any, inputs: Any) -> torch.Tensor:
         """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
         settings = self.settings
-        drawn, reference_P2, drawn_weight = self._drawn_part()
-        total_weight = drawn_weight + float(inputs.get("sibling_total", 0.0)) * self._window_share()
+        of_step, share = self._drawn()
+        drawn = [idx for idx in share if self.records[idx].weight > 0]
+        total_weight = sum(self.records[idx].weight for idx in of_step)
+        total_weight += float(inputs.get("sibling_total", 0.0)) * self._window_share()
 
         def kept(rows: PairRows) -> torch.Tensor:
-            return rows.weight_P.new_zeros(len(rows), 2) if reference_P2 is None else reference_P2
+            known_P2 = self.reference_P2
+            return rows.weight_P.new_zeros(len(rows), 2) if known_P2 is None or not drawn else known_P2[drawn]
 
         total, counted = self._no_loss(), []
-        siblings = sibling_rows_in(inputs)
-        for own, reference in ((drawn, kept), (siblings, self._sibling_reference)):
+        recorded = self._collated([self.records[idx] for idx in drawn]) if drawn else None
+        for own, reference in ((recorded, kept), (sibling_rows_in(inputs), self._sibling_reference)):
             rows = self._rows_to_forward(own, self._pair_for_nothing)
             if rows is None:
                 continue
@@ -164,23 +158,12 @@ class ReplayChannel(LossChannel):
         self._note("replay", **(_figures(counted) if counted else {"pairs": 0.0}))
         return total * (num_processes() / total_weight) if total_weight else total
 
+    def _collated(self, pairs: Sequence[PreferencePair]) -> PairRows:
+        return collate_pairs(pairs, pad_id=self._pad_id).to(self._device)
+
     def _pair_for_nothing(self) -> PairRows:
         pad_id = self._pad_id
-        rows = collate_pairs([PreferencePair((pad_id,), (pad_id,), (pad_id, pad_id))], pad_id=pad_id)
-        return rows.to(self._device)
-
-    def _drawn_part(self) -> tuple[PairRows | None, torch.Tensor | None, float]:
-        """This micro-batch's pairs, the reference on them, and the weight of all those of the step."""
-        draws, pairs = self._draws, self.pairs
-        if draws is None or not pairs:
-            return None, None, 0.0
-        weight = sum(pairs[idx].weight for idx in draws.of_step(self._step))
-        own = [idx for idx in draws.share(self._step, *self._part_of_step()) if pairs[idx].weight > 0]
-        if not own:
-            return None, None, weight
-        rows = collate_pairs([pairs[idx] for idx in own], pad_id=self._pad_id)
-        reference = None if self.reference_P2 is None else self.reference_P2[own]
-        return rows.to(self._device), reference, weight
+        return self._collated([PreferencePair((pad_id,), (pad_id,), (pad_id, pad_id))])
 
     def _preference(
         self, model: Any, rows: PairRows, reference_P2: torch.Tensor | None

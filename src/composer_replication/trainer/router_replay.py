@@ -31,7 +31,6 @@ from trl.trainer.utils import pad
 from composer_replication.errors import InputError
 from composer_replication.trainer.prefix_support import inner_model
 
-Metrics = dict[str, list[float]]
 _RECORDED = "router_logits"
 """transformers' name for what a router gives: its logits, the weights of the chosen experts, and which they are."""
 
@@ -65,23 +64,17 @@ class RouterLoad:
             for handle in handles:
                 handle.remove()
 
-    @property
-    def has_news(self) -> bool:
-        """Something was counted."""
-        return bool(self._chosen)
-
-    def log(self, accelerator: Any, metrics: Metrics) -> None:
+    def log(self, trainer: Any) -> None:
         """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
 
         Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
         """
-        if not accelerator.sync_gradients:
+        if not self._chosen or not trainer.accelerator.sync_gradients:
             return
         chosen, self._chosen = list(self._chosen.values()), {}
         if len(chosen) == self._num_routers and len({counts.numel() for counts in chosen}) == 1:
-            metrics["router/max_load"].append(
-                max_load(accelerator.reduce(torch.stack(chosen), reduction="sum"))
-            )
+            chosen_LE = trainer.accelerator.reduce(torch.stack(chosen), reduction="sum")
+            trainer._metrics["train"]["router/max_load"].append(max_load(chosen_LE))  # noqa: SLF001 - TRL's only name
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -106,8 +99,6 @@ def max_load(chosen_LE: torch.Tensor) -> float:
     return float(share_LE.max()) * chosen_LE.size(-1)
 
 
-ROUTED_EXPERTS = "routed_experts"
-"""Under this name a rollout function returns, for each row, an array (tokens, layers, K) of expert numbers, or None."""
 UNKNOWN = -1
 """In the place of K experts: there the router chooses itself."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -131,11 +122,7 @@ class Routers:
 
     @classmethod
     def of(cls, model: nn.Module) -> Routers:
-        """Read them off a model.
-
-        Raises:
-            InputError: there is none (CR0777), or they do not say how many experts they choose from (CR0757).
-        """
+        """Read them off a model."""
         inner = inner_model(model)
         routers = routers_of(model)
         if not routers:
@@ -204,9 +191,6 @@ def laid_out(
         completion_ids: before padding.
         routers: of the model that is trained.
         pad_to_multiple_of: TRL's.
-
-    Raises:
-        InputError: CR0777.
     """
     if len(routing) != len(completion_ids):
         raise refusal(f"there are {len(routing)} arrays for {len(completion_ids)} completions")
@@ -256,8 +240,6 @@ def _checked(choices: Any, row: int, num_tokens: int, routers: Routers) -> torch
     return torch.from_numpy(laid_SLK)
 
 
-PROMPT_PART, COMPLETION_PART = f"prompt_{ROUTED_EXPERTS}", f"completion_{ROUTED_EXPERTS}"
-"""Two columns of the batch, so that prompts stay padded on the left where rows of two generations are merged."""
 _TOP_K = (torch.topk, torch.Tensor.topk)
 _MASKED_FILL = (torch.masked_fill, torch.Tensor.masked_fill)
 _CHECKPOINT_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
@@ -346,11 +328,7 @@ class Replay:
 
     @contextmanager
     def in_forwards(self) -> Iterator[None]:
-        """Inside, forwards of the model are replayed; so are their layers when backward runs them again.
-
-        Raises:
-            InputError: a router made its choice in another way (CR0757).
-        """
+        """Inside, forwards of the model are replayed; so are their layers when backward runs them again."""
         kept = [
             (module, name, vars(module)[name])
             for module in self.model.modules()
@@ -430,67 +408,40 @@ class Replay:
 
 
 class RouterReplay:
-    """Which experts the rows at hand went to, and which forwards follow them.
+    """Which forwards of routed rows follow their routing, and how often that changed a choice.
 
     Those of the policy do: with gradient, and for the probabilities under its older weights. Those of the reference, of
     the hint and preference channels and of evaluation do not.
-
-    Attributes:
-        routing_BWLK: of these rows, as ``laid_out`` gives it; None where nothing is known.
     """
 
     def __init__(self) -> None:
-        self.routing_BWLK: torch.Tensor | None = None
         self._replayed: torch.Tensor | None = None
 
     @contextmanager
-    def scored_as(self, batch: Mapping[str, Any] | None) -> Iterator[None]:
-        """Inside, the rows that are scored are routed so; None: as a rollout function says, which says nothing yet."""
-        kept, self.routing_BWLK = self.routing_BWLK, None
-        if batch is not None and batch.get(PROMPT_PART) is not None:
-            self.routing_BWLK = torch.cat([batch[PROMPT_PART], batch[COMPLETION_PART]], dim=1)
-        try:
-            yield
-        finally:
-            self.routing_BWLK = kept
-
-    def after_generation(self, batch: dict[str, Any]) -> None:
-        """What the rollout function has said of its rows goes with them."""
-        if self.routing_BWLK is not None:
-            num_prompt = batch["prompt_ids"].size(1)
-            batch[PROMPT_PART] = self.routing_BWLK[:, :num_prompt]
-            batch[COMPLETION_PART] = self.routing_BWLK[:, num_prompt:]
-
-    def is_followed_by(self, model: nn.Module, reference: nn.Module | None) -> bool:
-        """Whether forwards of these rows by this model are replayed."""
-        return self.routing_BWLK is not None and model is not reference and _is_policy(model)
-
-    @contextmanager
     def replaying(
-        self, model: nn.Module, reference: nn.Module | None, mask_BW: torch.Tensor
-    ) -> Iterator[None]:
-        """Inside, forwards of these rows by the policy follow their routing."""
-        routing_BWLK = self.routing_BWLK
-        if routing_BWLK is None or not self.is_followed_by(model, reference):
-            yield
+        self,
+        model: nn.Module,
+        reference: nn.Module | None,
+        mask_BW: torch.Tensor,
+        routing_BWLK: torch.Tensor | None,
+    ) -> Iterator[bool]:
+        """Inside, forwards of these rows by the policy follow their routing; gives whether they do for this model."""
+        if routing_BWLK is None or model is reference or not _is_policy(model):
+            yield False
             return
         replay = Replay(model, routing_BWLK, mask_BW)
         with replay.in_forwards():
-            yield
+            yield True
         if torch.is_grad_enabled():
             counts = torch.stack([replay.num_choices, replay.num_forced, replay.num_changed])
             self._replayed = counts if self._replayed is None else self._replayed + counts
 
-    @property
-    def has_news(self) -> bool:
-        """Something was replayed."""
-        return self._replayed is not None
-
-    def log(self, accelerator: Any, metrics: Metrics) -> None:
+    def log(self, trainer: Any) -> None:
         """At the last micro-step of a step whose rows brought a routing: one entry of each metric, over all processes."""
-        if self._replayed is not None and accelerator.sync_gradients:
-            choices, forced, changed = accelerator.reduce(self._replayed, reduction="sum").tolist()
+        if self._replayed is not None and trainer.accelerator.sync_gradients:
+            choices, forced, changed = trainer.accelerator.reduce(self._replayed, reduction="sum").tolist()
             self._replayed = None
+            metrics = trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
             metrics["router/replayed_share"].append(forced / max(choices, 1))
             metrics["router/replay_changed_share"].append(changed / max(forced, 1))
 

@@ -106,4 +106,4 @@ class ReplicaCallback(TrainerCallback):
             (self._trainer.last_verdict or {}).get("reason") if self._trainer.halted_at is not None else None
         )
         if end.kind == "halted" and end.reason != said:
-            self._trainer.halt_for(end.reason, end.replica)
+            self._trainer.guard_hook.halt_for(end.reason, end.replica)

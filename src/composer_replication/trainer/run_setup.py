@@ -94,12 +94,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 
 def trackers_of(named: str | Sequence[str]) -> list[str]:
-    """The trackers that a recipe names, each of which is installed.
-
-    Raises:
-        UsageError: another one (CR0211).
-        MissingError: its package is not installed (CR0101).
-    """
+    """The trackers that a recipe names, each of which is installed."""
     names = [named] if isinstance(named, str) else list(named)
     names = [name for name in names if name != "none"]
     for name in names:

@@ -35,11 +35,7 @@ def server_endpoint(args: Any) -> Endpoint:
 
 
 def load_weights(trainer: Any) -> None:
-    """Let vLLM have the trainer's weights of this step, as TRL does before it generates; nothing where it has them.
-
-    Raises:
-        MissingError: the server does not answer any more (CR0824).
-    """
+    """Let vLLM have the trainer's weights of this step, as TRL does before it generates; nothing where it has them."""
     step = trainer.state.global_step
     if trainer._last_loaded_step == step:  # noqa: SLF001  TRL's mark, which its own generation reads
         return

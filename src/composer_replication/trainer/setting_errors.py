@@ -49,9 +49,6 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
     """Compare each value with the type that TRL declares; ranges are left to TRL but for those in which it says nothing.
 
     The keys are known to be TRL's.
-
-    Raises:
-        UsageError: a value of another type, not finite, or one that would train something else (CR0211).
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
     from trl.trainer.grpo_config import GRPOConfig
@@ -89,9 +86,6 @@ def refusals(where: str = "[trl]") -> Iterator[None]:
 
     Args:
         where: the tables that they may speak of.
-
-    Raises:
-        UsageError: they refuse a setting (CR0211), or as raised inside.
     """
     try:
         yield
@@ -130,11 +124,7 @@ def refused(sentence: str, *, where: str = "[trl]") -> UsageError:
 
 
 def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
-    """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked.
-
-    Raises:
-        TrainerSettingError: CR0760.
-    """
+    """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked: CR0760."""
     if stops_rows and arguments.mask_truncated_completions:
         raise TrainerSettingError(
             "CR0760",
@@ -145,11 +135,7 @@ def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
 
 
 def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -> None:
-    """A data set that does not fill one generation trains not one step.
-
-    Raises:
-        TrainerSettingError: CR0760.
-    """
+    """A data set that does not fill one generation trains not one step: CR0760."""
     per_generation = arguments.generation_batch_size // num_generations
     if num_prompts < per_generation:
         raise TrainerSettingError(
@@ -162,11 +148,7 @@ def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -
 
 
 def refuse_split_groups(arguments: Any, num_generations: int, *, num_processes: int) -> None:
-    """Dynamic sampling replaces groups, each within one process.
-
-    Raises:
-        TrainerSettingError: CR0760.
-    """
+    """Dynamic sampling replaces groups, each within one process: CR0760."""
     num_rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
     if num_processes > 1 and num_rows % num_generations:
         raise TrainerSettingError(

@@ -121,7 +121,7 @@ def reference_run(folder: Path) -> dict[str, Any]:
     )
     trainer.train()
     kls = [row["kl"] for row in trainer.state.log_history if "kl" in row]
-    return {"kls": kls, "guard": guard.state_dict(), "path": trainer._kl_path.value}
+    return {"kls": kls, "guard": guard.state_dict(), "path": trainer.guard_hook.kl_path.value}
 
 
 def channels(folder: Path) -> dict[str, Any]:

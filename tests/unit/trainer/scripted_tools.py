@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.records import Completion
+from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
 from composer_replication.trainer.episode_rollouts import ModelSampler
 
@@ -33,6 +33,11 @@ class ScriptedSampler(ModelSampler):
             ids = ids[: each.max_new_tokens]
             answers.append(self.completion(ids, self.own_logps(prompt, ids, each.temperature)))
         return answers
+
+    def completion(self, ids: list[int], logps: list[float]) -> Completion:
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        reason = StopReason.FINISHED if ids[-1] in self.eos_token_ids else StopReason.LENGTH
+        return Completion(tuple(ids), text, reason, tuple(logps))
 
     def words(self, prompt: tuple[int, ...], seed: int) -> str:
         text = self.tokenizer.decode(prompt)

@@ -22,11 +22,11 @@ from composer_replication.rollouts.generations.episode_player import EpisodeSamp
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
-from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.tasks.canaries import make_canary
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts
-from composer_replication.trainer.checkpoints import newest_whole_checkpoint, read_state
+from composer_replication.trainer.checkpoints import STATE_NAME, newest_whole_checkpoint
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -115,7 +115,7 @@ def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
     folder, _, _ = halted
     checkpoint = newest_whole_checkpoint(folder.checkpoints)
     assert checkpoint is not None
-    state = read_state(checkpoint)
+    state = read_json(checkpoint / STATE_NAME)
     assert state["last_verdict"]["fire"] and state["guard"] is not None
     assert state["stateful"]["heldout_evaluator"]["evaluation"]["evaluation_idx"] == 2
     folder.summary.unlink()  # as if it had been killed just after the checkpoint

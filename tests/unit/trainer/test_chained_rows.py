@@ -16,11 +16,11 @@ from composer_replication.errors import InputError
 from composer_replication.records import Rollout
 from composer_replication.trainer.batch_records import rollouts_of, sibling_tensors
 from composer_replication.trainer.chained_rows import (
-    SEGMENT_STARTS,
     CheckedRollouts,
     one_conversation_rows,
     starts_tensor,
 )
+from composer_replication.trainer.generation import SEGMENT_STARTS, Generation
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion
 PAD = 0
@@ -131,7 +131,7 @@ def test_values_and_gradients_are_those_of_the_conversations_alone(
             expected = expected + (logps * weights[row, column : column + len(answer)]).sum()
             column += len(answer)
     expected.backward()
-    with trainer.chained_rows.scored_as(batch[SEGMENT_STARTS]):
+    with trainer._scoring(Generation.of_batch(batch)):
         logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, mask, num_columns, batch_size=3, compute_entropy=True
         )
@@ -157,7 +157,7 @@ def test_without_chains_nothing_is_done(tmp_path: Path) -> None:
     batch = batch_of([[([5, 6], [7, 8])], [([5, 6], [9])]])
     ids, mask, num_columns = whole_rows(batch)
     plain = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
-    with trainer.chained_rows.scored_as(batch[SEGMENT_STARTS]):
+    with trainer._scoring(Generation.of_batch(batch)):
         same = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
     assert torch.equal(plain, same)
 

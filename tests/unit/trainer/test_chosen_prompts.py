@@ -180,7 +180,7 @@ def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: 
         run_folder=RunFolder(tmp_path / "run"),
     )
     trainer.train()
-    assert trainer.num_groups_replaced > 0
+    assert trainer.policy_terms.num_groups_replaced > 0
     curriculum.chosen_rows(1)  # the last generation is counted now
     for task_id, standing in curriculum.standings.items():
         assert standing.evidence.passed + standing.evidence.failed == pytest.approx(graded[task_id], rel=1e-6)

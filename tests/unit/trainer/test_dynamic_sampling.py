@@ -176,7 +176,7 @@ def test_dull_groups_are_replaced_counted_and_logged(make_trainer: MakeTrainer, 
     # The logged reward and share are those of the prompts that nobody chose: (1 + 1 + 1.5 + 1.5) / 4 and 2 of 4.
     assert [line["reward"] for line in lines] == [1.25, 1.25]
     assert [line["frac_reward_zero_std"] for line in lines] == [0.5, 0.5]
-    assert trainer.num_groups_replaced == 4
+    assert trainer.policy_terms.num_groups_replaced == 4
     assert all("twice" in prompt or "first" in prompt for prompt in source.dull)
     assert source.num_given == 6
 
@@ -239,7 +239,7 @@ def test_a_resumed_run_draws_the_same_prompts(
         return trainer
 
     whole = run("whole")
-    assert whole.num_groups_replaced > 2
+    assert whole.policy_terms.num_groups_replaced > 2
     checkpoint = tmp_path / "whole" / "checkpoint-2"
     assert read_json(checkpoint / STATE_NAME)["prompt_source"] is not None
     resumed_folder = tmp_path / "resumed" / "checkpoint-2"
@@ -247,12 +247,12 @@ def test_a_resumed_run_draws_the_same_prompts(
     resumed = run("resumed", resume_from_checkpoint=str(resumed_folder))
     assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
     assert resumed.prompt_source.state_dict() == whole.prompt_source.state_dict()
-    assert resumed.num_groups_replaced == whole.num_groups_replaced
+    assert resumed.policy_terms.num_groups_replaced == whole.policy_terms.num_groups_replaced
 
 
 def test_a_stream_needs_a_source(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(policy_options=SAMPLING)
     trainer.train_dataset = iter(())
     with pytest.raises(TrainerSettingError) as caught:
-        trainer._check_policy_settings()
+        trainer.policy_terms.check_settings()
     assert caught.value.code == "CR0760"

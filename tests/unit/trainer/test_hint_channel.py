@@ -149,11 +149,10 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
 def test_turns_travel_with_their_row_through_shuffle_and_split(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen"))
     trainer.channels.hints.turns_of_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
-    found: dict[int, list[list[int]]] = {}
+    found: dict[int, list[HintedTurn]] = {}
     for part in split_tensor_dict(shuffle_sequence_dict({TURN_ROW: torch.arange(4)}), 4):
-        rows = trainer.channels.hints._sampled_part(part)
-        found[int(part[TURN_ROW])] = [] if rows is None else rows.student.completion_ids_NT.tolist()
-    assert found == {0: [[40, 41, 42]], 1: [], 2: [[50, 51, 52, 53], [60, 0, 0, 0]], 3: []}
+        found[int(part[TURN_ROW])] = trainer.channels.hints.turns_in(part)
+    assert found == {0: [TURNS[0]], 1: [], 2: [TURNS[1], TURNS[2]], 3: []}
 
 
 @pytest.mark.parametrize("teacher", ["ema", "lora-off"])
@@ -305,16 +304,14 @@ def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[
         policy_options=PolicyOptions(dynamic_sampling_rounds=1),
         reward=lambda completions, **columns: next(answers),
     )
-    trainer._check_policy_settings()
+    trainer.policy_terms.check_settings()
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
     output = trainer._generate_and_score_completions(batch)
-    assert trainer.num_groups_replaced == 1
+    assert trainer.policy_terms.num_groups_replaced == 1
     assert [rollout.reward for rollout in source.seen] == [1.0, 0.0, 1.0, 0.0]
     assert {rollout.task_id for rollout in source.seen} == {batch[0]["prompt"]}
     assert [bool(turns) for turns in trainer.channels.hints.turns_of_row] == [False, True, False, True]
-    found = trainer.channels.hints._sampled_part(output)
-    assert found is not None
-    for turn, row in zip(found.student.completion_ids_NT, (1, 3), strict=True):
+    for turn, row in zip(trainer.channels.hints.turns_in(output), (1, 3), strict=True):
         kept = output["completion_ids"][row][output["completion_mask"][row].bool()]
-        assert turn[: len(kept)].tolist() == kept.tolist()
+        assert turn.completion_ids == tuple(kept.tolist())

@@ -185,8 +185,10 @@ def test_the_overlong_punishment_scores_no_row_that_nobody_scored(
             **UNSCALED,
         )
         trainer.model.train()
-        dull, judge = [], trainer._dull_groups
-        trainer._dull_groups = lambda judge=judge, dull=dull: dull.append(judge()) or dull[-1]
+        terms, dull = trainer.policy_terms, []
+        terms.dull_groups = lambda known, judge=terms.dull_groups, dull=dull: (
+            dull.append(judge(known)) or dull[-1]
+        )
         output = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
         assert output["row_reward"].isnan().tolist() == [True, False, False, False]
         assert trainer._metrics["train"]["reward"] == pytest.approx([sum(filter(None, rewards)) / 3])
@@ -220,7 +222,7 @@ def test_the_guard_reads_the_kl_that_is_in_the_reward(make_trainer: MakeTrainer,
         **UNSCALED,
     )
     trainer.train()
-    assert trainer._kl_path is KlPath.LOGGED
+    assert trainer.guard_hook.kl_path is KlPath.LOGGED
     assert trainer.kl_path_off_reason is None
     kls = [line["kl"] for line in read_jsonl(trainer.run_folder.metrics)]
     assert kls[0] == pytest.approx(0.0, abs=1e-6)  # the adapter is zero before the first step

@@ -21,13 +21,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 from tiny_architectures import tiny_model
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.chained_rows import SEGMENT_STARTS, CheckedRollouts
-from composer_replication.trainer.policy_terms import merge_rows
-from composer_replication.trainer.preset_settings import PolicyOptions
-from composer_replication.trainer.router_replay import (
+from composer_replication.trainer.chained_rows import CheckedRollouts
+from composer_replication.trainer.generation import (
     COMPLETION_PART,
     PROMPT_PART,
     ROUTED_EXPERTS,
+    SEGMENT_STARTS,
+    Generation,
+)
+from composer_replication.trainer.policy_terms import merge_rows
+from composer_replication.trainer.preset_settings import PolicyOptions
+from composer_replication.trainer.router_replay import (
     UNKNOWN,
     Routers,
     laid_out,
@@ -367,7 +371,7 @@ def test_which_forwards_are_replayed(make_trainer: MakeTrainer, lora_adapter: bo
 
     def score(model: Any, routing: Any) -> Any:
         batch = {} if routing is None else {PROMPT_PART: routing[:, :2], COMPLETION_PART: routing[:, 2:]}
-        with torch.no_grad(), trainer.router_replay.scored_as(batch):
+        with torch.no_grad(), trainer._scoring(Generation.of_batch(batch)):
             return trainer._get_per_token_logps_and_entropies(model, ids, mask, 3)[0]
 
     _, elsewhere = routed_elsewhere(trainer.accelerator.unwrap_model(trainer.model), [5, 6], [7, 8, 9])
@@ -389,7 +393,7 @@ def test_evaluation_is_not_replayed(make_trainer: MakeTrainer) -> None:
     trainer.model.eval()
     output = {"completion_ids": [[6]], ROUTED_EXPERTS: ["this is not looked at"]}
     CheckedRollouts(lambda prompts, trainer: output)([], trainer)
-    assert trainer.router_replay.routing_BWLK is None
+    assert trainer.generation.routing_BWLK is None
 
 
 def test_a_run_without_the_column_makes_no_replay(

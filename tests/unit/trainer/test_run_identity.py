@@ -62,21 +62,6 @@ def test_a_checkpoint_of_another_model_is_refused_though_no_recipe_is_known(
     assert caught.value.code == "CR0884"
 
 
-def test_a_checkpoint_of_an_older_version_is_taken_and_told(
-    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, checkpoint = saved(make_trainer, "")
-    state = json.loads((checkpoint / STATE_NAME).read_text())
-    del state["run"]
-    (checkpoint / STATE_NAME).write_text(json.dumps(state))
-    write_manifest(checkpoint)
-    trainer = make_trainer(max_steps=2, run_identity="mine", **SAVING)
-    trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert trainer.state.global_step == 2
-    assert "does not say which run it is of" in caplog.text
-    refuse_foreign_checkpoints(checkpoint.parent, "mine")
-
-
 def checkpoint_of(folder: Path, step: int, recipe: str) -> Path:
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)

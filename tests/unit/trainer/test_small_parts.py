@@ -266,18 +266,6 @@ def test_the_overrides_keep_the_parameter_names(name: str) -> None:
     assert len(own) >= 1
 
 
-def test_no_mixin_hides_behind_a_name_of_trl() -> None:
-    """A mixin comes after GRPOTrainer, so its method of a TRL name would never run."""
-    mixins = [
-        kind
-        for kind in ComposerReplicationTrainer.__mro__[1:]
-        if kind.__module__.startswith("composer_replication")
-    ]
-    assert mixins
-    names = {name for kind in mixins for name, value in vars(kind).items() if inspect.isfunction(value)}
-    assert {name for name in names if hasattr(GRPOTrainer, name)} == set()
-
-
 # ---- callbacks and processes
 
 

@@ -281,8 +281,9 @@ def test_the_guard_is_asked_before_the_forward_and_its_kl_is_taken_only_with_a_r
     )
     of_trl = GRPOTrainer._compute_loss
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *rest: (events.append("loss"), of_trl(*rest))[1])
-    initial = trainer._as_initial_policy
-    monkeypatch.setattr(trainer, "_as_initial_policy", lambda: (events.append("initial"), initial())[1])
+    hook = trainer.guard_hook
+    initial = hook.as_initial_policy
+    monkeypatch.setattr(hook, "as_initial_policy", lambda: (events.append("initial"), initial())[1])
     trainer.train()
     assert events == ["evaluation", "initial", "loss", "evaluation", "loss"] * 2
 

@@ -1,0 +1,63 @@
+"""What one generation knows of its rows, and under which names it travels with them through TRL's shuffle and split.
+
+TRL shuffles and splits every tensor of a batch along its first dimension, so what a row needs later is a tensor whose first
+dimension is the row.
+
+Letters: B rows of this process, N of all processes, F reward functions, S later conversations of a row, W columns of prompt
+and completion, L routers, K experts a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SEGMENT_STARTS = "segment_starts"
+"""Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
+ROUTED_EXPERTS = "routed_experts"
+"""Under this name a rollout function returns, for each row, an array (tokens, layers, K) of expert numbers, or None."""
+PROMPT_PART, COMPLETION_PART = f"prompt_{ROUTED_EXPERTS}", f"completion_{ROUTED_EXPERTS}"
+"""Two columns of the batch, so that prompts stay padded on the left where rows of two generations are merged."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """One generation, or the part of it that a micro-batch carries.
+
+    Attributes:
+        rows: of the training data; a ``rollout_func`` that needs more of them than their prompts reads them here.
+        sampled_ids: of each row, before TRL empties any mask.
+        sampled_masks: 0 for what a tool said; None where there are no tools.
+        rewards_NF: NaN where a function gave none; None before they are known.
+        efforts_N: the weighted price of effort, where there is one.
+        starts_BS: completion columns at which later conversations begin, filled up with 0; None for no chains.
+        routing_BWLK: the experts that sampled each token, -1 where they are not known; None where nothing is.
+    """
+
+    rows: Sequence[Mapping[str, Any]] = ()
+    sampled_ids: Sequence[Sequence[int]] = ()
+    sampled_masks: Sequence[Sequence[int]] | None = None
+    rewards_NF: torch.Tensor | None = None
+    efforts_N: torch.Tensor | None = None
+    starts_BS: torch.Tensor | None = None
+    routing_BWLK: torch.Tensor | None = None
+
+    @classmethod
+    def of_batch(cls, batch: Mapping[str, Any]) -> Generation:
+        """What a batch carries of the one that it is of."""
+        routing_BWLK = None
+        if batch.get(PROMPT_PART) is not None:
+            routing_BWLK = torch.cat([batch[PROMPT_PART], batch[COMPLETION_PART]], dim=1)
+        return cls(starts_BS=batch.get(SEGMENT_STARTS), routing_BWLK=routing_BWLK)
+
+    def travel_with(self, batch: dict[str, Any]) -> None:
+        """Put beside TRL's tensors what ``of_batch`` finds again."""
+        if self.starts_BS is not None:
+            batch[SEGMENT_STARTS] = self.starts_BS
+        if self.routing_BWLK is not None:
+            num_prompt = batch["prompt_ids"].size(1)
+            batch[PROMPT_PART] = self.routing_BWLK[:, :num_prompt]
+            batch[COMPLETION_PART] = self.routing_BWLK[:, num_prompt:]

@@ -39,21 +39,6 @@ _OPTIONAL = ("vllm", "git", "make", "gpu")
 """Checks that may fail; and one backend may, where the one that a run takes holds."""
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        parents=[common],
-        help="what this machine has and what it lacks",
-        description="Check this machine: Python, memory, disk, packages, and every sandbox backend by trying to "
-        "break out of it. Exit code 3 when something that the quick start needs is missing, or the server does not fit.",
-    )
-    parser.add_argument(
-        "--endpoint", metavar="URL", help="ask this sampling server, too: version, model, settings"
-    )
-    parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
-    parser.set_defaults(run="composer_replication.cli.doctor_verb:run")
-
-
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
     if args.endpoint_key_env and not args.endpoint:

@@ -6,28 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_set_flag, refuse_unwritable
+from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.cli.task_division import RunTasks
     from composer_replication.config import RunConfig
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "export-verl",
-        parents=[common],
-        help="what verl needs to train on a recipe's tasks",
-        description="Build the recipe's tasks and write their rows as Parquet, our agent loop, the recipe and run.sh, "
-        "which starts verl.trainer.main_ppo with our advantage, loss, reward and guard. docs/verl.md says what verl "
-        "cannot carry.",
-    )
-    parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    add_set_flag(parser)
-    parser.set_defaults(run="composer_replication.cli.export_verl_verb:run")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:

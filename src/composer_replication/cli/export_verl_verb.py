@@ -80,8 +80,7 @@ def _not_carried(config: RunConfig) -> list[str]:
 
 
 def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
-    from composer_replication.cli.agent_assembly import open_player
-    from composer_replication.cli.assembly import open_grader
+    from composer_replication.cli.assembly import open_grader, open_player
     from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
     from composer_replication.rollouts.environment.feature_deletion_env import first_message
     from composer_replication.rollouts.tools.toolbox import TOOLS

@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
 
 def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
     more = row[-1] if isinstance(row[-1], dict) else {}
-    usage, text, kind, default, *_ = (*(part for part in row if part is not more), None, None)
+    parts: list[Any] = [*(part for part in row if part is not more), None, None]
+    usage, text, kind, default = parts[:4]
     name, _, metavar = usage.partition(" ")
     options: dict[str, Any] = {"help": text}
     if isinstance(kind, list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,32 +21,16 @@ from composer_replication.cli.terminal import Report, progress_bar, visible
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
-    from composer_replication.cli.task_division import SplitItem
     from composer_replication.model_endpoint import Endpoint
     from composer_replication.tasks.store import TaskStore
 
 _NOT_PASSED = 4
 """Exit code of a store with a task that does not pass a gate, or with a leak."""
-_GRANULARITIES = ("function", "class", "module", "feature")
-_REMOVALS = ("body", "whole")
-_ALL = "all"
 
 Result = dict[str, object]
 
 
 # --------------------------------------------------------------------------- build and import
-
-
-def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Those flags as ``build_tasks`` and ``import_swebench`` take them."""
-    return {
-        "seed": args.seed,
-        "jobs": args.jobs,
-        "hidden_share": args.hidden_share,
-        "with_truth": not args.visible_only,
-        "suite_seconds": args.suite_seconds,
-        "backend": args.backend,
-    }
 
 
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
@@ -69,8 +53,8 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             args.sources,
             args.out,
             symbols={args.sources[0]: args.symbol} if args.symbol else None,
-            granularities=_chosen(args.granularity, _GRANULARITIES),
-            removals=_chosen(args.removal, _REMOVALS),
+            granularities=_chosen(args.granularity, "function", "class", "module", "feature"),
+            removals=_chosen(args.removal, "body", "whole"),
             max_tasks=args.max_tasks,
             ray_address=args.ray,
             progress=report,
@@ -83,10 +67,18 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     return finish_build(summary, more, quiet=args.quiet)
 
 
-def _chosen(given: list[str] | None, choices: tuple[str, ...]) -> tuple[Any, ...]:
+def _chosen(given: list[str], *choices: str) -> tuple[Any, ...]:
     """The values of a repeated flag, in the order of its choices; the first where it is not given."""
     wanted = given or [choices[0]]
-    return tuple(choice for choice in choices if choice in wanted or _ALL in wanted)
+    return tuple(choice for choice in choices if choice in wanted or "all" in wanted)
+
+
+def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What ``build_tasks`` and ``import_swebench`` both take."""
+    same = {
+        name: getattr(args, name) for name in ("seed", "jobs", "hidden_share", "suite_seconds", "backend")
+    }
+    return same | {"with_truth": not args.visible_only}
 
 
 def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
@@ -106,12 +98,8 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
 
     with RunFolder(folder).locked():
         store = TaskStore.open(folder)
-        counts = write_instructions(store, store.task_ids(), endpoint, progress=report)
-        return {
-            "instructions": dict(sorted(counts.items())),
-            "bytes": store.num_bytes(),
-            "fingerprint": store.fingerprint,
-        }
+        counts = dict(sorted(write_instructions(store, store.task_ids(), endpoint, progress=report).items()))
+        return {"instructions": counts, "bytes": store.num_bytes(), "fingerprint": store.fingerprint}
 
 
 def run_import(args: argparse.Namespace) -> tuple[Result, int]:
@@ -141,14 +129,8 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     chosen_backend(args)
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
-        summary = validate_store(
-            args.folder,
-            repeat=args.repeat,
-            jobs=args.jobs,
-            resume=args.resume,
-            backend=args.backend,
-            progress=report,
-        )
+        settings = {name: getattr(args, name) for name in ("repeat", "jobs", "resume", "backend")}
+        summary = validate_store(args.folder, progress=report, **settings)
     failed = [{"task_id": row.task_id, "gate": row.gate, "detail": row.detail} for row in summary.failed]
     result: Result = {
         "tasks": summary.tasks,
@@ -166,9 +148,9 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
 def render_validate(result: dict[str, Any]) -> str:
     """One line for each failure, how many tasks have no truth beyond their reward, and the count."""
     lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
-    if result["without_truth"]:
+    if without := len(result["without_truth"]):
         lines.append(
-            f"{len(result['without_truth'])} of {result['tasks']} tasks have neither hidden tests nor recorded behaviour: "
+            f"{without} of {result['tasks']} tasks have neither hidden tests nor recorded behaviour: "
             "they can be trained on, not held out"
         )
     lines += [*isolation_lines(result), f"{result['passed']} of {result['tasks']} tasks pass all gates"]
@@ -189,11 +171,10 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
+    leaks = [{"task_id": one.task_id, "channel": one.channel, "path": one.path} for one in summary.leaks]
     result: Result = {
         "tasks": summary.tasks,
-        "leaks": [
-            {"task_id": one.task_id, "channel": one.channel, "path": one.path} for one in summary.leaks
-        ],
+        "leaks": leaks,
         "without_distinctive_lines": list(summary.without_distinctive_lines),
         "files_searched": summary.files_searched,
         "not_searched": list(summary.not_searched),
@@ -205,15 +186,15 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
 
 def render_leakscan(result: dict[str, Any]) -> str:
     """One line for each leak and each question without answer, what could not be searched, and the counts."""
+    blind = "no distinctive line, searched by code objects only"
     lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
     lines += [f"CHECK FAILED {what}" for what in result["failed_checks"]]
     lines += [f"not searched: {path}" for path in result["not_searched"]]
-    for task_id in result["without_distinctive_lines"]:
-        lines.append(f"no distinctive line, searched by code objects only: {task_id}")
-    counts = f"{len(result['leaks'])} leaks in {result['tasks']} tasks"
-    return "\n".join(
-        [*lines, *isolation_lines(result), f"{counts}, {result['files_searched']} files searched"]
+    lines += [f"{blind}: {task_id}" for task_id in result["without_distinctive_lines"]]
+    counts = (
+        f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
     )
+    return "\n".join([*lines, *isolation_lines(result), counts])
 
 
 # --------------------------------------------------------------------------- export
@@ -225,6 +206,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
     """
+    from composer_replication.tasks.build_summary import restricted_licences
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
@@ -242,7 +224,10 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
     warn_unfinished(args.folder, quiet=args.quiet)
     written = _write_set(store, args) if is_set else _write_tree(store, args)
-    return {**written, "restricted_licences": _say_restricted(store, task_ids)}, 0
+    records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
+    restricted = restricted_licences({record.repository: record.licence for record in records})
+    sys.stderr.writelines(f"{visible(line)}\n" for line in licence_lines(restricted))
+    return {**written, "restricted_licences": restricted}, 0
 
 
 def render_export(result: dict[str, Any]) -> str:
@@ -268,23 +253,10 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
         if args.format == "harbor":
             tasks = write_harbor_tasks(store, args.out, progress=report)
         else:
-            as_parquet = args.format == "parquet"
-            tasks = write_instances(
-                store, args.out, with_golden=args.golden, as_parquet=as_parquet, progress=report
-            )
+            shape = {"with_golden": args.golden, "as_parquet": args.format == "parquet"}
+            tasks = write_instances(store, args.out, progress=report, **shape)
     sizes = [path.stat().st_size for path in (args.out, *args.out.rglob("*")) if path.is_file()]
     return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": sum(sizes)}
-
-
-def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
-    """Print what the build says of the licences of these tasks' repositories, and return it."""
-    from composer_replication.tasks.build_summary import restricted_licences
-
-    slugs = sorted({store.record(task_id).repository_record for task_id in task_ids})
-    records = [store.repository(slug) for slug in slugs]
-    restricted = restricted_licences({record.repository: record.licence for record in records})
-    sys.stderr.writelines(f"{visible(line)}\n" for line in licence_lines(restricted))
-    return restricted
 
 
 # --------------------------------------------------------------------------- split
@@ -292,7 +264,7 @@ def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder."""
-    from composer_replication.cli.task_division import FILE_NAME, split_items
+    from composer_replication.cli.task_division import FILE_NAME, SplitItem, split_items
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore
@@ -300,20 +272,19 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=args.quiet)
     tasks = store.tasks()
+
+    def told(report: Report | None) -> Iterator[SplitItem]:
+        """Each is told when it was compared, which is when the next one is asked for."""
+        for done, item in enumerate(split_items(store, tasks), start=1):
+            yield item
+            if report is not None:
+                report(done, len(tasks), "comparing tasks")
+
     with progress_bar(quiet=args.quiet) as report:
-        items = _told(split_items(store, tasks), len(tasks), report)
-        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed)
+        split = HeldoutSplit.split(told(report), args.heldout_fraction, args.seed)
     write_json(store.root / FILE_NAME, split.state_dict())
     result: Result = {"train": list(split.train_ids), "heldout": list(split.heldout_ids)}
     return result | {"fingerprint": split.fingerprint}, 0
-
-
-def _told(items: Iterable[SplitItem], total: int, report: Report | None) -> Iterator[SplitItem]:
-    """The items; ``report`` is told when each was compared, which is when the next one is asked for."""
-    for done, item in enumerate(items, start=1):
-        yield item
-        if report is not None:
-            report(done, total, "comparing tasks")
 
 
 def render_split(result: dict[str, Any]) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli import assembly
-from composer_replication.cli.agent_assembly import checks_of, open_actors
-from composer_replication.cli.assembly import identity_table, recipe_sha256
+from composer_replication.cli.assembly import identity_table, open_actors, recipe_sha256
 from composer_replication.cli.cluster import launched_rank
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.replicas_verb import Replica, identity_of, open_replica
@@ -145,14 +144,12 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
 def _keep_split(run: _Run) -> None:
     """Into the run folder; a resumed run must have the same one."""
     split, path = run.tasks.split, run.folder.root / "split.json"
-    if split is None:
-        return
-    if path.is_file():
+    if split is not None and path.is_file():
         from composer_replication.trainer.guard import refuse_foreign_split
 
-        found = str(read_json(path).get("fingerprint"))
-        refuse_foreign_split(found, split.fingerprint, where=str(path))
-    write_json(path, split.state_dict())
+        refuse_foreign_split(str(read_json(path).get("fingerprint")), split.fingerprint, where=str(path))
+    if split is not None:
+        write_json(path, split.state_dict())
 
 
 def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
@@ -208,11 +205,11 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,
-            checks=checks_of(config),
+            checks=assembly.checks_of(config),
             is_finished=None if _is_chat(config) else is_finished,
             run_folder=folder,
             stateful={"heldout_evaluator": run.evaluator} if run.evaluator else {},
-            split_fingerprint=tasks.split.fingerprint if tasks.split else "",
+            split_fingerprint=tasks.split_fingerprint,
             run_identity=recipe_sha256(config),
         )
     if replica is not None:
@@ -290,29 +287,26 @@ def _measure_once(run: _Run, when: str) -> dict[str, Any] | None:
 def _measured(run: _Run, when: str) -> dict[str, Any]:
     section, rates = run.config.heldout, {}
     assert section is not None
-    for n, (side, tasks) in enumerate([("train", run.tasks.train), ("heldout", run.tasks.heldout)]):
-        seed = derive_seed(run.config.seed, when, n)
-        of_trained = section.before_and_after_trained_samples if side == "train" else None
-        num_samples = of_trained or section.before_and_after_samples
-        with (
-            progress_bar(quiet=run.quiet) as report,
-            run.sampler.reporting(report, f"{when}, {side} tasks"),
-        ):
-            results, dropped = run.sampler.sample(
-                tasks, num_samples=num_samples, seed=seed, name=f"{when}-{side}"
-            )
+    num_samples = section.before_and_after_samples
+    sides = {
+        "train": (run.tasks.train, section.before_and_after_trained_samples or num_samples),
+        "heldout": (run.tasks.heldout, num_samples),
+    }
+    for n, (side, (tasks, num)) in enumerate(sides.items()):
+        seed, label = derive_seed(run.config.seed, when, n), f"{when}, {side} tasks"
+        with progress_bar(quiet=run.quiet) as report, run.sampler.reporting(report, label):
+            results, dropped = run.sampler.sample(tasks, num_samples=num, seed=seed, name=f"{when}-{side}")
         rates[side] = rates_of(results, dropped=dropped)
     return rates
 
 
 def rates_of(results: Sequence[TaskResult], *, dropped: int) -> dict[str, Any]:
     """Pass rates as a run keeps them: pooled with intervals, and under ``by_task`` the counts of each task."""
-    rates = asdict(summarise(results, infrastructure_failures=dropped))
-    rates["by_task"] = {
+    counts = {
         r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)}
         for r in results
     }
-    return rates
+    return asdict(summarise(results, infrastructure_failures=dropped)) | {"by_task": counts}
 
 
 def _summary(
@@ -325,15 +319,16 @@ def _summary(
 ) -> dict[str, Any]:
     from composer_replication.trainer.model_modes import parameter_sha256
 
-    metrics = read_jsonl(run.folder.metrics)
-    rewards = [row["reward"] for row in metrics if row.get("reward") is not None]
-    verdicts = read_jsonl(run.folder.verdicts)
-    scores = [row["heldout/score"] for row in metrics if row.get("heldout/score") is not None]
+    metrics, verdicts = read_jsonl(run.folder.metrics), read_jsonl(run.folder.verdicts)
+    rewards, scores = (
+        [row[key] for row in metrics if row.get(key) is not None] for key in ("reward", "heldout/score")
+    )
+    step = int(run.trainer.state.global_step)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "run": str(run.folder.root),
-        "global_step": int(run.trainer.state.global_step),
-        "steps": int(run.trainer.state.global_step),
+        "global_step": step,
+        "steps": step,
         "reward_first": _mean(rewards[:NUM_ENDS]),
         "reward_last": _mean(rewards[-NUM_ENDS:]),
         "heldout_first": scores[0] if scores else None,

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
     out = args.out.resolve()
     if out.exists() and any(out.iterdir()):
-        raise UsageError("CR0207", "the folder is not empty.", where=str(out), fix="choose another --out.")
+        raise UsageError("CR0231", "the folder is not empty.", where=str(out), fix="choose another --out.")
     problem = _problem(config)
     if problem:
         raise UsageError(

@@ -399,7 +399,7 @@ def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
     problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
     if folder.recipe.is_file():
         problem, fix = "the run folder is not empty.", f"the same command with --resume goes on; or {fix}"
-    raise UsageError("CR0207", problem, where=str(folder.root), fix=fix)
+    raise UsageError("CR0231", problem, where=str(folder.root), fix=fix)
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:

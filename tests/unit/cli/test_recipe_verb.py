@@ -117,7 +117,7 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
         ("CR0810", store, ["--model", "tiny-random", "--prompt-style", "chat", "--out", out]),
         ("CR0204", store, ["--model", "package:llm", "--out", out]),
         ("CR0204", store, ["--model", "tiny-random", "--seed", "-1", "--out", out]),
-        ("CR0410", tmp_path, ["--model", "tiny-random", "--out", out]),
+        ("CR0411", tmp_path, ["--model", "tiny-random", "--out", out]),
         ("CR0209", store, ["--model", "tiny-random", "--out", str(tmp_path / "file" / "run.toml")]),
     ]
     for expected, folder, words in wrong:

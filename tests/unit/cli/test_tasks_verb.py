@@ -334,7 +334,7 @@ def test_nothing_valid_is_6_with_reasons_and_a_summary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["show", "stats", "validate"])
 def test_no_store_is_4(tmp_path: Path, verb: str) -> None:
-    with pytest.raises(InputError, match="CR0410") as caught:
+    with pytest.raises(InputError, match="CR0411") as caught:
         call(verb, str(tmp_path))
     assert caught.value.exit_code == 4
 
@@ -387,7 +387,7 @@ def test_leakscan(
 def test_leakscan_of_no_store(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         call("leakscan", str(tmp_path), "--quiet")
-    assert caught.value.code == "CR0410"
+    assert caught.value.code == "CR0411"
 
 
 @pytest.mark.parametrize(

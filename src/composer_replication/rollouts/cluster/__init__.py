@@ -39,7 +39,7 @@ def open_cluster(
         ImportError: ray is not installed (the extra ``ray``).
         UsageError: no such form of address, or this program has joined a cluster already (CR0490).
         MissingError: nothing answers there (CR0490); another version of Ray or Python (CR0490); a node cannot be used (CR0491); an
-            actor was not placed in time (CR0864).
+            actor was not placed in time (CR0490).
         InputError: a file of the store cannot be read (CR0411).
     """
     with impatient_ray():

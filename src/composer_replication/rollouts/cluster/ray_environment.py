@@ -58,7 +58,7 @@ class RayEnvironment:
 
         Raises:
             InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
-            SandboxFailure: the sandbox cannot be opened, the actor died (CR0491), or none was free in time (CR0864).
+            SandboxFailure: the sandbox cannot be opened, the actor died (CR0491), or none was free in time (CR0490).
             MissingError: the node cannot be used (CR0491), the cluster is gone (CR0491).
         """
         self.close()

@@ -50,7 +50,7 @@ class RayGrader(Grader):
         """Run one request on some node, whatever was seen before.
 
         Raises:
-            SandboxFailure: the sandbox broke, the actor died (CR0491), or none was free in time (CR0864).
+            SandboxFailure: the sandbox broke, the actor died (CR0491), or none was free in time (CR0490).
             MissingError: as the class.
         """
         score: Score = self._ask("grade_request", request)

@@ -57,7 +57,7 @@ class RolloutCluster:
     gradings that a sandbox or Ray failed, lost ones included).
 
     Raises:
-        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491), or it placed no actor in time (CR0864).
+        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491), or it placed no actor in time (CR0490).
         InputError: a file of the store cannot be read (CR0411).
     """
 
@@ -81,7 +81,7 @@ class RolloutCluster:
 
         Raises:
             MissingError: a node cannot be used (CR0491), the cluster is gone (CR0491).
-            SandboxFailure: none was free in time (CR0864), or the cluster is closed (CR0302).
+            SandboxFailure: none was free in time (CR0490), or the cluster is closed (CR0302).
         """
         ends = time.monotonic() + self.options.waiting_seconds
         while True:
@@ -120,7 +120,7 @@ class RolloutCluster:
         """Wait until so many actors are ready at the same time.
 
         Raises:
-            MissingError: as ``lease``; one was not placed in time (CR0864).
+            MissingError: as ``lease``; one was not placed in time (CR0490).
         """
         leased: list[Any] = []
         try:
@@ -245,7 +245,7 @@ class RolloutCluster:
         shares = {"num_cpus": options.num_cpus, **options.resources}
         asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
         return SandboxFailure(
-            "CR0864",
+            "CR0490",
             f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
             f"{options.num_actors}, and each asks for {asked}.",
             where="open_cluster",

@@ -76,7 +76,7 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             unknown: refused by name.
 
         Raises:
-            RuntimeError: an argument that is not known, or of a wrong type (CR0854); the store has no such task
+            RuntimeError: an argument that is not known, or of a wrong type (CR0722); the store has no such task
                 (CR0412), or it is damaged; the session has ended (CR0800).
         """
         self._require_open("reset")
@@ -227,7 +227,7 @@ def _refuse_unknown(seed: object, episode_id: object, task_id: object, unknown: 
     )
     if problem:
         raise UsageError(
-            "CR0854",
+            "CR0722",
             f"this reset cannot be done: {problem[:100]}.",
             where="reset",
             fix="give it task_id (text), seed (an integer) or episode_id (text), or nothing.",

@@ -223,13 +223,12 @@ def check_server(url: str, key_variable: str = "") -> Check:
 
 def check_loopback() -> Check:
     """A free port on the loopback address, for servers that a later verb starts."""
-    detail = "a loopback port can be opened"
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
     except OSError as error:
-        detail = f"no loopback port ({error}); only servers need one"
-    return Check("ports", True, detail)
+        return Check("ports", True, f"no loopback port ({error}); only servers need one")
+    return Check("ports", True, "a loopback port can be opened")
 
 
 def check_program(name: str) -> Check:
@@ -246,8 +245,9 @@ def check_gpu() -> Check:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        fix = "check the driver; the quick start needs no GPU"
-        return Check("gpu", False, f"nvidia-smi fails: {error}", fix)
+        return Check(
+            "gpu", False, f"nvidia-smi fails: {error}", "check the driver; the quick start needs no GPU"
+        )
     return Check("gpu", True, "; ".join(done.stdout.split("\n")).strip("; ") or "none found")
 
 
@@ -262,8 +262,7 @@ def _check_backend(name: str, backend: SandboxBackend) -> Check:
         guards = run_selftest(backend)
     except ComposerError as error:
         return Check(label, False, f"optional: {error.message}", error.fix)
-    broken = [guard for guard in guards if not guard.ok]
-    if broken:
-        detail = "; ".join(f"{guard.name}: {guard.detail}" for guard in broken)
-        return Check(label, False, f"optional: {detail}", f"composer-rl sandbox selftest --backend {name}")
+    if broken := [f"{guard.name}: {guard.detail}" for guard in guards if not guard.ok]:
+        fix = f"composer-rl sandbox selftest --backend {name}"
+        return Check(label, False, f"optional: {'; '.join(broken)}", fix)
     return Check(label, True, f"all {len(guards)} guards hold; {available.detail}")

@@ -115,7 +115,7 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
     """Tasks, parts, measure, train, measure, write."""
     from composer_replication.trainer.processes import wait_for_all
 
-    config, folder, started = run.config, run.folder, time.monotonic()
+    config, started = run.config, time.monotonic()
     wait_for_all()  # until the first process holds the folder
     run.tell("tasks: building and proving them in the sandbox")
     with progress_bar(quiet=run.quiet) as report:
@@ -123,8 +123,7 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
     tasks = divide_tasks(config, run.store, run.recipe_folder, run.tell)
     run.tasks = tasks if run.replica is None else run.replica.share_of(tasks, config.seed)
     run.tell(f"tasks: {len(run.tasks.train)} to train on, {len(run.tasks.heldout)} held out")
-    with ExitStack() as stack:
-        cluster = stack.enter_context(open_actors(config, run.store))
+    with open_actors(config, run.store) as cluster, ExitStack() as stack:
         if cluster is not None:
             run.tell(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
         _open_parts(run, cluster)
@@ -133,11 +132,10 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
         halted = _train(run)
         after = _measure_once(run, "after")
     summary = _summary(run, before, after, halted=halted, seconds=time.monotonic() - started)
-    saves = config.trainer.save_model and not halted
-    summary["model"] = _keep_model(run, summary) if saves else None
+    summary["model"] = _keep_model(run, summary) if config.trainer.save_model and not halted else None
     if launched_rank() == 0:
-        write_json(folder.summary, summary)
-        write_report(folder.root)
+        write_json(run.folder.summary, summary)
+        write_report(run.folder.root)
     return summary, HALTED_EXIT_CODE if halted else 0
 
 
@@ -231,11 +229,9 @@ def _load_model(config: RunConfig, arguments: Any, rows: Sequence[dict[str, Any]
     from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.run_setup import refuse_long_prompts
 
+    needs_reference = arguments.beta != 0.0
     model, tokenizer = load_model(
-        config.model,
-        seed=config.seed,
-        needs_chat_template=_is_chat(config),
-        needs_reference=arguments.beta != 0.0,
+        config.model, seed=config.seed, needs_chat_template=_is_chat(config), needs_reference=needs_reference
     )
     if config.agent is None:
         limit = arguments.vllm_max_model_length if arguments.use_vllm else None
@@ -317,23 +313,30 @@ def _summary(
     halted: bool,
     seconds: float,
 ) -> dict[str, Any]:
+    """What the verb prints; ``verdict`` is ``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA``."""
     from composer_replication.trainer.model_modes import parameter_sha256
 
     metrics, verdicts = read_jsonl(run.folder.metrics), read_jsonl(run.folder.verdicts)
     rewards, scores = (
         [row[key] for row in metrics if row.get(key) is not None] for key in ("reward", "heldout/score")
     )
+    verdict = str(getattr(getattr(run.trainer.heldout_guard, "last_status", None), "verdict", "clean"))
+    if run.config.guard is None:
+        verdict = "none"
+    elif halted:
+        verdict = "halted"
+    elif len(verdicts) < run.config.guard.min_steps:
+        verdict = "INSUFFICIENT_DATA"
     step = int(run.trainer.state.global_step)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "run": str(run.folder.root),
         "global_step": step,
         "steps": step,
-        "reward_first": _mean(rewards[:NUM_ENDS]),
-        "reward_last": _mean(rewards[-NUM_ENDS:]),
+        "reward_first": statistics.fmean(rewards[:NUM_ENDS]) if rewards else None,
+        "reward_last": statistics.fmean(rewards[-NUM_ENDS:]) if rewards else None,
         "heldout_first": scores[0] if scores else None,
         "heldout_last": scores[-1] if scores else None,
-        "verdict": _verdict(run, verdicts, halted=halted),
+        "verdict": verdict,
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
         "forgeries": int(sum(row.get("rollouts/forgeries") or 0 for row in metrics)),
         "missed_evaluations": run.evaluator.num_missed if run.evaluator else 0,
@@ -342,21 +345,9 @@ def _summary(
         "before": before,
         "after": after,
         "seconds": round(seconds, 1),
-        "peak_memory_bytes": peak,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "report": str(run.folder.report),
     }
-
-
-def _verdict(run: _Run, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
-    """``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA`` (too little was seen for a verdict)."""
-    if run.config.guard is None:
-        return "none"
-    if halted:
-        return "halted"
-    if len(verdicts) < run.config.guard.min_steps:
-        return "INSUFFICIENT_DATA"
-    status = getattr(run.trainer.heldout_guard, "last_status", None)
-    return str(getattr(status, "verdict", "clean"))
 
 
 def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
@@ -372,9 +363,8 @@ def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
     if weights_are_sharded(trainer.model):
         weights = gathered_weights(trainer)
         if weights is None:
-            run.tell(
-                f"model: its weights are spread over processes and {folder} is not written; take the newest checkpoint"
-            )
+            why = "its weights are spread over processes"
+            run.tell(f"model: {why} and {folder} is not written; take the newest checkpoint")
             return None
         trained = probe_logps(trainer.model, trainer.processing_class)
     if launched_rank():
@@ -429,11 +419,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _stored_summary(folder: RunFolder) -> tuple[dict[str, object], int]:
     summary: dict[str, object] = read_json(folder.summary)
-    summary.pop("schema_version")
+    del summary["schema_version"]
     if not folder.report.is_file():
         write_report(folder.root)
     return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
-
-
-def _mean(values: list[float]) -> float | None:
-    return statistics.fmean(values) if values else None

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -167,14 +167,12 @@ def _grading_seconds(config: RunConfig, store: TaskStore, tasks: RunTasks) -> fl
     """Wall seconds of one test run of a golden body."""
     from composer_replication.cli.assembly import open_grader
 
-    grader, task = open_grader(config, store), tasks.train[0]
-    try:
+    task = tasks.train[0]
+    with closing(open_grader(config, store)) as grader:
         store.environment(task)  # made now, if ever
         started = time.monotonic()
         grader.grade(task, store.golden_body(task))
         return time.monotonic() - started
-    finally:
-        grader.close()
 
 
 def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:

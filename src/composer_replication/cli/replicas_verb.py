@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from composer_replication.replicas.rounds import Rounds
     from composer_replication.run_folder import RunFolder
 
-_LIGHTHOUSE_PORT = 29510
 _CHILD_PATIENCE_SECONDS = 30.0
 
 
@@ -218,7 +217,7 @@ def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> d
         "version": __version__,
         "recipe": recipe_sha256(config),
         "tasks": store,
-        "split": tasks.split.fingerprint if tasks.split else "",
+        "split": tasks.split_fingerprint,
         "model": model,
     }
 
@@ -231,12 +230,8 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
     if options is None or options.num_replicas == 1 or number is None:
         yield None
         return
-    opened = _torchft_rounds if options.transport == "torchft" else _store_rounds
-    rounds = opened(options, number)
-    try:
+    with closing(_open_rounds(options, number)) as rounds:
         yield Replica(number, options, rounds)
-    finally:
-        rounds.close()
 
 
 def _check_number(options: ReplicasSection | None, number: int | None) -> None:
@@ -253,7 +248,17 @@ def _check_number(options: ReplicasSection | None, number: int | None) -> None:
         raise UsageError("CR0206", f"{problem}.", where="composer-rl train", fix=fix)
 
 
-def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
+def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
+    """The way to the others, tried once."""
+    rounds: Rounds
+    if options.transport == "torchft":
+        quiet_torchft()
+        with needs_extra("replicas", "torchft"):
+            from composer_replication.replicas.torchft_rounds import TorchftRounds
+
+        rounds = TorchftRounds(options, token=replica_token(), replica=number)
+        rounds.probe()
+        return rounds
     with needs_extra("replicas", "an object store for replicas"):
         import obstore  # noqa: F401
 
@@ -263,16 +268,6 @@ def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
     store = open_store(options.transport, patience_seconds=options.deadline_seconds)
     store.probe()
     return StoreRounds(store, options, replica=number)
-
-
-def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
-    quiet_torchft()
-    with needs_extra("replicas", "torchft"):
-        from composer_replication.replicas.torchft_rounds import TorchftRounds
-
-    rounds = TorchftRounds(options, token=replica_token(), replica=number)
-    rounds.probe()
-    return rounds
 
 
 def replica_token() -> str:

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
 
 
 def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
+    """One row; the first lines of the file say what stands in it."""
     more = row[-1] if isinstance(row[-1], dict) else {}
     parts: list[Any] = [*(part for part in row if part is not more), None, None]
     usage, text, kind, default = parts[:4]

@@ -27,6 +27,7 @@ HEAVY = {
     "tensorboard",
 }
 SUB_VERBS = [
+    ["tasks", "build"],
     ["recipe", "new"],
     ["cache", "prune"],
     ["sandbox", "selftest"],

@@ -339,19 +339,6 @@ def test_no_store_is_4(tmp_path: Path, verb: str) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_the_parser_imports_nothing_heavy() -> None:
-    import subprocess
-    import sys
-
-    script = (
-        "import sys\nfrom composer_replication.cli import tasks_verb\nfrom composer_replication.cli.main import build_parser\n"
-        "build_parser('tasks')\n"
-        "print([n for n in ('tqdm', 'packaging', 'unearth', 'platformdirs', 'composer_replication.tasks') if n in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(
     ("leaks", "failed", "code"), [((), (), 0), ((("t1", "pyc", "a.pyc"),), (), 4), ((), ("t1: git log",), 4)]
 )

@@ -230,51 +230,31 @@ class RunConfig(Section):
     def _tables_fit(self) -> RunConfig:
         """A single key that has no use beside the others is harmless; refused is what would train something else than was meant."""
         guard, heldout, evidence, agent = self.guard, self.heldout, self.evidence, self.agent
-        hints, replay, trainer, lora = self.hints, self.replay, self.trainer, self.model.lora
-        for is_so, problem in (
-            (
-                hints and hints.teacher == "lora-off" and not lora,
-                'hints.teacher = "lora-off" needs [model.lora]',
-            ),
-            (hints and not trainer.alpha_sdpo, "[hints] does nothing while trainer.alpha_sdpo is 0"),
-            (replay and not trainer.beta_replay, "[replay] does nothing while trainer.beta_replay is 0"),
-            (
-                trainer.beta_replay and not (replay and (replay.pairs or replay.sibling_pairs)),
-                "trainer.beta_replay needs pairs to learn from: replay.pairs or replay.sibling_pairs",
-            ),
-            (
-                not agent and trainer.importance_clip,
-                "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler",
-            ),
-            (
-                agent and self.reward != RewardSection(),
-                "[reward] is about single answers; with [agent] use [agent.reward]",
-            ),
-            (
-                agent and "max_completion_length" in self.trl,
-                "trl.max_completion_length is set by agent.max_context_tokens: take the key out, and see agent.max_new_tokens",
-            ),
-            (
-                agent and agent.log_prob_check == "error" and not trainer.checks,
-                'agent.log_prob_check = "error" needs trainer.checks',
-            ),
-            (
-                guard and not heldout,
-                "a [guard] needs a [heldout] table: without held-out tasks it has no truth to compare",
-            ),
-            (
-                evidence and not (guard and heldout),
-                "an [evidence] table needs a [guard] and a [heldout] table beside it",
-            ),
-            (
-                evidence and heldout and not heldout.sample_size,
-                "[evidence] needs heldout.sample_size: with the same tasks every time its guarantee is void",
-            ),
-            (
-                evidence and heldout and not heldout.has_sentinel,
-                "[evidence] needs heldout.has_sentinel = true: an outage of the grader voids its guarantee",
-            ),
-        ):
+        hints, replay, trainer = self.hints, self.replay, self.trainer
+        takes_lora_off = hints and hints.teacher == "lora-off"
+        lacks_pairs = trainer.beta_replay and not (replay and (replay.pairs or replay.sibling_pairs))
+        has_reward, has_length = self.reward != RewardSection(), "max_completion_length" in self.trl
+        stops_at_drift = agent and agent.log_prob_check == "error"
+        sample_size, has_sentinel = (heldout.sample_size, heldout.has_sentinel) if heldout else (0, False)
+        wrong = {
+            'hints.teacher = "lora-off" needs [model.lora]': takes_lora_off and not self.model.lora,
+            "[hints] does nothing while trainer.alpha_sdpo is 0": hints and not trainer.alpha_sdpo,
+            "[replay] does nothing while trainer.beta_replay is 0": replay and not trainer.beta_replay,
+            "trainer.beta_replay needs pairs to learn from: replay.pairs or replay.sibling_pairs": lacks_pairs,
+            "trainer.importance_clip does nothing for single answers": trainer.importance_clip and not agent,
+            "[reward] is about single answers; with [agent] use [agent.reward]": agent and has_reward,
+            "trl.max_completion_length is set by agent.max_context_tokens: take the key out": agent
+            and has_length,
+            'agent.log_prob_check = "error" needs trainer.checks': stops_at_drift and not trainer.checks,
+            "a [guard] needs a [heldout] table: the truth that it compares with": guard and not heldout,
+            "an [evidence] table needs a [guard] and a [heldout] table beside it": evidence
+            and not (guard and heldout),
+            "[evidence] needs heldout.sample_size: its guarantee is about fresh tasks": evidence
+            and not sample_size,
+            "[evidence] needs heldout.has_sentinel = true: an outage voids its guarantee": evidence
+            and not has_sentinel,
+        }
+        for problem, is_so in wrong.items():
             if is_so:
                 raise ValueError(problem)
         return self

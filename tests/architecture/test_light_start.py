@@ -27,6 +27,7 @@ HEAVY = {
     "tensorboard",
 }
 SUB_VERBS = [
+    ["tasks", "build"],
     ["recipe", "new"],
     ["cache", "prune"],
     ["sandbox", "selftest"],
@@ -78,7 +79,7 @@ def test_help_is_answered_without_heavy_packages(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "words"), [("cli/train_verb.py", ["train", "--help"]), ("cli/main.py", ["--help"])]
+    ("module", "words"), [("cli/guard_verb.py", ["guard", "--help"]), ("cli/main.py", ["--help"])]
 )
 def test_a_heavy_import_at_the_top_of_a_verb_is_noticed(
     tmp_path: Path, module: str, words: list[str]

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import composer_replication
+from composer_replication.cli.flags import declared_verbs, load
 from composer_replication.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,8 +87,16 @@ def test_ci_runs_what_the_makefile_has_and_installs_nothing_by_hand() -> None:
 
 def test_every_verb_file_is_registered() -> None:
     files = {path.stem for path in (ROOT / "src" / "composer_replication" / "cli").glob("*_verb.py")}
-    assert set(VERBS) == files
-    assert len(VERBS) == len(files)
+    assert sorted(VERBS) == sorted(files)
+
+
+def test_every_declared_verb_runs_a_function_that_there_is() -> None:
+    found = [table for verb in declared_verbs().values() for table in (verb, *verb.values())]
+    tables = [table for table in found if isinstance(table, dict) and "run" in table]
+    assert len(tables) > len(VERBS)
+    for table in tables:
+        render = table.get("render", f"{table['run'].partition(':')[0]}:render")
+        assert all(callable(load(f"composer_replication.cli.{name}")) for name in (table["run"], render))
 
 
 def test_every_ignored_rule_has_its_reason() -> None:

@@ -182,7 +182,7 @@ def test_an_occupied_folder_is_refused_and_left_alone(
     }
     code, _, errors = here(capsys, recipe, whole[0])
     assert code == 2
-    assert "CR0207" in errors
+    assert "CR0231" in errors
     assert "Traceback" not in errors
     assert before == {path: path.stat().st_mtime_ns for path in before}
 

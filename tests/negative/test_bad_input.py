@@ -80,7 +80,7 @@ def test_a_file_of_pairs_that_cannot_be_used_begins_no_run(
     pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
     recipe.write_text(recipe.read_text() + '[replay]\npairs = "pairs.jsonl"\n')
     answer = command("train", recipe, "--out", tmp_path / "run", "--set", "trainer.beta_replay=0.1")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0881")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0751")
     assert (answer.error["message"], answer.error["where"]) == ("rejected is missing.", f"{pairs}:1")
     assert not (tmp_path / "run").exists()
 
@@ -139,7 +139,7 @@ def test_a_folder_that_is_taken(command: Command, recipe: Path, tmp_path: Path) 
     (run / "notes.txt").write_text("mine")
     for words in (("train", recipe), ("train", recipe, "--resume"), ("quickstart",)):
         answer = command(*words, "--out", run)
-        assert (answer.exit_code, answer.error["code"]) == (2, "CR0207")
+        assert (answer.exit_code, answer.error["code"]) == (2, "CR0231")
         assert "no run is in it" in answer.error["message"]
         assert "--resume" not in answer.error["fix"]
     answer = command("tasks", "build", TINY, "--out", run)
@@ -190,7 +190,7 @@ def test_a_damaged_store(command: Command, store: Path, tmp_path: Path) -> None:
     (damaged / "manifest.json").unlink()
     for words in (("tasks", "stats", damaged), ("eval", "tiny-random", "--tasks", damaged)):
         answer = command(*words)
-        assert (answer.exit_code, answer.error["code"]) == (4, "CR0410")
+        assert (answer.exit_code, answer.error["code"]) == (4, "CR0411")
         assert answer.error["where"] == str(damaged)
 
 

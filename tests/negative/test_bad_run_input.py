@@ -201,7 +201,7 @@ def resume(command: Command, root: Path, *more: str, fails: bool = True) -> Any:
 
 def test_a_finished_run_is_neither_repeated_nor_overwritten(command: Command, finished: Path) -> None:
     answer = command("train", finished / "run.toml", "--out", finished / "run")
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0207")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0231")
     assert "--resume" in answer.error["fix"]
     answer = resume(command, finished, fails=False)
     assert (answer.exit_code, json.loads(answer.out)["global_step"]) == (0, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import tomllib
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.cli import serve_env_verb
+from composer_replication.cli.main import build_parser
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples" / "serve_env" / "Containerfile"
@@ -51,9 +50,7 @@ def problems_of(text: str) -> list[str]:
     command, verb, *flags = words
     if command not in PROJECT["project"]["scripts"] or verb != "serve-env":
         problems.append(f"there is no {command} {verb}")
-    parser = argparse.ArgumentParser()
-    serve_env_verb.add_parser(parser.add_subparsers(), argparse.ArgumentParser(add_help=False))
-    known = parser.parse_args([verb, *flags])
+    known = build_parser(verb).parse_args([verb, *flags])
     mounts = [path for path in re.findall(r"-v \S+?:(\S+?):ro", text) if Path(path) == known.tasks]
     if not mounts or f"127.0.0.1:{known.port}:{known.port}" not in text or int(of["EXPOSE"]) != known.port:
         problems.append("what is mounted or published is not what is served")

@@ -1,43 +1,55 @@
 """From a checked recipe to the parts of a run: what can be refused at once, then tasks, reward, sampler, guard, channels, model.
 
-Building tasks may take an hour, so what is cheap to try is tried first.
+Building tasks may take an hour, so what is cheap to try is tried first; what was made to try it is what the run uses.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import math
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.channel_tables import HintsSection
-from composer_replication.cli.agent_assembly import (
-    check_agent,
-    cluster_options,
-    find_trl_server,
-    num_model_ids,
-    open_player,
-    refuse_long_conversations,
-    require_server,
-    sandbox_limits,
+from composer_replication.channel_tables import AgentSection, HintsSection
+from composer_replication.cli.cluster import (
+    check_cluster,
+    file_part,
+    launched_rank,
+    launched_size,
+    shards_weights,
 )
-from composer_replication.cli.cluster import check_cluster, file_part, launched_rank, shards_weights
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, prompt_of, read_split
 from composer_replication.cli.terminal import Report, note
 from composer_replication.config import RunConfig
-from composer_replication.errors import InputError, UsageError, needs_extra
-from composer_replication.interfaces import HintGenerator, Tokenizer
-from composer_replication.records import HeldoutReading, PreferencePair, Task
+from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
+from composer_replication.interfaces import HintGenerator
+from composer_replication.records import HeldoutReading, Limits, PreferencePair, Task
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
 from composer_replication.rollouts.curriculum.chooser import has_recorded_evidence
-from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.generations.episode_player import EpisodeSampler, Listeners
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    AttemptOptions,
+    FeatureDeletionEnv,
+    first_message,
+)
+from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.served_policy import (
+    ServedModel,
+    find_server,
+    open_server,
+    require_fit,
+)
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer, EpisodeSampler, Listeners
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
@@ -49,6 +61,9 @@ from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
+from composer_replication.rollouts.tokens.call_dialects import require_dialect
+from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
 from composer_replication.sandbox import accept, accepted, choose_backend
@@ -62,7 +77,14 @@ from composer_replication.tasks.store_manifest import STORE_VERSION
 from composer_replication.traces.pair_files import PairRow, read_pair_rows, tokenised_pairs
 
 if TYPE_CHECKING:
+    from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+
+MANY_GRADINGS = 64
+"""At a time on a cluster, where single answers are graded and nobody says how many."""
+POOL_PER_SAMPLE = 10
+
+# --------------------------------------------------------------------------- what is refused at once
 
 
 def check_recipe(
@@ -85,6 +107,39 @@ def check_recipe(
     return checked
 
 
+def accept_recipe(config: RunConfig) -> None:
+    """From now on do without the guards of the sandbox that the recipe does without."""
+    accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
+
+
+def check_agent(config: RunConfig) -> None:
+    """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it."""
+    if config.agent is None:
+        return
+    if config.agent.dialect:
+        require_dialect(config.agent.dialect, where="agent.dialect")
+    uses_vllm, is_server = config.trl.get("use_vllm"), config.trl.get("vllm_mode") == "server"
+    if shards_weights() and not uses_vllm:
+        from composer_replication.trainer.setting_errors import spread_weights
+
+        raise spread_weights("agent")
+    refused = ["use_transformers_continuous_batching"]
+    if uses_vllm and not is_server:
+        refused += ["vllm_enable_sleep_mode", "vllm_structured_outputs_regex"]
+        refused += ["vllm_tensor_parallel_size"] * (config.trl.get("vllm_tensor_parallel_size", 1) != 1)
+    key = next((key for key in refused if config.trl.get(key)), None)
+    if key is not None:
+        problem = f"trl.{key} is set, and the agent loop does not sample so."
+        fix = 'take the key out, the [agent] table, or set trl.vllm_mode = "server".'
+        raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
+    if uses_vllm and importlib.util.find_spec("vllm") is None:
+        problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
+        fix = "composer-rl doctor names the version that fits; or take trl.use_vllm out."
+        raise MissingError("CR0101", problem, where="vllm", fix=fix)
+    if uses_vllm and is_server:
+        find_trl_server(config)
+
+
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """What the training packages say: TRL's arguments and the method of the recipe."""
     with needs_extra("train", "training"):
@@ -98,27 +153,55 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     return arguments, method
 
 
-def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
-    """The store that the recipe names, or one built from its sources in the cache.
+def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
+    """The guard of ``[guard]``, with that of ``[evidence]`` where there is one."""
+    if config.guard is None:
+        return None
+    try:
+        guard = HeldOutGuard(**config.guard.model_dump())
+        if config.evidence is None:
+            return guard
+        return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
+    except ValueError as error:
+        fix = "see docs/recipe-keys.md."
+        raise UsageError("CR0204", f"guard: {error}.", where="[guard], [evidence]", fix=fix) from error
 
-    ``report`` is told of the progress of the build.
+
+def identity_table(config: RunConfig) -> dict[str, Any]:
+    """What the recipe sets, without ``[ray]`` and the addresses of replicas: a run may be resumed at another cluster, and with no other change.
+
+    Defaults are left out, so that a key which a later version adds makes no other run of it.
     """
-    accept_recipe(config)
+    moves: Any = {"ray": True, "replicas": {"interface", "lighthouse"}}
+    return config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=moves)
+
+
+def recipe_sha256(config: RunConfig) -> str:
+    """Of ``identity_table``."""
+    return hashlib.sha256(json.dumps(identity_table(config), sort_keys=True).encode()).hexdigest()
+
+
+# --------------------------------------------------------------------------- tasks
+
+
+def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
+    """The store that the recipe names, or one built from its sources in the cache; ``report`` is told of the build's progress."""
     section = config.tasks
     if section.store:
-        return TaskStore.open(
-            (recipe_folder / section.store).resolve(), backend=config.sandbox.backend or None
-        )
-    sources = [_resolve_source(source, recipe_folder) for source in section.source]
-    symbols = {_resolve_source(source, recipe_folder): pins for source, pins in section.symbols.items()}
+        folder = (recipe_folder / section.store).resolve()
+        return TaskStore.open(folder, backend=config.sandbox.backend or None)
+
+    def located(source: str) -> str:
+        return source if needs_no_path(source) else str((recipe_folder / source).resolve())
+
+    sources = [located(source) for source in section.source]
     key = _tasks_key(config, sources)
     folder = cache_folder() / "task-stores" / key
-
     with cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for the first one's build
         build_tasks(
             sources,
             folder,
-            symbols=symbols or None,
+            symbols={located(source): pins for source, pins in section.symbols.items()} or None,
             max_tasks=section.max_tasks,
             backend=config.sandbox.backend or None,
             ray_address=None if config.ray is None else config.ray.address,
@@ -130,24 +213,72 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         return store
 
 
+def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
+    """Names the cached store by the tasks table and by what a task could hold of every source that may change.
+
+    And by the versions of stores and gates: another version of this program may run beside us, and
+    would build the store anew under our hands.
+    """
+    digest = hashlib.sha256(f"{STORE_VERSION}/{GATES_VERSION}/{config.tasks.model_dump_json()}".encode())
+    for source in sources:
+        if not is_pinned(source):
+            digest.update(open_source(source).sha256.encode())
+    return digest.hexdigest()[:16]
+
+
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
     if config.agent is not None:  # the conversation itself begins in the environment
         return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        prompt = prompt_of(config, store, task)
+        prompt: Any = prompt_of(config, store, task)
         refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
-        as_chat = config.rollouts.prompt_style == "chat"
-        rows.append(
-            {"prompt": [{"role": "user", "content": prompt}] if as_chat else prompt, "task_id": task.task_id}
-        )
+        if config.rollouts.prompt_style == "chat":
+            prompt = [{"role": "user", "content": prompt}]
+        rows.append({"prompt": prompt, "task_id": task.task_id})
     return rows
 
 
-def accept_recipe(config: RunConfig) -> None:
-    """From now on do without the guards that the recipe does without."""
-    accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
+def open_curriculum(
+    config: RunConfig, store: TaskStore, rows: Sequence[Mapping[str, Any]], model: Any
+) -> Curriculum | None:
+    """Who chooses the tasks of each generation; None without a ``[curriculum]`` table.
+
+    ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
+    """
+    options = config.curriculum
+    if options is None:
+        return None
+    recorded = None
+    if has_recorded_evidence(store.root, options):
+        from composer_replication.trainer.model_modes import parameter_sha256
+
+        recorded = recorded_evidence(store.root, options, parameter_sha256=parameter_sha256(model))
+    return Curriculum(
+        rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
+    )
+
+
+def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
+    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off."""
+    if config.trainer.beta_replay == 0.0 or config.replay is None or not config.replay.pairs:
+        return {}
+    return read_pair_rows(recipe_folder / config.replay.pairs)
+
+
+def open_pairs(rows: Mapping[str, PairRow], tokenizer: Any, model: Any) -> tuple[PreferencePair, ...] | None:
+    """The same as token ids, None without any; each fits the model that is trained."""
+    if not rows:
+        return None
+    from composer_replication.trainer.collator import refuse_unfit_pairs
+
+    pairs = tokenised_pairs(rows, tokenizer)
+    refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)
+    return pairs
+
+
+# --------------------------------------------------------------------------- sandboxes, here or on a cluster
 
 
 def open_grader(
@@ -172,6 +303,136 @@ def open_grader(
     )
 
 
+def sandbox_limits(config: RunConfig) -> Limits:
+    """Of every sandbox of a recipe."""
+    return Limits(**config.sandbox.model_dump(include={"memory_bytes", "num_processes", "disk_bytes"}))
+
+
+def attempt_options(config: RunConfig) -> AttemptOptions:
+    """How the sandbox of an attempt is opened."""
+    section = (config.agent or AgentSection()).tools
+    limits = ToolLimits(max_characters=section.max_characters)
+    return AttemptOptions(is_warm=section.is_warm, sandbox_limits=sandbox_limits(config), tool_limits=limits)
+
+
+def reward_options(config: RunConfig) -> RewardOptions:
+    """What ``[agent.reward]`` says; tests that are drawn depend on the run's seed."""
+    return RewardOptions(**(config.agent or AgentSection()).reward.model_dump(), break_seed=config.seed)
+
+
+def cluster_options(config: RunConfig) -> ClusterOptions:
+    """The actors of ``[ray]``, with the sandboxes, limits and reward that the recipe has without it."""
+    from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
+
+    if config.ray is None:
+        raise ValueError("the recipe has no [ray] table")
+    most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
+    placing = config.ray.model_dump(exclude={"address"}) | {"num_actors": config.ray.num_actors or most}
+    return ClusterOptions(
+        **placing,
+        fits_nodes=config.ray.num_actors == 0,
+        num_drivers=launched_size(),
+        backend=config.sandbox.backend,
+        attempt=attempt_options(config),
+        reward=reward_options(config),
+        monitor="off" if config.agent is None else config.agent.monitor,
+        limits=sandbox_limits(config),
+        timeout_seconds=config.rollouts.test_timeout_seconds,
+    )
+
+
+@contextmanager
+def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster | None]:
+    """The actors that ``[ray]`` asks for, gone after the block; None without the table."""
+    if config.ray is None:
+        yield None
+        return
+    from composer_replication.rollouts.cluster import open_cluster
+
+    options, plays_episodes = cluster_options(config), config.agent is not None
+    with open_cluster(config.ray.address, store, options, waits_for_all=plays_episodes) as cluster:
+        yield cluster
+
+
+# --------------------------------------------------------------------------- attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """What a trainer takes to attempt tasks, and who samples for evaluation; ``rollouts`` is None for single answers."""
+
+    reward: Any
+    rollouts: Any
+    hint_source: HintGenerator | None
+    sampler: TaskSampler
+
+
+def open_attempts(
+    config: RunConfig,
+    grader: Grader,
+    model: Any,
+    tokenizer: Any,
+    folder: RunFolder,
+    *,
+    tasks: RunTasks,
+    curriculum: Curriculum | None,
+    cluster: RolloutCluster | None,
+) -> Attempts:
+    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome."""
+    on_outcomes = None if curriculum is None else curriculum.note
+
+    def hinted(observer: Any) -> HintGenerator | None:
+        if config.trainer.alpha_sdpo == 0.0:
+            return None
+        section = config.hints or HintsSection()
+        return HintedTurnMaker(tokenizer, observe=observer, options=section.writing, strict=section.strict)
+
+    if config.agent is not None:
+        from composer_replication.trainer.episode_rollouts import (
+            EpisodeReward,
+            EpisodeRollouts,
+            TrainedPolicy,
+        )
+
+        kept = KeptEpisodes(
+            folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
+        )
+        observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
+        if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
+            require_server(config, find_trl_server(config), model, tokenizer)
+        open_one = partial(
+            open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
+        )
+        player = open_one(listeners=Listeners(kept, on_outcomes, observed))
+        refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
+        policy, judge = TrainedPolicy(max_batch=config.agent.max_concurrent), open_one(is_evaluation=True)
+        sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
+        rollouts = EpisodeRollouts(player, max_batch=config.agent.max_concurrent)
+        return Attempts(EpisodeReward(player), rollouts, hinted(observed), sampler)
+    from composer_replication.trainer.policy import end_token_ids
+
+    reward = FeatureDeletionReward(
+        {task.task_id: task for task in tasks.train},
+        grader,
+        load_reward_rule(config.reward.function),
+        prompt_style=config.rollouts.prompt_style,
+        tests=config.reward.tests,
+        folder=folder.rollouts,
+        part=file_part(),
+        on_outcomes=on_outcomes,
+        end_token_ids=end_token_ids(model, tokenizer),
+        shuffle_seed=config.seed if config.reward.is_shuffled else None,
+    )
+    observer = TaskObserver(  # with the reward's own grader, which keeps its scores: no answer is run twice
+        grader.store,
+        grader=grader,
+        tests=config.reward.tests,
+        prompt_style=config.rollouts.prompt_style,
+        context_lines=config.rollouts.context_lines,
+    )
+    return Attempts(reward, None, hinted(observer), open_sampler(config, grader, model, tokenizer))
+
+
 def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) -> PolicySampler:
     """Fresh samples of the model as it is now, asked as in training."""
     from composer_replication.trainer.policy import InProcessPolicy
@@ -192,7 +453,147 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     return sampler
 
 
-POOL_PER_SAMPLE = 10
+# --------------------------------------------------------------------------- episodes
+
+
+def open_player(
+    config: RunConfig,
+    grader: Grader,
+    tokenizer: Any,
+    *,
+    listeners: Listeners | None = None,
+    num_ids: int | None = None,
+    is_evaluation: bool = False,
+    cluster: RolloutCluster | None = None,
+) -> EpisodePlayer:
+    """Who plays episodes as ``[agent]`` says; with ``is_evaluation`` those that ``EpisodeSampler`` takes.
+
+    With ``cluster`` attempts are made in its actors, and no more of them at a time than it has. ``num_ids`` as
+    ``LedgerTalk``.
+    """
+    section = config.agent or AgentSection()
+    options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
+    open_environment: Callable[[], Any] = partial(
+        FeatureDeletionEnv,
+        grader,
+        attempt=attempt_options(config),
+        reward=reward_options(config),
+        monitor="off" if is_evaluation else section.monitor,
+    )
+    if cluster is not None:
+        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
+
+        open_environment = partial(RayEnvironment, cluster)
+        options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
+    talk = LedgerTalk(
+        tokenizer,
+        tokenizer.chat_template,
+        system=section.system,
+        template_options=section.template_options,
+        dialect=section.dialect,
+        tools=TOOLS,
+        num_ids=num_ids,
+    )
+    return EpisodePlayer(
+        grader,
+        open_environment,
+        talk,
+        options,
+        seed=config.seed,
+        listeners=listeners,
+        keeps_trees=is_evaluation,
+        num_places=None if cluster is None else lambda: len(cluster.places()),
+    )
+
+
+def open_episode_sampler(
+    config: RunConfig,
+    grader: Grader,
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[Task],
+    *,
+    cluster: RolloutCluster | None = None,
+    served: ServedModel | None = None,
+) -> EpisodeSampler:
+    """Who attempts ``tasks`` by episodes of a model that nobody trains now; tools, limits and sampling are the recipe's.
+
+    With ``served`` that server samples, and ``model`` needs no weights.
+    """
+    from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
+
+    judge = open_player(
+        config, grader, tokenizer, num_ids=num_model_ids(model), is_evaluation=True, cluster=cluster
+    )
+    refuse_long_conversations(config, judge, tasks, model)
+    if served is not None:
+        require_server(config, served, model, tokenizer)
+    endpoint = None if served is None else served.endpoint
+    policy = TrainedPolicy(max_batch=(config.agent or AgentSection()).max_concurrent, endpoint=endpoint)
+    policy.trainer = still_trainer(config, model, tokenizer)
+    return EpisodeSampler(judge, policy)
+
+
+def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:
+    """The loop's limits as ``[agent]`` has them."""
+    same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
+    return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
+
+
+def find_trl_server(config: RunConfig) -> ServedModel:
+    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
+    of = config.trl
+    url = of.get("vllm_server_base_url")
+    url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
+    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
+
+
+def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
+    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights."""
+    require_fit(
+        served,
+        tokenizer,
+        max_context_tokens=(config.agent or AgentSection()).max_context_tokens,
+        model_name=config.model.name,
+        model_config=model.config.get_text_config().to_dict(),
+    )
+
+
+def num_model_ids(model: Any) -> int:
+    """How many ids the model has a row for, often some more than its tokenizer."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def checks_of(config: RunConfig) -> Any:
+    """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
+    if config.agent is None or not config.trainer.checks:
+        return config.trainer.checks
+    from composer_replication.trainer.checks.judgement import CheckThresholds
+
+    if config.agent.log_prob_check == "off":
+        return CheckThresholds(max_token_drift=math.inf)
+    return CheckThresholds(stops_at_drift=config.agent.log_prob_check == "error")
+
+
+def refuse_long_conversations(
+    config: RunConfig, player: EpisodePlayer, tasks: Sequence[Task], model: Any
+) -> None:
+    """Stop before the first step when a first message leaves no room for an answer."""
+    min_new_tokens, limit = (config.agent or AgentSection()).min_new_tokens, player.options.max_context_tokens
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and positions < limit:
+        problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
+        fix = f"set it to at most {positions}."
+        raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
+    for task in tasks:
+        length = player.talk.open(first_message(player.grader.store, task), TOOLS).num_tokens
+        if length + min_new_tokens > limit:
+            problem = f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
+            fix = "raise agent.max_context_tokens, or leave the task out."
+            raise InputError("CR0705", problem, where=task.task_id, fix=fix)
+
+
+# --------------------------------------------------------------------------- the truth, and what is written of a run
 
 
 def open_evaluator(
@@ -234,21 +635,6 @@ def open_evaluator(
     return evaluation, lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due
 
 
-def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
-    """The guard of ``[guard]``, with that of ``[evidence]`` where there is one."""
-    if config.guard is None:
-        return None
-    try:
-        guard = HeldOutGuard(**config.guard.model_dump())
-        if config.evidence is None:
-            return guard
-        return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
-    except ValueError as error:
-        raise UsageError(
-            "CR0204", f"guard: {error}.", where="[guard], [evidence]", fix="see docs/recipe-keys.md."
-        ) from error
-
-
 def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, grader: Grader) -> None:
     """Versions, seeds, git revision and fingerprints, never an environment variable; and which jails are used, without which guards."""
     packages = ("composer-replication", "torch", "transformers", "trl", "accelerate", "peft")
@@ -265,7 +651,7 @@ def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, gra
             "seed": config.seed,
             "git_revision": _git_revision(),
             "tasks_fingerprint": grader.store.fingerprint,
-            "split_fingerprint": tasks.split.fingerprint if tasks.split else "",
+            "split_fingerprint": tasks.split_fingerprint,
             "split_checked": list(tasks.split.checked) if tasks.split else [],
             "train_tasks": [task.task_id for task in tasks.train],
             "heldout_tasks": [task.task_id for task in tasks.heldout],
@@ -278,177 +664,13 @@ def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, gra
     )
 
 
-def _resolve_source(source: str, recipe_folder: Path) -> str:
-    """Sources that are paths are relative to the recipe."""
-    if needs_no_path(source):
-        return source
-    path = (recipe_folder / source).resolve()
-    if not path.exists():
-        problem = f"there is no {source!r} beside the recipe."
-        fix = "give a path relative to the recipe's folder, sdist:NAME==VERSION or git+URL@REF."
-        raise InputError("CR0402", problem, where=f"tasks.source = {path}", fix=fix)
-    return str(path)
-
-
-def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
-    """Names the cached store by the tasks table and by what a task could hold of every source that may change.
-
-    And by the versions of stores and gates: another version of this program may run beside us, and
-    would build the store anew under our hands.
-    """
-    digest = hashlib.sha256(f"{STORE_VERSION}/{GATES_VERSION}/{config.tasks.model_dump_json()}".encode())
-    for source in sources:
-        if not is_pinned(source):
-            digest.update(open_source(source).sha256.encode())
-    return digest.hexdigest()[:16]
-
-
 def _git_revision() -> str:
     """The checkout's revision; nothing for an installed package, whatever repository is around it."""
-    if not (Path(__file__).parents[3] / "pyproject.toml").is_file():
+    root = Path(__file__).parents[3]
+    if not (root / "pyproject.toml").is_file():
         return ""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        words = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempts:
-    """What a trainer takes to attempt tasks, and who samples for evaluation; ``rollouts`` is None for single answers."""
-
-    reward: Any
-    rollouts: Any
-    hint_source: HintGenerator | None
-    sampler: TaskSampler
-
-
-def open_attempts(
-    config: RunConfig,
-    grader: Grader,
-    model: Any,
-    tokenizer: Any,
-    folder: RunFolder,
-    *,
-    tasks: RunTasks,
-    curriculum: Curriculum | None,
-    cluster: RolloutCluster | None,
-) -> Attempts:
-    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome."""
-    on_outcomes = None if curriculum is None else curriculum.note
-    if config.agent is not None:
-        from composer_replication.trainer.episode_rollouts import (
-            EpisodeReward,
-            EpisodeRollouts,
-            TrainedPolicy,
-        )
-
-        kept = KeptEpisodes(
-            folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
-        )
-        observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
-        if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
-            require_server(config, find_trl_server(config), model, tokenizer)
-        open_one = partial(
-            open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
-        )
-        player = open_one(listeners=Listeners(kept, on_outcomes, observed))
-        refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
-        max_batch = config.agent.max_concurrent
-        judge = EpisodeSampler(
-            open_one(is_evaluation=True), TrainedPolicy(max_batch=max_batch), keep=kept.keep_evaluation
-        )
-        hints = _hinted_turns(config, tokenizer, observed)
-        return Attempts(EpisodeReward(player), EpisodeRollouts(player, max_batch=max_batch), hints, judge)
-    from composer_replication.trainer.policy import end_token_ids
-
-    reward = FeatureDeletionReward(
-        {task.task_id: task for task in tasks.train},
-        grader,
-        load_reward_rule(config.reward.function),
-        prompt_style=config.rollouts.prompt_style,
-        tests=config.reward.tests,
-        folder=folder.rollouts,
-        part=file_part(),
-        on_outcomes=on_outcomes,
-        end_token_ids=end_token_ids(model, tokenizer),
-        shuffle_seed=config.seed if config.reward.is_shuffled else None,
-    )
-    observer = TaskObserver(  # with the reward's own grader, which keeps its scores: no answer is run twice
-        grader.store,
-        grader=grader,
-        tests=config.reward.tests,
-        prompt_style=config.rollouts.prompt_style,
-        context_lines=config.rollouts.context_lines,
-    )
-    hints = _hinted_turns(config, tokenizer, observer)
-    return Attempts(reward, None, hints, open_sampler(config, grader, model, tokenizer))
-
-
-def _hinted_turns(config: RunConfig, tokenizer: Tokenizer, observe: Any) -> HintGenerator | None:
-    """Hints for the rollouts of training; None where ``trainer.alpha_sdpo`` is 0."""
-    if config.trainer.alpha_sdpo == 0.0:
-        return None
-    section = config.hints or HintsSection()
-    return HintedTurnMaker(tokenizer, observe=observe, options=section.writing, strict=section.strict)
-
-
-def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
-    """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off."""
-    replay = config.replay
-    if config.trainer.beta_replay == 0.0 or replay is None or not replay.pairs:
-        return {}
-    return read_pair_rows(recipe_folder / replay.pairs)
-
-
-def open_pairs(
-    rows: Mapping[str, PairRow], tokenizer: Tokenizer, model: Any
-) -> tuple[PreferencePair, ...] | None:
-    """The same as token ids, None without any; each fits the model that is trained."""
-    if not rows:
-        return None
-    from composer_replication.trainer.collator import refuse_unfit_pairs
-
-    pairs = tokenised_pairs(rows, tokenizer)
-    refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)
-    return pairs
-
-
-def open_curriculum(
-    config: RunConfig, store: TaskStore, rows: Sequence[Mapping[str, Any]], model: Any
-) -> Curriculum | None:
-    """Who chooses the tasks of each generation; None without a ``[curriculum]`` table.
-
-    ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
-    """
-    options = config.curriculum
-    if options is None:
-        return None
-    recorded = None
-    if has_recorded_evidence(store.root, options):
-        from composer_replication.trainer.model_modes import parameter_sha256
-
-        recorded = recorded_evidence(store.root, options, parameter_sha256=parameter_sha256(model))
-    return Curriculum(
-        rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
-    )
-
-
-def identity_table(config: RunConfig) -> dict[str, Any]:
-    """What the recipe sets, without ``[ray]`` and the addresses of replicas: a run may be resumed at another cluster, and with no other change.
-
-    Defaults are left out, so that a key which a later version adds makes no other run of it.
-    """
-    return config.model_dump(
-        mode="json",
-        exclude_none=True,
-        exclude_defaults=True,
-        exclude={"ray": True, "replicas": {"interface", "lighthouse"}},
-    )
-
-
-def recipe_sha256(config: RunConfig) -> str:
-    """Of ``identity_table``."""
-    return hashlib.sha256(json.dumps(identity_table(config), sort_keys=True).encode()).hexdigest()

@@ -6,39 +6,11 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import number
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_HERE = "composer_replication.cli.cache_verb"
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "cache", help="empty the cache", description=__doc__.partition(":")[2].strip()
-    )
-    verbs = parser.add_subparsers(dest="cache_verb", metavar="VERB", required=True, title="verbs")
-    prune = verbs.add_parser(
-        "prune",
-        parents=[common],
-        help="empty the cache",
-        description="Remove what can be fetched or made again: built task stores, environments, converted models, "
-        "wheels and source distributions, and the scratch folders of killed processes. What a living process uses "
-        "stays, and so does everything that composer-rl has not made. The next run fetches again: it needs a network.",
-    )
-    prune.add_argument("--all", action="store_true", help="crash reports too, which nothing brings back")
-    prune.add_argument(
-        "--older-than",
-        metavar="DAYS",
-        type=number(),
-        default=0.0,
-        help="only what was not used for DAYS days",
-    )
-    prune.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
-    prune.set_defaults(run=f"{_HERE}:run_prune", render=f"{_HERE}:render_prune")
 
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:

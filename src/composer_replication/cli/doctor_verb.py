@@ -39,21 +39,6 @@ _OPTIONAL = ("vllm", "git", "make", "gpu")
 """Checks that may fail; and one backend may, where the one that a run takes holds."""
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        parents=[common],
-        help="what this machine has and what it lacks",
-        description="Check this machine: Python, memory, disk, packages, and every sandbox backend by trying to "
-        "break out of it. Exit code 3 when something that the quick start needs is missing, or the server does not fit.",
-    )
-    parser.add_argument(
-        "--endpoint", metavar="URL", help="ask this sampling server, too: version, model, settings"
-    )
-    parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
-    parser.set_defaults(run="composer_replication.cli.doctor_verb:run")
-
-
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
     if args.endpoint_key_env and not args.endpoint:
@@ -238,13 +223,12 @@ def check_server(url: str, key_variable: str = "") -> Check:
 
 def check_loopback() -> Check:
     """A free port on the loopback address, for servers that a later verb starts."""
-    detail = "a loopback port can be opened"
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
     except OSError as error:
-        detail = f"no loopback port ({error}); only servers need one"
-    return Check("ports", True, detail)
+        return Check("ports", True, f"no loopback port ({error}); only servers need one")
+    return Check("ports", True, "a loopback port can be opened")
 
 
 def check_program(name: str) -> Check:
@@ -261,8 +245,9 @@ def check_gpu() -> Check:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        fix = "check the driver; the quick start needs no GPU"
-        return Check("gpu", False, f"nvidia-smi fails: {error}", fix)
+        return Check(
+            "gpu", False, f"nvidia-smi fails: {error}", "check the driver; the quick start needs no GPU"
+        )
     return Check("gpu", True, "; ".join(done.stdout.split("\n")).strip("; ") or "none found")
 
 
@@ -277,8 +262,7 @@ def _check_backend(name: str, backend: SandboxBackend) -> Check:
         guards = run_selftest(backend)
     except ComposerError as error:
         return Check(label, False, f"optional: {error.message}", error.fix)
-    broken = [guard for guard in guards if not guard.ok]
-    if broken:
-        detail = "; ".join(f"{guard.name}: {guard.detail}" for guard in broken)
-        return Check(label, False, f"optional: {detail}", f"composer-rl sandbox selftest --backend {name}")
+    if broken := [f"{guard.name}: {guard.detail}" for guard in guards if not guard.ok]:
+        fix = f"composer-rl sandbox selftest --backend {name}"
+        return Check(label, False, f"optional: {'; '.join(broken)}", fix)
     return Check(label, True, f"all {len(guards)} guards hold; {available.detail}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.cluster import check_cluster, placed_at
-from composer_replication.cli.flags import add_ray_flag, refuse_unwritable, whole_number
+from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.errors import UsageError, needs_extra
 
@@ -25,49 +25,10 @@ _SIDES = ("shown", "paid", "visible", "hidden")
 """The tests of a task: visible ones that the policy can read, that it cannot, both, and those that are no part of a reward."""
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "eval",
-        parents=[common],
-        help="pass rates of a model on tasks",
-        description="Sample attempts at every task and grade them by visible and by hidden tests, each in its own "
-        "sandbox: single answers, or episodes with tools where the run or --recipe has an [agent] table. Intervals "
-        "(95%, Wilson) speak of fresh samples on these tasks, not of other tasks.",
-    )
-    parser.add_argument(
-        "model", metavar="MODEL_OR_RUN", help="a run folder, a model folder or name, package:NAME==VERSION"
-    )
-    parser.add_argument("--tasks", type=Path, required=True, metavar="DIR", help="a task store")
-    parser.add_argument(
-        "--samples", type=whole_number(), default=4, metavar="K", help="samples a task (default 4)"
-    )
-    parser.add_argument("--seed", type=whole_number(0), default=0)
-    parser.add_argument(
-        "--recipe",
-        type=Path,
-        metavar="RECIPE.toml",
-        help="attempt as rollouts of this recipe do: prompts, sampling, tools, limits; a run has its own",
-    )
-    parser.add_argument(
-        "--endpoint",
-        metavar="URL",
-        help="a vLLM server that samples the episodes; of MODEL_OR_RUN only tokenizer and settings are read",
-    )
-    parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
-    parser.add_argument("--prompt-style", choices=["completion", "chat"], help="default completion")
-    parser.add_argument(
-        "--update-difficulty",
-        action="store_true",
-        help="keep each task's pass rate in the store; the same seed replaces, another adds its samples",
-    )
-    add_ray_flag(parser, "grade the answers", "the model stays here, and the rates are the same")
-    parser.set_defaults(run="composer_replication.cli.eval_verb:run")
-
-
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Evaluate."""
     from composer_replication.cli import assembly
-    from composer_replication.cli.agent_assembly import check_agent, open_actors, open_episode_sampler
+    from composer_replication.cli.assembly import check_agent, open_actors, open_episode_sampler
     from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
     from composer_replication.rollouts.generations.episode_player import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty

@@ -9,17 +9,6 @@ from typing import Any
 from composer_replication.errors import UsageError
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "explain",
-        parents=[common],
-        help="what an error code means",
-        description="What an error code means, why it happens and what to do.",
-    )
-    parser.add_argument("code", metavar="CODE", help="for example CR0204")
-    parser.set_defaults(run="composer_replication.cli.explain_verb:run")
-
-
 def load_explanations() -> dict[str, dict[str, Any]]:
     """Every entry of ``explanations/*.toml`` by code, in order."""
     import tomllib

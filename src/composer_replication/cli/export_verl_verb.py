@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_set_flag, refuse_unwritable
+from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import UsageError, needs_extra
 
@@ -15,43 +16,30 @@ if TYPE_CHECKING:
     from composer_replication.config import RunConfig
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "export-verl",
-        parents=[common],
-        help="what verl needs to train on a recipe's tasks",
-        description="Build the recipe's tasks and write their rows as Parquet, our agent loop, the recipe and run.sh, "
-        "which starts verl.trainer.main_ppo with our advantage, loss, reward and guard. docs/verl.md says what verl "
-        "cannot carry.",
-    )
-    parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    add_set_flag(parser)
-    parser.set_defaults(run="composer_replication.cli.export_verl_verb:run")
-
-
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Export."""
-    from composer_replication.cli import assembly
-    from composer_replication.cli.assembly import check_recipe
+    from composer_replication.cli.assembly import check_recipe, open_tasks
     from composer_replication.cli.task_division import divide_tasks
     from composer_replication.config import TasksSection, dump_config, load_config, parse_override
     from composer_replication.run_folder import write_atomic, write_json
 
     config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
-    out = args.out.resolve()
+    recipe_folder, out = args.recipe.resolve().parent, args.out.resolve()
     if out.exists() and any(out.iterdir()):
-        raise UsageError("CR0207", "the folder is not empty.", where=str(out), fix="choose another --out.")
-    problem = _problem(config)
+        raise UsageError("CR0231", "the folder is not empty.", where=str(out), fix="choose another --out.")
+    problem = ""
+    if config.agent is None:
+        problem = "the recipe has no [agent] table, and verl is given episodes"
+    elif config.agent.summary_tokens:
+        problem = "agent.summary_tokens goes on in new conversations, and a row of verl is one"
     if problem:
-        raise UsageError(
-            "CR0951", f"{problem}.", where=str(args.recipe), fix="docs/verl.md says what verl carries."
-        )
-    check_recipe(config, args.recipe.resolve().parent)
+        fix = "docs/verl.md says what verl carries."
+        raise UsageError("CR0951", f"{problem}.", where=str(args.recipe), fix=fix)
+    check_recipe(config, recipe_folder)
     refuse_unwritable(out)
     with progress_bar(quiet=args.quiet) as report:
-        store = assembly.open_tasks(config, args.recipe.resolve().parent, report)
-    tasks = divide_tasks(config, store, args.recipe.resolve().parent)
+        store = open_tasks(config, recipe_folder, report)
+    tasks = divide_tasks(config, store, recipe_folder)
     out.mkdir(parents=True, exist_ok=True)
     _write(config, store, tasks, out)
     here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
@@ -69,17 +57,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return result, 0
 
 
-def _problem(config: RunConfig) -> str:
-    """Why verl cannot train by this recipe; empty where it can."""
-    if config.agent is None:
-        return "the recipe has no [agent] table, and verl is given episodes"
-    if config.heldout is None and config.guard is not None:
-        return "the recipe has a [guard] and no [heldout] tasks for it"
-    if config.agent.summary_tokens:
-        return "agent.summary_tokens goes on in new conversations, and a row of verl is one"
-    return ""
-
-
 def _not_carried(config: RunConfig) -> list[str]:
     """What of the recipe has no place in verl."""
     found = {
@@ -95,8 +72,7 @@ def _not_carried(config: RunConfig) -> list[str]:
 
 
 def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
-    from composer_replication.cli.agent_assembly import open_player
-    from composer_replication.cli.assembly import open_grader
+    from composer_replication.cli.assembly import open_grader, open_player
     from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
     from composer_replication.rollouts.environment.feature_deletion_env import first_message
     from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -110,11 +86,8 @@ def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
             name = str(out / "model")
             model.save_pretrained(name)
             tokenizer.save_pretrained(name)
-        grader = open_grader(config, store)
-        try:
+        with closing(open_grader(config, store)) as grader:
             talk = open_player(config, grader, tokenizer).talk
-        finally:
-            grader.close()
         longest = 0
         for side, is_heldout in (("train", False), ("heldout", True)):
             chosen = tasks.heldout if is_heldout else tasks.train

@@ -1,20 +1,102 @@
-"""What several verbs have in common on the command line: numbers with a range, folders that are written, sandboxes, Ray."""
+"""The arguments of a verb, as ``command_line.toml`` declares them, and what verbs do with those that several have."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import UsageError
 
 
+@cache
+def declared_verbs() -> dict[str, Any]:
+    """The tables of ``command_line.toml`` by verb."""
+    import tomllib
+
+    return tomllib.loads(Path(__file__).with_name("command_line.toml").read_text(encoding="utf-8"))
+
+
+def add_verb(subparsers: Any, common: argparse.ArgumentParser, name: str, table: Mapping[str, Any]) -> None:
+    """Add a verb of the file to the parser: its arguments, or its sub-verbs."""
+    is_group = "run" not in table
+    parser = subparsers.add_parser(
+        name,
+        parents=[] if is_group else [common],
+        help=table["help"],
+        description=table.get("description", table["help"]),
+        usage=table.get("usage"),
+    )
+    if is_group:
+        verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
+        for word, inner in table.items():
+            if isinstance(inner, dict):
+                add_verb(verbs, common, word, inner)
+        if "also" in table:
+            load(f"{__package__}.{table['also']}")(verbs, common)
+        return
+    add_arguments(parser, table["arguments"])
+    parser.set_defaults(**{key: f"{__package__}.{table[key]}" for key in ("run", "render") if key in table})
+
+
+def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
+    """Add arguments as the file writes them."""
+    for row in rows:
+        if isinstance(row, str):
+            add_arguments(parser, declared_verbs()["shared"][row])
+        else:
+            _add_argument(parser, row)
+
+
+def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
+    """One row; the first lines of the file say what stands in it."""
+    more = row[-1] if isinstance(row[-1], dict) else {}
+    parts: list[Any] = [*(part for part in row if part is not more), None, None]
+    usage, text, kind, default = parts[:4]
+    name, _, metavar = usage.partition(" ")
+    options: dict[str, Any] = {"help": text}
+    if isinstance(kind, list):
+        options["choices"] = kind
+    elif not metavar:
+        options["action"] = "store_true"
+    elif kind:
+        options["type"] = _type_of(kind)
+    if metavar:
+        options["metavar"] = metavar.rstrip("+?")
+        options |= {"nargs": metavar[-1]} if metavar[-1] in "+?" else {}
+    if default == "required":
+        options["required"] = True
+    elif default is not None:
+        options["default"] = Path(default) if kind == "path" else default
+        options |= {"action": "append"} if isinstance(default, list) else {}
+    parser.add_argument(name, **options | more)
+
+
+def _type_of(kind: str) -> Callable[[str], Any]:
+    """The function that reads a type of the file: ``path``, ``int``, ``float``, ``1..``, ``1..1024``, ``>=0``, ``>0``."""
+    if kind in ("path", "int", "float"):
+        return {"path": Path, "int": int, "float": float}[kind]
+    if bounds := re.fullmatch(r"(\d+)\.\.(\d*)", kind):
+        return whole_number(int(bounds[1]), int(bounds[2] or 2**32 - 1))
+    return number(float(kind.lstrip(">=")), is_above="=" not in kind)
+
+
+def load(dotted: str) -> Any:
+    """What ``module:name`` names."""
+    from importlib import import_module
+
+    module, _, name = dotted.partition(":")
+    return getattr(import_module(module), name)
+
+
 def whole_number(least: int = 1, most: int = 2**32 - 1) -> Callable[[str], int]:
-    """A type for ``add_argument``: whole numbers in [least, most]; others are refused as arguments are read (CR0206)."""
+    """A type of arguments: whole numbers in [least, most]; others are refused as arguments are read (CR0206)."""
 
     def convert(text: str) -> int:
         try:
@@ -29,7 +111,7 @@ def whole_number(least: int = 1, most: int = 2**32 - 1) -> Callable[[str], int]:
 
 
 def number(least: float = 0.0, *, is_above: bool = False) -> Callable[[str], float]:
-    """A type for ``add_argument``: finite numbers from ``least`` on, or above it."""
+    """A type of arguments: finite numbers from ``least`` on, or above it."""
 
     def convert(text: str) -> float:
         try:
@@ -42,12 +124,6 @@ def number(least: float = 0.0, *, is_above: bool = False) -> Callable[[str], flo
         return value
 
     return convert
-
-
-def add_set_flag(parser: argparse.ArgumentParser) -> None:
-    """``--set KEY=VALUE``, any number of times."""
-    told: dict[str, Any] = {"metavar": "KEY=VALUE", "help": "override a recipe key"}
-    parser.add_argument("--set", dest="overrides", action="append", default=[], **told)
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -70,23 +146,7 @@ def refuse_unwritable(path: Path) -> None:
 
 def add_isolation_flags(parser: argparse.ArgumentParser) -> None:
     """``--backend`` and ``--i-accept-no-isolation [GUARD]``; a verb begins with ``chosen_backend``."""
-    parser.add_argument(
-        "--backend",
-        metavar="NAME",
-        help="bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or "
-        "package.module:Class (default: the first of the first two that works here)",
-    )
-    parser.add_argument(
-        "--i-accept-no-isolation",
-        metavar="GUARD",
-        nargs="?",
-        action="append",
-        const="everything",
-        default=[],
-        dest="accepted",
-        help="do without a guard of the self-test, by its name; may be given several times; without a name: without any "
-        "isolation, which the backend none needs: what is run can do whatever you can",
-    )
+    add_arguments(parser, ["isolation"])
 
 
 def chosen_backend(args: argparse.Namespace) -> str:
@@ -119,16 +179,3 @@ def isolation_lines(result: dict[str, Any]) -> list[str]:
     """What a person reads of it."""
     names = result.get("accepted_no_isolation", [])
     return [f"Accepted to do without isolation: {', '.join(names)}."] if names else []
-
-
-# --------------------------------------------------------------------------- Ray
-
-
-def add_ray_flag(parser: argparse.ArgumentParser, does: str, same: str) -> None:
-    """``--ray ADDRESS``: what it ``does`` there, and what is the ``same`` as without it."""
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help=f"{does} on a Ray cluster: auto (of this machine, or RAY_ADDRESS), HOST:PORT of its head, or "
-        f"ray://HOST:PORT from outside; {same}",
-    )

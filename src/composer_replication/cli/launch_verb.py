@@ -6,65 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_set_flag
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.launch.job import Job
 
-_HERE = "composer_replication.cli.launch_verb"
 _QUESTIONS = ("status", "logs", "stop")
 _FAILED = 4
 _EXTRAS = {"ray": "ray", "sagemaker": "aws", "eks": "aws"}
 
 Result = dict[str, Any]
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb; its first word is a recipe, or a question about a job."""
-    parser = subparsers.add_parser(
-        "launch",
-        parents=[common],
-        help="run a recipe on this machine, Slurm, Ray, Kubernetes, EKS, SageMaker or a cloud",
-        usage="composer-rl launch RECIPE.toml --to TARGET [options]\n       composer-rl launch status|logs|stop JOB",
-        description="Render a job from a recipe and submit it by the target's own client. A run that the guard has "
-        "halted (exit code 5) is never started again. `status` has exit code 5 for such a run, 4 for one that failed.",
-    )
-    parser.add_argument("recipe", metavar="RECIPE.toml", help="or status, logs, stop")
-    parser.add_argument("job", metavar="JOB", nargs="?", help="name of a job, after status, logs or stop")
-    parser.add_argument(
-        "--to", metavar="TARGET", help="local, slurm, ray, kuberay, kubernetes, eks, sagemaker, skypilot"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be submitted, and submit nothing"
-    )
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="with --dry-run: write the files there, the recipe's too"
-    )
-    parser.add_argument("--name", help="of the job (default: the name of the recipe's folder)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines of each replica")
-    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="of each node")
-    parser.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="trainers that agree from time to time"
-    )
-    add_set_flag(parser)
-    parser.add_argument(
-        "--option", metavar="KEY=VALUE", action="append", default=[], help="of the target: docs/scale.md"
-    )
-    parser.add_argument(
-        "--options", metavar="FILE.toml", type=Path, help="a table of such options for each target"
-    )
-    parser.add_argument(
-        "--env", metavar="NAME=VALUE", action="append", default=[], help="variable of the run"
-    )
-    parser.add_argument(
-        "--secret", metavar="NAME", action="append", default=[], help="variable by reference alone"
-    )
-    parser.add_argument("--accelerate", metavar="FILE", default="", help="beside the recipe: fsdp2.yaml")
-    parser.add_argument(
-        "--jobs", metavar="FOLDER", type=Path, default=Path("jobs"), help="where jobs are kept"
-    )
-    parser.set_defaults(run=f"{_HERE}:run")
 
 
 def run(args: argparse.Namespace) -> tuple[Result, int]:

@@ -104,28 +104,20 @@ def write_crash_bundle(error: BaseException, argv: Sequence[str]) -> Path | None
         Its path; None when neither can be written.
     """
     versions = [f"{name} {version}" for name in _PACKAGES if (version := package_version(name))]
-    lines = [
-        f"composer-replication {__version__}",
-        f"python {platform.python_version()}, {platform.platform()}",
-        *versions,
-        f"arguments {' '.join(argv)}",
-        "",
-        *traceback.format_exception(error),
-    ]
+    head = f"composer-replication {__version__}\npython {platform.python_version()}, {platform.platform()}"
+    lines = [head, *versions, f"arguments {' '.join(argv)}", "", *traceback.format_exception(error)]
     text = redact("\n".join(lines)).encode(errors="backslashreplace")
+    prefix = time.strftime("composer-rl-crash-%Y%m%dT%H%M%S-")
     for folder_of in (_cache_crash_folder, lambda: Path(tempfile.gettempdir())):
+        name = None
         try:
-            stamp = time.strftime("%Y%m%dT%H%M%S")
-            descriptor, name = tempfile.mkstemp(".txt", f"composer-rl-crash-{stamp}-", folder_of())
-        except (OSError, ImportError):  # the next folder is tried; the caller says so when none is left
-            continue
-        try:
+            descriptor, name = tempfile.mkstemp(".txt", prefix, folder_of())
             with open(descriptor, "wb") as handle:
                 handle.write(text)
-        except OSError:  # the disk is full
-            Path(name).unlink(missing_ok=True)
-        else:
             return Path(name)
+        except (OSError, ImportError):  # the next folder is tried; the caller says so when none is left
+            if name is not None:  # the disk is full
+                Path(name).unlink(missing_ok=True)
     return None
 
 

@@ -1,9 +1,8 @@
 """The frame of ``composer-rl``: parse, run one verb, print one result, map every error to its exit code.
 
-A verb is a module of this folder with ``add_parser(subparsers, common)``, which sets the
-default ``run="module:function"``. The function takes the parsed arguments and returns
-``(result, exit code)``; ``render(result) -> str`` of the same module is what a person
-reads. A verb's module imports nothing heavy, so that ``--help`` is instant.
+``command_line.toml`` declares the verbs; those that it does not know declare themselves, by ``add_parser(subparsers,
+common)`` of their module. The function that a verb names takes the parsed arguments and returns ``(result, exit code)``;
+``render(result) -> str`` of the same module is what a person reads. Nothing heavy is imported, so that ``--help`` is instant.
 
 Standard output carries the result and nothing else: whatever a verb prints on the way
 goes to standard error, so that ``--json`` is exactly one JSON object.
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 
 from composer_replication import __version__
 from composer_replication.cli.cluster import launched_rank
+from composer_replication.cli.flags import add_verb, declared_verbs, load
 from composer_replication.cli.terminal import visible
 from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, UsageError
 
@@ -100,7 +100,11 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     names = [name for name in VERBS if name == f"{only}_verb"]
     for name in names or VERBS:
-        import_module(f"{__package__}.{name}").add_parser(subparsers, common)
+        word = name.removesuffix("_verb").replace("_", "-")
+        if word in declared_verbs():
+            add_verb(subparsers, common, word, declared_verbs()[word])
+        else:
+            import_module(f"{__package__}.{name}").add_parser(subparsers, common)
     return parser
 
 
@@ -119,9 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parse(words)
         with _orderly_end(), contextlib.redirect_stdout(sys.stderr):
-            result, exit_code = _load(args.run)(args)
+            result, exit_code = load(args.run)(args)
         beside = f"{args.run.partition(':')[0]}:render"  # a verb of several sub-verbs may name another
-        text = _to_json(result) if args.json else _load(getattr(args, "render", beside))(result)
+        text = _to_json(result) if args.json else load(getattr(args, "render", beside))(result)
         if args.verb == "train" and launched_rank():
             text = ""  # the first process of the launch says it
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
@@ -179,11 +183,6 @@ def _to_json(value: dict[str, Any]) -> str:
     import json
 
     return json.dumps(value, allow_nan=False)
-
-
-def _load(dotted: str) -> Any:
-    module, _, function = dotted.partition(":")
-    return getattr(import_module(module), function)
 
 
 def _print_result(text: str, exit_code: int) -> int:

@@ -6,24 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.flags import whole_number
 from composer_replication.cli.train_verb import render as render_run
 from composer_replication.errors import MissingError, needs_extra
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "quickstart",
-        parents=[common],
-        help="real repositories, a real model, a guarded run, a report",
-        description="Build pinned tasks from real repositories, train SmolLM2-135M on them under the guard, report.",
-    )
-    parser.add_argument(
-        "--steps", type=whole_number(), metavar="N", help="training steps (default: the recipe's)"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of the run (default: the recipe's)")
-    parser.add_argument("--out", type=Path, metavar="RUN", default=Path("runs/quickstart"))
-    parser.set_defaults(run="composer_replication.cli.quickstart_verb:run")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -38,15 +22,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def render(result: dict[str, Any]) -> str:
-    lines = [
-        f"time       {result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
-        render_run(result),
-    ]
-    if result["before"] and result["after"]:
-        lines += [
-            _before_after(side, result["before"][side], result["after"][side])
-            for side in ("train", "heldout")
-        ]
+    took = f"{result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB"
+    lines = [f"time       {took}", render_run(result)]
+    before, after = result["before"], result["after"]
+    if before and after:
+        lines += [_before_after(side, before[side], after[side]) for side in ("train", "heldout")]
     return "\n".join(lines)
 
 

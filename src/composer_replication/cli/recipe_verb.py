@@ -7,13 +7,14 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import refuse_unwritable
-from composer_replication.cli.terminal import note
+from composer_replication.cli.terminal import columns, note
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from composer_replication.config import RunConfig
     from composer_replication.tasks.store import TaskStore
 
-_HERE = "composer_replication.cli.recipe_verb"
 GROUP_SIZE, PROMPTS_PER_STEP = 8, 2
 """Completions of one prompt, whose mean is the baseline, and prompts of a step: the sizes of the quick start."""
 MEMORY_SHARE = 0.7
@@ -31,32 +31,18 @@ _MANY_HELDOUT, _FEW_TASKS = 16, 40
 _LARGE_MODEL = 3 * 10**9
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser("recipe", help="write a run.toml for your own tasks and model")
-    verbs = parser.add_subparsers(dest="recipe_verb", metavar="VERB", required=True, title="verbs")
-    new = verbs.add_parser(
-        "new",
-        parents=[common],
-        help="write a run.toml",
-        description="Write a run.toml for a task store and a model, and estimate memory and time of a step by a short "
-        "try of the model and of the sandbox on this machine. Nothing is trained. An existing file stays as it is.",
-    )
-    new.add_argument("--tasks", metavar="DIR", type=Path, required=True, help="a task store")
-    new.add_argument(
-        "--model", metavar="M", required=True, help="a folder, a model's name, or package:NAME==VERSION"
-    )
-    new.add_argument("--sha256", metavar="HASH", default="", help="of the wheel of a package: model")
-    new.add_argument(
-        "--prompt-style",
-        choices=("completion", "chat"),
-        default="completion",
-        help="chat needs an instruction-tuned model (default: completion)",
-    )
-    new.add_argument("--seed", metavar="N", type=int, default=0, help="of the run (default: 0)")
-    new.add_argument(
-        "--out", metavar="FILE", type=Path, default=Path("run.toml"), help="a new file (default: run.toml)"
-    )
-    new.set_defaults(run=f"{_HERE}:run", render=f"{_HERE}:render")
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a recipe is cut to; as it stands it is enough to divide the tasks."""
+
+    num_train: int = 1
+    num_heldout: int = 1
+    num_prompts: int = 1
+    num_tokens: int = 16
+    num_parameters: int = 0
+    is_shared: bool = False
+    cpu_threads: int = 0
+    dtype: str = "float32"
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -96,7 +82,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         sizes, estimate = _try_model(config, store, tasks)
         tell("sandbox: trying the tests")
         grading = _grading_seconds(config, store, tasks)
-    text = recipe_text(args, folder, **sizes)
+    text = recipe_text(args, folder, sizes)
     written = parse_config(tomllib.loads(text), where=str(args.out))
     rows, jobs = written.trl["per_device_train_batch_size"], config.rollouts.grading_jobs
     estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + rows * grading / jobs, 3)
@@ -115,21 +101,22 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 def render(result: dict[str, Any]) -> str:
     """The estimate, and whether it fits."""
-    free = result["free_memory_bytes"]
-    lines = [
-        f"recipe     {result['recipe']}",
-        f"tasks      {result['train_tasks']} to train on, {result['heldout_tasks']} held out",
-        f"memory     {result['memory_bytes'] / 1e9:.1f} GB on {result['device']}"
-        + (f", {free / 1e9:.1f} GB are free" if free else ""),
-        f"a step     about {result['seconds_per_step']:.1f} s, without held-out evaluations",
-        f"the run    {result['steps']} steps, about {result['steps'] * result['seconds_per_step'] / 60:.0f} minutes",
-    ]
-    if not result["fits"]:
-        lines.append("It does not fit: take a smaller model, or a machine with more memory.")
-    return "\n".join(lines)
+    free, step = result["free_memory_bytes"], result["seconds_per_step"]
+    memory = f"{result['memory_bytes'] / 1e9:.1f} GB on {result['device']}"
+    text = columns(
+        {
+            "recipe": result["recipe"],
+            "tasks": f"{result['train_tasks']} to train on, {result['heldout_tasks']} held out",
+            "memory": memory + (f", {free / 1e9:.1f} GB are free" if free else ""),
+            "a step": f"about {step:.1f} s, without held-out evaluations",
+            "the run": f"{result['steps']} steps, about {result['steps'] * step / 60:.0f} minutes",
+        }
+    )
+    too_large = "It does not fit: take a smaller model, or a machine with more memory."
+    return text if result["fits"] else f"{text}\n{too_large}"
 
 
-def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[dict[str, Any], dict[str, Any]]:
+def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[Sizes, dict[str, Any]]:
     """The sizes of the recipe, and what a step of it costs: load, sample one group and train on it."""
     from composer_replication.cli.assembly import training_rows
     from composer_replication.cli.doctor_verb import available_memory_bytes
@@ -155,18 +142,19 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     typical, longest = prompts[len(prompts) // 2], len(prompts[-1])
     num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
     with within_memory(config.model.name):
-        sizes = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
-        cost = measure_step(model, tokenizer, typical, longest=longest, **sizes)
-    return {
-        "num_train": len(tasks.train),
-        "num_heldout": len(tasks.heldout),
-        "num_prompts": num_prompts,
-        "num_tokens": num_tokens,
-        "num_parameters": num_parameters,
-        "is_shared": cost.is_shared,
-        "cpu_threads": device.cpu_threads,
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }, {
+        step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
+        cost = measure_step(model, tokenizer, typical, longest=longest, **step)
+    sizes = Sizes(
+        num_train=len(tasks.train),
+        num_heldout=len(tasks.heldout),
+        num_prompts=num_prompts,
+        num_tokens=num_tokens,
+        num_parameters=num_parameters,
+        is_shared=cost.is_shared,
+        cpu_threads=device.cpu_threads,
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+    return sizes, {
         "memory_bytes": cost.memory_bytes,
         "free_memory_bytes": device.free_bytes,
         "fits": device.free_bytes is None or cost.memory_bytes <= MEMORY_SHARE * device.free_bytes,
@@ -179,14 +167,12 @@ def _grading_seconds(config: RunConfig, store: TaskStore, tasks: RunTasks) -> fl
     """Wall seconds of one test run of a golden body."""
     from composer_replication.cli.assembly import open_grader
 
-    grader, task = open_grader(config, store), tasks.train[0]
-    try:
+    task = tasks.train[0]
+    with closing(open_grader(config, store)) as grader:
         store.environment(task)  # made now, if ever
         started = time.monotonic()
         grader.grade(task, store.golden_body(task))
         return time.monotonic() - started
-    finally:
-        grader.close()
 
 
 def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
@@ -202,24 +188,12 @@ def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
     return min(1024, max(16, 2 * room + 64 if as_chat else room))
 
 
-def recipe_text(
-    args: argparse.Namespace,
-    folder: Path,
-    *,
-    num_train: int = 1,
-    num_heldout: int = 1,
-    num_prompts: int = 1,
-    num_tokens: int = 16,
-    num_parameters: int = 0,
-    is_shared: bool = False,
-    cpu_threads: int = 0,
-    dtype: str = "float32",
-) -> str:
+def recipe_text(args: argparse.Namespace, folder: Path, sizes: Sizes | None = None) -> str:
     """The whole recipe: steps that show each task eight times, in [30, 300].
 
     The store's path is relative where it lies beside or below the recipe, so that both can be moved. More than 16
     held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are measured before and after with four
-    samples each. The learning rates are rules of thumb. Without sizes it is enough to divide the tasks.
+    samples each. The learning rates are rules of thumb.
     """
     import json
     from importlib.resources import files
@@ -229,26 +203,26 @@ def recipe_text(
     from composer_replication.cli.task_division import FILE_NAME
     from composer_replication.config import GuardSection
 
+    of = sizes or Sizes()
     store, model = args.tasks.resolve(), Path(args.model)
     name = {"name": str(model.resolve()) if model.is_dir() else args.model}
     template = (files("composer_replication.cli") / "new_recipe.template").read_text()
+    where = str(store.relative_to(folder) if store.is_relative_to(folder) else store)
     return template.format(
         seed=args.seed,
         model=tomli_w.dumps(name | ({"sha256": args.sha256} if args.sha256 else {})),
-        dtype=dtype,
-        store=tomli_w.dumps(
-            {"store": str(store.relative_to(folder) if store.is_relative_to(folder) else store)}
-        ).strip(),
+        dtype=of.dtype,
+        store=tomli_w.dumps({"store": where}).strip(),
         division="" if (store / FILE_NAME).is_file() else "fraction = 0.3\n",
-        sample_size=_MANY_HELDOUT if num_heldout > _MANY_HELDOUT else 0,
-        before_and_after_samples=4 if num_train + num_heldout <= _FEW_TASKS else 0,
+        sample_size=_MANY_HELDOUT if of.num_heldout > _MANY_HELDOUT else 0,
+        before_and_after_samples=4 if of.num_train + of.num_heldout <= _FEW_TASKS else 0,
         prompt_style=args.prompt_style,
         guard=tomli_w.dumps(GuardSection().model_dump()),
-        prefix_sharing=json.dumps(is_shared),
-        cpu_threads=cpu_threads,
-        max_steps=min(300, max(30, math.ceil(8 * num_train / num_prompts))),
-        learning_rate=5e-5 if num_parameters >= _LARGE_MODEL else 1e-4,
-        num_rows=num_prompts * GROUP_SIZE,
+        prefix_sharing=json.dumps(of.is_shared),
+        cpu_threads=of.cpu_threads,
+        max_steps=min(300, max(30, math.ceil(8 * of.num_train / of.num_prompts))),
+        learning_rate=5e-5 if of.num_parameters >= _LARGE_MODEL else 1e-4,
+        num_rows=of.num_prompts * GROUP_SIZE,
         group_size=GROUP_SIZE,
-        num_tokens=num_tokens,
+        num_tokens=of.num_tokens,
     )

@@ -21,7 +21,6 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 from composer_replication import __version__
-from composer_replication.cli.flags import add_set_flag, whole_number
 from composer_replication.errors import (
     HALTED_EXIT_CODE,
     MissingError,
@@ -37,48 +36,7 @@ if TYPE_CHECKING:
     from composer_replication.replicas.rounds import Rounds
     from composer_replication.run_folder import RunFolder
 
-_HERE = "composer_replication.cli.replicas_verb"
-_LIGHTHOUSE_PORT = 29510
 _CHILD_PATIENCE_SECONDS = 30.0
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser("replicas", help="several trainers of one run", description=__doc__)
-    verbs = parser.add_subparsers(dest="replicas_verb", metavar="VERB", required=True, title="verbs")
-    start = verbs.add_parser(
-        "start",
-        parents=[common],
-        help="run all replicas of a recipe on this machine",
-        description="Start N replicas as processes of this machine, each with a run folder of its own, and a lighthouse where "
-        "the recipe's transport is torchft. A recipe without [replicas] gets an object store in the folder --out. Exit code 5: "
-        "a guard halted the run.",
-    )
-    start.add_argument("recipe", metavar="RECIPE.toml", type=Path)
-    start.add_argument("--local", metavar="N", type=whole_number(), required=True, help="how many replicas")
-    add_set_flag(start)
-    start.add_argument(
-        "--out", metavar="RUNS", type=Path, help="folder of all run folders (default: runs/NAME)"
-    )
-    start.add_argument("--resume", action="store_true", help="go on where the replicas were")
-    start.set_defaults(run=f"{_HERE}:run_start", render=f"{_HERE}:render_start")
-    light = verbs.add_parser(
-        "lighthouse",
-        parents=[common],
-        help="serve replicas on one network until Ctrl-C",
-        description="Serve torchft's lighthouse at PORT, and the records of the run at PORT + 1. COMPOSER_REPLICAS_TOKEN is the "
-        "secret that replicas must show. torchft's own port asks for none: bind it to a private network.",
-    )
-    light.add_argument("--bind", metavar="HOST:PORT", default=f"127.0.0.1:{_LIGHTHOUSE_PORT}")
-    light.add_argument(
-        "--min-replicas", metavar="N", type=int, default=1, help="without which there is no quorum"
-    )
-    light.add_argument(
-        "--grace-seconds", metavar="S", type=float, default=60.0, help="how long a quorum waits for all"
-    )
-    light.add_argument(
-        "--records", metavar="FOLDER", type=Path, help="keep the run's records there, for a restart"
-    )
-    light.set_defaults(run=f"{_HERE}:run_lighthouse", render=f"{_HERE}:render_lighthouse")
 
 
 def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -251,17 +209,6 @@ class Replica:
         trainer.add_callback(ReplicaCallback(trainer, loop, identity))
 
 
-def add_replica_flags(parser: argparse.ArgumentParser) -> None:
-    """``--replica I --of N``."""
-    parser.add_argument(
-        "--replica",
-        metavar="I",
-        type=int,
-        help="join as replica I, counted from 0; the recipe has [replicas]",
-    )
-    parser.add_argument("--of", dest="num_replicas", metavar="N", type=int, help="sets replicas.num_replicas")
-
-
 def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> dict[str, str]:
     """What every replica of a run must share."""
     from composer_replication.cli.assembly import recipe_sha256
@@ -270,7 +217,7 @@ def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> d
         "version": __version__,
         "recipe": recipe_sha256(config),
         "tasks": store,
-        "split": tasks.split.fingerprint if tasks.split else "",
+        "split": tasks.split_fingerprint,
         "model": model,
     }
 
@@ -283,12 +230,8 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
     if options is None or options.num_replicas == 1 or number is None:
         yield None
         return
-    opened = _torchft_rounds if options.transport == "torchft" else _store_rounds
-    rounds = opened(options, number)
-    try:
+    with closing(_open_rounds(options, number)) as rounds:
         yield Replica(number, options, rounds)
-    finally:
-        rounds.close()
 
 
 def _check_number(options: ReplicasSection | None, number: int | None) -> None:
@@ -305,7 +248,17 @@ def _check_number(options: ReplicasSection | None, number: int | None) -> None:
         raise UsageError("CR0206", f"{problem}.", where="composer-rl train", fix=fix)
 
 
-def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
+def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
+    """The way to the others, tried once."""
+    rounds: Rounds
+    if options.transport == "torchft":
+        quiet_torchft()
+        with needs_extra("replicas", "torchft"):
+            from composer_replication.replicas.torchft_rounds import TorchftRounds
+
+        rounds = TorchftRounds(options, token=replica_token(), replica=number)
+        rounds.probe()
+        return rounds
     with needs_extra("replicas", "an object store for replicas"):
         import obstore  # noqa: F401
 
@@ -315,16 +268,6 @@ def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
     store = open_store(options.transport, patience_seconds=options.deadline_seconds)
     store.probe()
     return StoreRounds(store, options, replica=number)
-
-
-def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
-    quiet_torchft()
-    with needs_extra("replicas", "torchft"):
-        from composer_replication.replicas.torchft_rounds import TorchftRounds
-
-    rounds = TorchftRounds(options, token=replica_token(), replica=number)
-    rounds.probe()
-    return rounds
 
 
 def replica_token() -> str:

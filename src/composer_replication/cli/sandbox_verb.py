@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import add_isolation_flags, given_up, isolation_lines, number
+from composer_replication.cli.flags import given_up, isolation_lines
 from composer_replication.cli.terminal import Report, progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
@@ -19,49 +19,12 @@ _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "sandbox", help="test the jail, or run a command in it", description=__doc__
-    )
-    verbs = parser.add_subparsers(dest="sandbox_verb", metavar="VERB", required=True, title="verbs")
-
-    selftest = verbs.add_parser(
-        "selftest",
-        parents=[common],
-        help="try to break out of the jail",
-        description="Try every guard of the jail for real, in about five seconds. Exit code 3 when one does not hold.",
-    )
-
-    execute = verbs.add_parser(
-        "exec",
-        parents=[common],
-        help="run one command in the jail",
-        description="Run one command in the jail, on a private copy of --tree: the folder itself is never changed, "
-        "and what the command writes is gone afterwards. Exit code 0 whatever the command's own exit code is "
-        "(it is in exit_code); 3 when the jail itself failed.",
-    )
-    execute.add_argument(
-        "--tree", metavar="FOLDER", type=Path, help="start in a copy of it (default: an empty folder)"
-    )
-    execute.add_argument(
-        "--timeout",
-        metavar="S",
-        type=number(0.0, is_above=True),
-        default=_DEFAULT_TIMEOUT_SECONDS,
-        help="kill the command and all that it started after S seconds (default: %(default)g)",
-    )
-    execute.add_argument("command", metavar="CMD", nargs="+", help="after --: the program and its arguments")
-    for sub_verb in (selftest, execute):
-        add_isolation_flags(sub_verb)
-        sub_verb.set_defaults(run="composer_replication.cli.sandbox_verb:run")
-
-
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Do what was asked; where guards were given up, the result names them, and ``ok`` is about the others."""
     from composer_replication.sandbox.acceptance import accept
 
     accept(args.accepted)
-    if args.sandbox_verb == "exec":
+    if args.sub_verb == "exec":
         return _execute(args)
     with progress_bar(quiet=args.quiet) as report:
         return _selftest(args.backend, report)

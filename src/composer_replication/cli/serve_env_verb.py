@@ -4,60 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from composer_replication.cli.flags import add_isolation_flags, chosen_backend, number, whole_number
+from composer_replication.cli.flags import chosen_backend
 from composer_replication.errors import needs_extra
-from composer_replication.records import MonitorMode
 
 _INTERRUPTED = 130
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "serve-env",
-        parents=[common],
-        help="serve tasks as environments to OpenEnv clients",
-        description="Serve the tasks of a store: each WebSocket session attempts tasks in sandboxes of its own, and is "
-        "told the reward. The address is printed on standard error. SIGTERM ends the server with exit code 0, Ctrl-C with "
-        "130; attempts that are under way are lost. There is no password: whoever reaches the port may use the sandboxes.",
-    )
-    parser.add_argument("tasks", metavar="DIR", type=Path, help="a task store")
-    parser.add_argument("--port", type=int, required=True, metavar="N", help="0 takes a free one")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default %(default)s")
-    parser.add_argument(
-        "--max-sessions",
-        type=whole_number(most=1024),
-        default=8,
-        metavar="N",
-        help="at the same time (default %(default)s)",
-    )
-    parser.add_argument(
-        "--session-seconds",
-        type=number(is_above=True),
-        default=600.0,
-        metavar="S",
-        help="a session ends when nothing came for S seconds and the 300 that the longest call takes (default %(default)g)",
-    )
-    parser.add_argument(
-        "--max-calls",
-        type=whole_number(),
-        default=100,
-        metavar="N",
-        help="then an attempt is graded as it stands (default %(default)s)",
-    )
-    parser.add_argument(
-        "--grading-jobs", type=whole_number(), default=2, metavar="N", help="default %(default)s"
-    )
-    parser.add_argument(
-        "--monitor",
-        choices=get_args(MonitorMode),
-        default="mask",
-        help="of dishonest moves: pay 0 at most for them (mask, the default), tell of them, or do not look",
-    )
-    add_isolation_flags(parser)
-    parser.set_defaults(run="composer_replication.cli.serve_env_verb:run")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:

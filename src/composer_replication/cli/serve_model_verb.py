@@ -9,29 +9,6 @@ from typing import Any
 from composer_replication.errors import UsageError, needs_extra
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "serve-model",
-        parents=[common],
-        help="serve a local model to OpenAI-compatible clients",
-        description="Answer /v1/chat/completions from a model of this machine, tools and log-probabilities included: a teacher for traces replay.",
-    )
-    parser.add_argument(
-        "model", metavar="MODEL", help="a model folder or name, package:NAME==VERSION, a run's model/"
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="default %(default)s: this machine alone; there is no password"
-    )
-    parser.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="default %(default)s; 0 takes a free one"
-    )
-    parser.add_argument(
-        "--dtype", default="float32", metavar="NAME", help="of the weights (default %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the weights of tiny-random and tiny-tools")
-    parser.set_defaults(run="composer_replication.cli.serve_model_verb:run")
-
-
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Serve until a signal."""
     from composer_replication.config import parse_config

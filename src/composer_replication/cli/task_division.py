@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -19,6 +19,7 @@ from composer_replication.tasks.store import TaskStore
 FILE_NAME = "split.json"
 DEFAULT_FRACTION = 0.3
 _NEEDED_KINDS = {"id", "content", "near-duplicate", "origin"}
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +46,57 @@ class RunTasks:
     heldout: tuple[Task, ...]
     split: HeldoutSplit | None
 
+    @property
+    def split_fingerprint(self) -> str:
+        """Empty where nothing is held out."""
+        return self.split.fingerprint if self.split else ""
+
 
 def divide_tasks(
-    config: RunConfig, store: TaskStore, recipe_folder: Path, note: Callable[[str], None] = lambda _: None
+    config: RunConfig, store: TaskStore, recipe_folder: Path, note: Note = lambda _: None
 ) -> RunTasks:
     """Train and held-out tasks, proven disjoint by id, content, near-duplicates and origin; ``note`` is told what is left out.
 
-    With tools a task of any size will do, and its instruction shows no deleted code. A single answer needs
+    The split is that of ``split_file``, that of the named repositories, or one that is drawn, by repository where there are
+    several. With tools a task of any size will do, and its instruction shows no deleted code. A single answer needs
     the body of one function, and a prompt that does not show the deleted code.
     """
-    if config.agent is not None:
-        tasks = stored_tasks(store)
-    else:
-        one_hole = one_hole_tasks(store, note)
-        tasks = [
-            task
-            for task in one_hole
-            if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
-        ]
-        if len(tasks) < len(one_hole):
-            note(f"tasks: {len(one_hole) - len(tasks)} left out: their prompts would show the deleted code")
-    section = config.heldout
-    split = _stored_or_drawn(config, store, recipe_folder, tasks)
-    if split is not None:
-        held_ids = set(split.heldout_ids)
-    else:
-        held_ids = set() if section is None else _ids_of(section.repositories, store, tasks)
-    train = [task for task in tasks if task.task_id not in held_ids]
+    tasks = stored_tasks(store)
+    if config.agent is None:
+        tasks = _with_honest_prompts(config, store, one_hole_tasks(store, note), note)
+    section, names = config.heldout, {task: task.repository.partition("==")[0] for task in tasks}
+    path = split_file(config, store, recipe_folder)
+    split = None
+    if path is not None:
+        split = open_split(path, store)
+    elif section is not None and not section.repositories:
+        fraction = DEFAULT_FRACTION if section.fraction is None else section.fraction
+        items, is_one = split_items(store, tasks), len(set(names.values())) == 1
+        split = HeldoutSplit.split(items, fraction, seed=0, by="origin" if is_one else "repository")
+    named = set(section.repositories) if section else set()
+    if unknown := named - set(names.values()):
+        problem = f"no task comes from {', '.join(sorted(unknown))}."
+        fix = f"composer-rl tasks show {quote(str(store.root))}"
+        raise UsageError("CR0452", problem, where="heldout.repositories", fix=fix)
+    held_ids = set(split.heldout_ids if split else (task.task_id for task in tasks if names[task] in named))
+    train = tuple(task for task in tasks if task.task_id not in held_ids)
     held = [task for task in tasks if task.task_id in held_ids]
-    heldout = [task for task in held if task.has_hidden_tests]
-    if len(heldout) < len(held):
-        note(
-            f"tasks: {len(held) - len(heldout)} of held-out repositories left out: they have no hidden tests"
-        )
+    heldout = tuple(task for task in held if task.has_hidden_tests)
+    if without := len(held) - len(heldout):
+        note(f"tasks: {without} of held-out repositories left out: they have no hidden tests")
     if not train or (section is not None and not heldout):
         problem = f"of {len(tasks)} tasks none is left to {'hold out' if train else 'train on'}."
         fix = "build more tasks; held-out tasks need hidden tests, and rollouts.context_lines decides what a prompt shows."
         raise NothingToDoError("CR0604", problem, where=str(store.root), fix=fix)
     if section is None:
-        return RunTasks(tuple(train), (), None)
+        return RunTasks(train, (), None)
     if split is None:
         split = HeldoutSplit(split_items(store, train), split_items(store, heldout))
-    missing = _NEEDED_KINDS - set(split.checked)
-    if missing:
+    if missing := _NEEDED_KINDS - set(split.checked):
         problem = f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}."
         fix = "build the tasks again with composer-rl tasks build."
         raise UsageError("CR0504", problem, where=str(store.root), fix=fix)
-    split = split.restricted_to({task.task_id for task in (*train, *heldout)})
-    return RunTasks(tuple(train), tuple(heldout), split)
+    return RunTasks(train, heldout, split.restricted_to({task.task_id for task in (*train, *heldout)}))
 
 
 def stored_tasks(store: TaskStore) -> list[Task]:
@@ -101,7 +105,7 @@ def stored_tasks(store: TaskStore) -> list[Task]:
     return list(store.tasks())
 
 
-def one_hole_tasks(store: TaskStore, note: Callable[[str], None] = lambda _: None) -> list[Task]:
+def one_hole_tasks(store: TaskStore, note: Note = lambda _: None) -> list[Task]:
     """The tasks that one answer can solve; ``note`` is told of the others.
 
     Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
@@ -118,46 +122,17 @@ def one_hole_tasks(store: TaskStore, note: Callable[[str], None] = lambda _: Non
     return found
 
 
+def _with_honest_prompts(config: RunConfig, store: TaskStore, tasks: list[Task], note: Note) -> list[Task]:
+    found = [t for t in tasks if not shows_golden(prompt_of(config, store, t), store.golden_body(t))]
+    if len(found) < len(tasks):
+        note(f"tasks: {len(tasks) - len(found)} left out: their prompts would show the deleted code")
+    return found
+
+
 def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:
     """The prompt of one task as the recipe cuts it."""
-    return build_prompt(
-        store.broken_text(task),
-        task.hole,
-        style=config.rollouts.prompt_style,
-        context_lines=config.rollouts.context_lines,
-    )
-
-
-def _stored_or_drawn(
-    config: RunConfig, store: TaskStore, recipe_folder: Path, tasks: Sequence[Task]
-) -> HeldoutSplit | None:
-    """The split of a file, or one drawn by repository where there are several; None: names decide, or nothing is held out."""
-    section = config.heldout
-    path = split_file(config, store, recipe_folder)
-    if path is not None:
-        return open_split(path, store)
-    if section is None or section.repositories:
-        return None
-    return HeldoutSplit.split(
-        split_items(store, tasks),
-        DEFAULT_FRACTION if section.fraction is None else section.fraction,
-        seed=0,
-        by="repository" if len({_name(task) for task in tasks}) > 1 else "origin",
-    )
-
-
-def _ids_of(repositories: Sequence[str], store: TaskStore, tasks: Sequence[Task]) -> set[str]:
-    """The tasks of the named repositories."""
-    unknown = set(repositories) - {_name(task) for task in tasks}
-    if unknown:
-        problem = f"no task comes from {', '.join(sorted(unknown))}."
-        fix = f"composer-rl tasks show {quote(str(store.root))}"
-        raise UsageError("CR0452", problem, where="heldout.repositories", fix=fix)
-    return {task.task_id for task in tasks if _name(task) in repositories}
-
-
-def _name(task: Task) -> str:
-    return task.repository.partition("==")[0]
+    style, context_lines = config.rollouts.prompt_style, config.rollouts.context_lines
+    return build_prompt(store.broken_text(task), task.hole, style=style, context_lines=context_lines)
 
 
 # --------------------------------------------------------------------------- a split on disk

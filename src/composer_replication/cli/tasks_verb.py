@@ -5,162 +5,32 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import (
-    add_isolation_flags,
-    add_ray_flag,
     chosen_backend,
     given_up,
     isolation_lines,
     refuse_unwritable,
     refuse_without_jail,
-    whole_number,
 )
-from composer_replication.cli.show_command import add_views, finish_build, licence_lines, warn_unfinished
+from composer_replication.cli.show_command import finish_build, licence_lines, warn_unfinished
 from composer_replication.cli.terminal import Report, progress_bar, visible
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
-    from composer_replication.cli.task_division import SplitItem
     from composer_replication.model_endpoint import Endpoint
     from composer_replication.tasks.store import TaskStore
 
-_HERE = "composer_replication.cli.tasks_verb"
-_RENDER_BUILD = "composer_replication.cli.show_command:render_build"
 _NOT_PASSED = 4
 """Exit code of a store with a task that does not pass a gate, or with a leak."""
-_GRANULARITIES = ("function", "class", "module", "feature")
-_REMOVALS = ("body", "whole")
-_ALL = "all"
 
 Result = dict[str, object]
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser(
-        "tasks", help="build, validate, search for leaks, show, export and split tasks", description=__doc__
-    )
-    verbs = parser.add_subparsers(dest="tasks_verb", metavar="VERB", required=True, title="verbs")
-    _add_build(verbs, common)
-    _add_import(verbs, common)
-    _add_checks(verbs, common)
-    add_views(verbs, common)
-    _add_export(verbs, common)
-    _add_split(verbs, common)
-
-
 # --------------------------------------------------------------------------- build and import
-
-
-def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
-    build = verbs.add_parser(
-        "build",
-        parents=[common],
-        help="cut tasks out of repositories",
-        description="Delete functions, classes, modules or features of real repositories one by one and keep those "
-        "deletions that the repository's own tests prove to be tasks. Nothing of a repository is run outside the sandbox. Interrupted, the same "
-        "command goes on. Exit code 4 when no repository can be used, 6 when no candidate is a task.",
-    )
-    source = "a folder, an archive, sdist:NAME==VERSION, or git+https://HOST/OWNER/REPO@REF"
-    build.add_argument("sources", metavar="SOURCE", nargs="+", help=source)
-    build.add_argument("--max-tasks", metavar="N", type=whole_number(), help="stop after N (default: all)")
-    build.add_argument(
-        "--granularity",
-        choices=(*_GRANULARITIES, _ALL),
-        action="append",
-        help="what is deleted; may be repeated (default: function, the size that a single-turn rollout can answer)",
-    )
-    build.add_argument(
-        "--removal",
-        choices=(*_REMOVALS, _ALL),
-        action="append",
-        help="body: signatures and docstrings stay; whole: the definitions go, with every import of them; "
-        "may be repeated (default: body)",
-    )
-    build.add_argument(
-        "--symbol",
-        metavar="PATH::NAME",
-        action="append",
-        default=[],
-        help="delete this only; may be repeated; the path is the one inside the tree; other sizes are named as "
-        "PATH::NAME@SIZE/WAY, such as pkg/a.py::Reader@class/whole",
-    )
-    build.add_argument(
-        "--instructions-from",
-        metavar="URL",
-        help="have a model write each task's text too, like an issue: a server with /v1/chat/completions; it is sent "
-        "the plain instruction, never deleted code or hidden tests, and what it answers is searched for both",
-    )
-    build.add_argument("--instructions-model", metavar="NAME", default="", help="the model's name there")
-    key_help = "environment variable that holds the server's key; it is stored and shown nowhere"
-    build.add_argument("--instructions-key-env", metavar="VARIABLE", default="", help=key_help)
-    _add_build_flags(build)
-    add_ray_flag(build, "run the sandboxes", "the store is the same")
-    build.set_defaults(run=f"{_HERE}:run_build", render=_RENDER_BUILD)
-
-
-def _add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
-    parser = verbs.add_parser(
-        "import",
-        parents=[common],
-        help="make a task store of a foreign task set",
-        description="Read a task set of the SWE-bench shape and put each row through the gates that our own tasks pass. "
-        "Rows that cannot be used are counted by reason and named; the others go on. Interrupted, the same command "
-        "goes on. Exit code 6 when no row is a task.",
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="JSON lines, a JSON list, or a .parquet file")
-    parser.add_argument("--format", choices=("swebench",), required=True, help="the shape of its rows")
-    parser.add_argument(
-        "--repositories",
-        metavar="FOLDER",
-        type=Path,
-        help="holds the repositories at their base commits: OWNER__NAME or NAME, with -COMMIT after it or not; folders, "
-        "archives or clones (default: fetch them by git)",
-    )
-    _add_build_flags(parser)
-    parser.set_defaults(run=f"{_HERE}:run_import", render=_RENDER_BUILD)
-
-
-def _add_build_flags(parser: argparse.ArgumentParser) -> None:
-    """What ``build`` and ``import`` have in common."""
-    share, seconds = "share of hidden tests (default: 0.5)", "time for the first run of a whole suite"
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="draws candidates and hidden tests")
-    parser.add_argument("--hidden-share", metavar="F", type=float, default=0.5, help=share)
-    parser.add_argument(
-        "--suite-seconds",
-        metavar="N",
-        type=float,
-        default=30.0,
-        help=f"{seconds}; tests that it does not reach are left out (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--visible-only",
-        action="store_true",
-        help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
-    )
-    _add_jail_flags(parser)
-
-
-def _add_jail_flags(parser: argparse.ArgumentParser) -> None:
-    jobs = "sandboxes at a time (default: 2)"
-    parser.add_argument("--jobs", metavar="N", type=whole_number(), default=2, help=jobs)
-    add_isolation_flags(parser)
-
-
-def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Those flags as ``build_tasks`` and ``import_swebench`` take them."""
-    return {
-        "seed": args.seed,
-        "jobs": args.jobs,
-        "hidden_share": args.hidden_share,
-        "with_truth": not args.visible_only,
-        "suite_seconds": args.suite_seconds,
-        "backend": args.backend,
-    }
 
 
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
@@ -183,8 +53,8 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             args.sources,
             args.out,
             symbols={args.sources[0]: args.symbol} if args.symbol else None,
-            granularities=_chosen(args.granularity, _GRANULARITIES),
-            removals=_chosen(args.removal, _REMOVALS),
+            granularities=_chosen(args.granularity, "function", "class", "module", "feature"),
+            removals=_chosen(args.removal, "body", "whole"),
             max_tasks=args.max_tasks,
             ray_address=args.ray,
             progress=report,
@@ -197,10 +67,18 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     return finish_build(summary, more, quiet=args.quiet)
 
 
-def _chosen(given: list[str] | None, choices: tuple[str, ...]) -> tuple[Any, ...]:
+def _chosen(given: list[str], *choices: str) -> tuple[Any, ...]:
     """The values of a repeated flag, in the order of its choices; the first where it is not given."""
     wanted = given or [choices[0]]
-    return tuple(choice for choice in choices if choice in wanted or _ALL in wanted)
+    return tuple(choice for choice in choices if choice in wanted or "all" in wanted)
+
+
+def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What ``build_tasks`` and ``import_swebench`` both take."""
+    same = {
+        name: getattr(args, name) for name in ("seed", "jobs", "hidden_share", "suite_seconds", "backend")
+    }
+    return same | {"with_truth": not args.visible_only}
 
 
 def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
@@ -220,12 +98,8 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
 
     with RunFolder(folder).locked():
         store = TaskStore.open(folder)
-        counts = write_instructions(store, store.task_ids(), endpoint, progress=report)
-        return {
-            "instructions": dict(sorted(counts.items())),
-            "bytes": store.num_bytes(),
-            "fingerprint": store.fingerprint,
-        }
+        counts = dict(sorted(write_instructions(store, store.task_ids(), endpoint, progress=report).items()))
+        return {"instructions": counts, "bytes": store.num_bytes(), "fingerprint": store.fingerprint}
 
 
 def run_import(args: argparse.Namespace) -> tuple[Result, int]:
@@ -248,43 +122,6 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
 # --------------------------------------------------------------------------- validate and leakscan
 
 
-def _add_checks(verbs: Any, common: argparse.ArgumentParser) -> None:
-    validate = verbs.add_parser(
-        "validate",
-        parents=[common],
-        help="put every task through all gates again",
-        description="The gates again, from the stored bytes alone. Tasks with neither hidden tests nor recorded behaviour (--visible-only) are counted. Exit code 4 when a task "
-        "does not pass.",
-    )
-    validate.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    validate.add_argument(
-        "--repeat",
-        metavar="N",
-        type=whole_number(),
-        default=3,
-        help="runs of each gate that runs tests or recorded calls (default: 3); what only reads the stored bytes is looked at once",
-    )
-    validate.add_argument(
-        "--resume",
-        action="store_true",
-        help="take over the tasks that passed in an earlier call with the same store, --repeat and backend, "
-        "and try the others; the cache has their journal, also of a call that was cut off",
-    )
-    _add_jail_flags(validate)
-    validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
-    scan = verbs.add_parser(
-        "leakscan",
-        parents=[common],
-        help="search everything that a rollout can see for the deleted code",
-        description="Search the tree, the environment and the whole file system that a sandbox shows for the deleted "
-        "code, by a program inside a real sandbox. Exit code 4 when some is found or "
-        "a question got no answer.",
-    )
-    scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    _add_jail_flags(scan)
-    scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
-
-
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     """Validate a store; exit code 4 when a task does not pass."""
     from composer_replication.tasks.validate import validate_store
@@ -292,14 +129,8 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     chosen_backend(args)
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
-        summary = validate_store(
-            args.folder,
-            repeat=args.repeat,
-            jobs=args.jobs,
-            resume=args.resume,
-            backend=args.backend,
-            progress=report,
-        )
+        settings = {name: getattr(args, name) for name in ("repeat", "jobs", "resume", "backend")}
+        summary = validate_store(args.folder, progress=report, **settings)
     failed = [{"task_id": row.task_id, "gate": row.gate, "detail": row.detail} for row in summary.failed]
     result: Result = {
         "tasks": summary.tasks,
@@ -317,9 +148,9 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
 def render_validate(result: dict[str, Any]) -> str:
     """One line for each failure, how many tasks have no truth beyond their reward, and the count."""
     lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
-    if result["without_truth"]:
+    if without := len(result["without_truth"]):
         lines.append(
-            f"{len(result['without_truth'])} of {result['tasks']} tasks have neither hidden tests nor recorded behaviour: "
+            f"{without} of {result['tasks']} tasks have neither hidden tests nor recorded behaviour: "
             "they can be trained on, not held out"
         )
     lines += [*isolation_lines(result), f"{result['passed']} of {result['tasks']} tasks pass all gates"]
@@ -340,11 +171,10 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
+    leaks = [{"task_id": one.task_id, "channel": one.channel, "path": one.path} for one in summary.leaks]
     result: Result = {
         "tasks": summary.tasks,
-        "leaks": [
-            {"task_id": one.task_id, "channel": one.channel, "path": one.path} for one in summary.leaks
-        ],
+        "leaks": leaks,
         "without_distinctive_lines": list(summary.without_distinctive_lines),
         "files_searched": summary.files_searched,
         "not_searched": list(summary.not_searched),
@@ -356,39 +186,18 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
 
 def render_leakscan(result: dict[str, Any]) -> str:
     """One line for each leak and each question without answer, what could not be searched, and the counts."""
+    blind = "no distinctive line, searched by code objects only"
     lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
     lines += [f"CHECK FAILED {what}" for what in result["failed_checks"]]
     lines += [f"not searched: {path}" for path in result["not_searched"]]
-    for task_id in result["without_distinctive_lines"]:
-        lines.append(f"no distinctive line, searched by code objects only: {task_id}")
-    counts = f"{len(result['leaks'])} leaks in {result['tasks']} tasks"
-    return "\n".join(
-        [*lines, *isolation_lines(result), f"{counts}, {result['files_searched']} files searched"]
+    lines += [f"{blind}: {task_id}" for task_id in result["without_distinctive_lines"]]
+    counts = (
+        f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
     )
+    return "\n".join([*lines, *isolation_lines(result), counts])
 
 
 # --------------------------------------------------------------------------- export
-
-
-def _add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
-    export = verbs.add_parser(
-        "export",
-        parents=[common],
-        help="write a task's tree, or all tasks as a task set",
-        description="Write the tree of a task exactly as a rollout sees it, with a fresh .git of one commit; with "
-        "--golden the restored one. With --format write all tasks: into one file of the SWE-bench shape, patch and hidden tests only with "
-        "--golden, or as folders of Harbor, which always hold both, in tests/ and solution/.",
-    )
-    form = "a tree, or all tasks as JSON lines (swebench), Parquet or folders of Harbor (default: tree)"
-    out = "a new or empty folder; for swebench and parquet a new file"
-    export.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    export.add_argument("task_id", metavar="ID", nargs="?", help="the task; not with a set format")
-    export.add_argument(
-        "--format", choices=("tree", "swebench", "parquet", "harbor"), default="tree", help=form
-    )
-    export.add_argument("--out", metavar="PATH", type=Path, required=True, help=out)
-    export.add_argument("--golden", action="store_true", help="what no policy may see, too")
-    export.set_defaults(run=f"{_HERE}:run_export", render=f"{_HERE}:render_export")
 
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
@@ -397,6 +206,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
     """
+    from composer_replication.tasks.build_summary import restricted_licences
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
@@ -414,7 +224,10 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
     warn_unfinished(args.folder, quiet=args.quiet)
     written = _write_set(store, args) if is_set else _write_tree(store, args)
-    return {**written, "restricted_licences": _say_restricted(store, task_ids)}, 0
+    records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
+    restricted = restricted_licences({record.repository: record.licence for record in records})
+    sys.stderr.writelines(f"{visible(line)}\n" for line in licence_lines(restricted))
+    return {**written, "restricted_licences": restricted}, 0
 
 
 def render_export(result: dict[str, Any]) -> str:
@@ -440,46 +253,18 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
         if args.format == "harbor":
             tasks = write_harbor_tasks(store, args.out, progress=report)
         else:
-            as_parquet = args.format == "parquet"
-            tasks = write_instances(
-                store, args.out, with_golden=args.golden, as_parquet=as_parquet, progress=report
-            )
+            shape = {"with_golden": args.golden, "as_parquet": args.format == "parquet"}
+            tasks = write_instances(store, args.out, progress=report, **shape)
     sizes = [path.stat().st_size for path in (args.out, *args.out.rglob("*")) if path.is_file()]
     return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": sum(sizes)}
-
-
-def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
-    """Print what the build says of the licences of these tasks' repositories, and return it."""
-    from composer_replication.tasks.build_summary import restricted_licences
-
-    slugs = sorted({store.record(task_id).repository_record for task_id in task_ids})
-    records = [store.repository(slug) for slug in slugs]
-    restricted = restricted_licences({record.repository: record.licence for record in records})
-    sys.stderr.writelines(f"{visible(line)}\n" for line in licence_lines(restricted))
-    return restricted
 
 
 # --------------------------------------------------------------------------- split
 
 
-def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
-    split = verbs.add_parser(
-        "split",
-        parents=[common],
-        help="part tasks into train and held-out",
-        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. A recipe whose tasks.store is "
-        "DIR uses it, unless it names repositories or a fraction; any recipe does with heldout.split = PATH.",
-    )
-    seed = "another seed draws another split"
-    split.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    split.add_argument("--heldout-fraction", metavar="F", type=float, required=True, help="above 0, below 1")
-    split.add_argument("--seed", metavar="N", type=int, required=True, help=seed)
-    split.set_defaults(run=f"{_HERE}:run_split", render=f"{_HERE}:render_split")
-
-
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder."""
-    from composer_replication.cli.task_division import FILE_NAME, split_items
+    from composer_replication.cli.task_division import FILE_NAME, SplitItem, split_items
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore
@@ -487,20 +272,19 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=args.quiet)
     tasks = store.tasks()
+
+    def told(report: Report | None) -> Iterator[SplitItem]:
+        """Each is told when it was compared, which is when the next one is asked for."""
+        for done, item in enumerate(split_items(store, tasks), start=1):
+            yield item
+            if report is not None:
+                report(done, len(tasks), "comparing tasks")
+
     with progress_bar(quiet=args.quiet) as report:
-        items = _told(split_items(store, tasks), len(tasks), report)
-        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed)
+        split = HeldoutSplit.split(told(report), args.heldout_fraction, args.seed)
     write_json(store.root / FILE_NAME, split.state_dict())
     result: Result = {"train": list(split.train_ids), "heldout": list(split.heldout_ids)}
     return result | {"fingerprint": split.fingerprint}, 0
-
-
-def _told(items: Iterable[SplitItem], total: int, report: Report | None) -> Iterator[SplitItem]:
-    """The items; ``report`` is told when each was compared, which is when the next one is asked for."""
-    for done, item in enumerate(items, start=1):
-        yield item
-        if report is not None:
-            report(done, total, "comparing tasks")
 
 
 def render_split(result: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,11 @@ def visible(text: str) -> str:
 def note(text: str) -> None:
     """A line of progress on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def columns(rows: Mapping[str, object]) -> str:
+    """What a person reads of a result: a line for each name with its value."""
+    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
 
 
 @contextmanager

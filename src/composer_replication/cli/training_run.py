@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli import assembly
-from composer_replication.cli.agent_assembly import checks_of, open_actors
-from composer_replication.cli.assembly import identity_table, recipe_sha256
+from composer_replication.cli.assembly import identity_table, open_actors, recipe_sha256
 from composer_replication.cli.cluster import launched_rank
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.replicas_verb import Replica, identity_of, open_replica
@@ -116,7 +115,7 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
     """Tasks, parts, measure, train, measure, write."""
     from composer_replication.trainer.processes import wait_for_all
 
-    config, folder, started = run.config, run.folder, time.monotonic()
+    config, started = run.config, time.monotonic()
     wait_for_all()  # until the first process holds the folder
     run.tell("tasks: building and proving them in the sandbox")
     with progress_bar(quiet=run.quiet) as report:
@@ -124,8 +123,7 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
     tasks = divide_tasks(config, run.store, run.recipe_folder, run.tell)
     run.tasks = tasks if run.replica is None else run.replica.share_of(tasks, config.seed)
     run.tell(f"tasks: {len(run.tasks.train)} to train on, {len(run.tasks.heldout)} held out")
-    with ExitStack() as stack:
-        cluster = stack.enter_context(open_actors(config, run.store))
+    with open_actors(config, run.store) as cluster, ExitStack() as stack:
         if cluster is not None:
             run.tell(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
         _open_parts(run, cluster)
@@ -134,25 +132,22 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
         halted = _train(run)
         after = _measure_once(run, "after")
     summary = _summary(run, before, after, halted=halted, seconds=time.monotonic() - started)
-    saves = config.trainer.save_model and not halted
-    summary["model"] = _keep_model(run, summary) if saves else None
+    summary["model"] = _keep_model(run, summary) if config.trainer.save_model and not halted else None
     if launched_rank() == 0:
-        write_json(folder.summary, summary)
-        write_report(folder.root)
+        write_json(run.folder.summary, summary)
+        write_report(run.folder.root)
     return summary, HALTED_EXIT_CODE if halted else 0
 
 
 def _keep_split(run: _Run) -> None:
     """Into the run folder; a resumed run must have the same one."""
     split, path = run.tasks.split, run.folder.root / "split.json"
-    if split is None:
-        return
-    if path.is_file():
+    if split is not None and path.is_file():
         from composer_replication.trainer.guard import refuse_foreign_split
 
-        found = str(read_json(path).get("fingerprint"))
-        refuse_foreign_split(found, split.fingerprint, where=str(path))
-    write_json(path, split.state_dict())
+        refuse_foreign_split(str(read_json(path).get("fingerprint")), split.fingerprint, where=str(path))
+    if split is not None:
+        write_json(path, split.state_dict())
 
 
 def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
@@ -208,11 +203,11 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,
-            checks=checks_of(config),
+            checks=assembly.checks_of(config),
             is_finished=None if _is_chat(config) else is_finished,
             run_folder=folder,
             stateful={"heldout_evaluator": run.evaluator} if run.evaluator else {},
-            split_fingerprint=tasks.split.fingerprint if tasks.split else "",
+            split_fingerprint=tasks.split_fingerprint,
             run_identity=recipe_sha256(config),
         )
     if replica is not None:
@@ -234,11 +229,9 @@ def _load_model(config: RunConfig, arguments: Any, rows: Sequence[dict[str, Any]
     from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.run_setup import refuse_long_prompts
 
+    needs_reference = arguments.beta != 0.0
     model, tokenizer = load_model(
-        config.model,
-        seed=config.seed,
-        needs_chat_template=_is_chat(config),
-        needs_reference=arguments.beta != 0.0,
+        config.model, seed=config.seed, needs_chat_template=_is_chat(config), needs_reference=needs_reference
     )
     if config.agent is None:
         limit = arguments.vllm_max_model_length if arguments.use_vllm else None
@@ -290,29 +283,26 @@ def _measure_once(run: _Run, when: str) -> dict[str, Any] | None:
 def _measured(run: _Run, when: str) -> dict[str, Any]:
     section, rates = run.config.heldout, {}
     assert section is not None
-    for n, (side, tasks) in enumerate([("train", run.tasks.train), ("heldout", run.tasks.heldout)]):
-        seed = derive_seed(run.config.seed, when, n)
-        of_trained = section.before_and_after_trained_samples if side == "train" else None
-        num_samples = of_trained or section.before_and_after_samples
-        with (
-            progress_bar(quiet=run.quiet) as report,
-            run.sampler.reporting(report, f"{when}, {side} tasks"),
-        ):
-            results, dropped = run.sampler.sample(
-                tasks, num_samples=num_samples, seed=seed, name=f"{when}-{side}"
-            )
+    num_samples = section.before_and_after_samples
+    sides = {
+        "train": (run.tasks.train, section.before_and_after_trained_samples or num_samples),
+        "heldout": (run.tasks.heldout, num_samples),
+    }
+    for n, (side, (tasks, num)) in enumerate(sides.items()):
+        seed, label = derive_seed(run.config.seed, when, n), f"{when}, {side} tasks"
+        with progress_bar(quiet=run.quiet) as report, run.sampler.reporting(report, label):
+            results, dropped = run.sampler.sample(tasks, num_samples=num, seed=seed, name=f"{when}-{side}")
         rates[side] = rates_of(results, dropped=dropped)
     return rates
 
 
 def rates_of(results: Sequence[TaskResult], *, dropped: int) -> dict[str, Any]:
     """Pass rates as a run keeps them: pooled with intervals, and under ``by_task`` the counts of each task."""
-    rates = asdict(summarise(results, infrastructure_failures=dropped))
-    rates["by_task"] = {
+    counts = {
         r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)}
         for r in results
     }
-    return rates
+    return asdict(summarise(results, infrastructure_failures=dropped)) | {"by_task": counts}
 
 
 def _summary(
@@ -323,22 +313,30 @@ def _summary(
     halted: bool,
     seconds: float,
 ) -> dict[str, Any]:
+    """What the verb prints; ``verdict`` is ``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA``."""
     from composer_replication.trainer.model_modes import parameter_sha256
 
-    metrics = read_jsonl(run.folder.metrics)
-    rewards = [row["reward"] for row in metrics if row.get("reward") is not None]
-    verdicts = read_jsonl(run.folder.verdicts)
-    scores = [row["heldout/score"] for row in metrics if row.get("heldout/score") is not None]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    metrics, verdicts = read_jsonl(run.folder.metrics), read_jsonl(run.folder.verdicts)
+    rewards, scores = (
+        [row[key] for row in metrics if row.get(key) is not None] for key in ("reward", "heldout/score")
+    )
+    verdict = str(getattr(getattr(run.trainer.heldout_guard, "last_status", None), "verdict", "clean"))
+    if run.config.guard is None:
+        verdict = "none"
+    elif halted:
+        verdict = "halted"
+    elif len(verdicts) < run.config.guard.min_steps:
+        verdict = "INSUFFICIENT_DATA"
+    step = int(run.trainer.state.global_step)
     return {
         "run": str(run.folder.root),
-        "global_step": int(run.trainer.state.global_step),
-        "steps": int(run.trainer.state.global_step),
-        "reward_first": _mean(rewards[:NUM_ENDS]),
-        "reward_last": _mean(rewards[-NUM_ENDS:]),
+        "global_step": step,
+        "steps": step,
+        "reward_first": statistics.fmean(rewards[:NUM_ENDS]) if rewards else None,
+        "reward_last": statistics.fmean(rewards[-NUM_ENDS:]) if rewards else None,
         "heldout_first": scores[0] if scores else None,
         "heldout_last": scores[-1] if scores else None,
-        "verdict": _verdict(run, verdicts, halted=halted),
+        "verdict": verdict,
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
         "forgeries": int(sum(row.get("rollouts/forgeries") or 0 for row in metrics)),
         "missed_evaluations": run.evaluator.num_missed if run.evaluator else 0,
@@ -347,21 +345,9 @@ def _summary(
         "before": before,
         "after": after,
         "seconds": round(seconds, 1),
-        "peak_memory_bytes": peak,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "report": str(run.folder.report),
     }
-
-
-def _verdict(run: _Run, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
-    """``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA`` (too little was seen for a verdict)."""
-    if run.config.guard is None:
-        return "none"
-    if halted:
-        return "halted"
-    if len(verdicts) < run.config.guard.min_steps:
-        return "INSUFFICIENT_DATA"
-    status = getattr(run.trainer.heldout_guard, "last_status", None)
-    return str(getattr(status, "verdict", "clean"))
 
 
 def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
@@ -377,9 +363,8 @@ def _keep_model(run: _Run, summary: Mapping[str, Any]) -> str | None:
     if weights_are_sharded(trainer.model):
         weights = gathered_weights(trainer)
         if weights is None:
-            run.tell(
-                f"model: its weights are spread over processes and {folder} is not written; take the newest checkpoint"
-            )
+            why = "its weights are spread over processes"
+            run.tell(f"model: {why} and {folder} is not written; take the newest checkpoint")
             return None
         trained = probe_logps(trainer.model, trainer.processing_class)
     if launched_rank():
@@ -404,7 +389,7 @@ def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
     problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
     if folder.recipe.is_file():
         problem, fix = "the run folder is not empty.", f"the same command with --resume goes on; or {fix}"
-    raise UsageError("CR0207", problem, where=str(folder.root), fix=fix)
+    raise UsageError("CR0231", problem, where=str(folder.root), fix=fix)
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
@@ -434,11 +419,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _stored_summary(folder: RunFolder) -> tuple[dict[str, object], int]:
     summary: dict[str, object] = read_json(folder.summary)
-    summary.pop("schema_version")
+    del summary["schema_version"]
     if not folder.report.is_file():
         write_report(folder.root)
     return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
-
-
-def _mean(values: list[float]) -> float | None:
-    return statistics.fmean(values) if values else None

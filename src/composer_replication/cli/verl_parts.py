@@ -11,8 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.agent_assembly import open_player
-from composer_replication.cli.assembly import make_guard, open_grader
+from composer_replication.cli.assembly import make_guard, open_grader, open_player
 from composer_replication.config import RunConfig, load_config
 from composer_replication.engines.verl_agent_loop import AgentLoopParts, VerlPolicy, attempt, verl_output
 from composer_replication.engines.verl_export import FOLDER_VARIABLE

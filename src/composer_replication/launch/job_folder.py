@@ -33,11 +33,11 @@ def write_record(folder: Path, **record: Any) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of one job; ``InputError`` where there is none (CR0933) or it is damaged (CR0401)."""
+    """The record of one job; ``InputError`` where there is none (CR0930) or it is damaged (CR0401)."""
     path = folder / RECORD_NAME
     if not path.is_file():
         known = ", ".join(sorted(entry.parent.name for entry in folder.parent.glob(f"*/{RECORD_NAME}")))
         problem = f"no job {folder.name} was launched from here" + (f"; there are {known}." if known else ".")
         fix = "give the name of a job in jobs/, or the folder of one with --jobs."
-        raise InputError("CR0933", problem, where=str(path), fix=fix)
+        raise InputError("CR0930", problem, where=str(path), fix=fix)
     return read_json(path)

@@ -76,7 +76,7 @@ class ObjectStore:
             self._patiently(partial(remove, key))
 
     def probe(self) -> None:
-        """Write, create twice and read, before anything depends on it (CR1101, CR1102)."""
+        """Write, create twice and read, before anything depends on it (CR1101)."""
         key = f"probe/{secrets.token_hex(8)}"
         once = ObjectStore(self._store, self.address, patience_seconds=0.0)
         is_first, is_second = once.create(key, b"first"), once.create(key, b"second")

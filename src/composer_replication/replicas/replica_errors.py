@@ -17,7 +17,7 @@ def creates_twice(where: str) -> ComposerError:
     """A store on which no vote could be held."""
     said = "this store lets an object be created twice, so two replicas could both win a vote."
     fix = "use a store with conditional writes (If-None-Match), for example Amazon S3, Google Cloud Storage or Azure."
-    return UsageError("CR1102", said, where=where, fix=fix)
+    return UsageError("CR1101", said, where=where, fix=fix)
 
 
 def unequal(names: list[str], *, where: str) -> ComposerError:

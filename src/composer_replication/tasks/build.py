@@ -67,7 +67,7 @@ def build_tasks(
     Raises:
         UsageError: the folder is in use (CR0203), is something else (CR0231), holds other
             repositories (CR0231), or the arguments do not fit together (CR0206).
-        InputError: no source is usable (CR0402 to CR0408), a pin is not in its source (CR0409), or the
+        InputError: no source is usable (CR0402 to CR0408), a pin is not in its source (CR0402), or the
             store of an earlier build is damaged (CR0411).
         MissingError: the cluster cannot be joined (CR0101, CR0490), or a node cannot
             do such work (CR0491).

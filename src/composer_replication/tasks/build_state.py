@@ -101,7 +101,7 @@ def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion
     """The candidates that pins name, in their order.
 
     Raises:
-        InputError: a pin is not in the repository; the nearest is named (CR0409).
+        InputError: a pin is not in the repository; the nearest is named (CR0402).
     """
     chosen = []
     for pin in pins:
@@ -109,7 +109,7 @@ def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion
         if deletion is None:
             near = difflib.get_close_matches(pin, [d.pin for d in repository.deletions], n=1, cutoff=0.0)
             raise InputError(
-                "CR0409",
+                "CR0402",
                 f"{repository.record.repository} has no {pin!r} that can be deleted.",
                 where=pin,
                 fix=f"the nearest is {near[0]}." if near else _HOW_TO_NAME,

@@ -119,7 +119,7 @@ class TaskStore:
             backend: sandbox backend in which environments are installed when absent.
 
         Raises:
-            InputError: not a task store (CR0410), or damaged or of another version (CR0411).
+            InputError: not a task store (CR0411), or damaged or of another version (CR0411).
         """
         manifest = read_manifest(Path(path))
         store = cls(Path(path), manifest.records, backend)

@@ -54,12 +54,12 @@ def read_manifest(folder: Path) -> Manifest:
     """What the manifest of a store says, with the changes that followed it.
 
     Raises:
-        InputError: there is none (CR0410), or it is damaged or of another version (CR0411).
+        InputError: there is none (CR0411), or it is damaged or of another version (CR0411).
     """
     path = folder / NAME
     if not path.is_file():
         raise InputError(
-            "CR0410",
+            "CR0411",
             "this is not a task store: it has no manifest.json.",
             where=str(folder),
             fix="composer-rl tasks build SOURCE --out DIR",

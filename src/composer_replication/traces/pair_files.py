@@ -28,7 +28,7 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     """The pairs of a file by their places (``FILE:LINE``), their shape checked and nothing tokenised.
 
     Raises:
-        InputError: the file cannot be read or is empty, a line is neither of the two shapes, or all weigh 0 (CR0881).
+        InputError: the file cannot be read or is empty, a line is neither of the two shapes, or all weigh 0 (CR0751).
         MissingError: Parquet needs pyarrow (CR0101).
     """
     try:
@@ -54,7 +54,7 @@ def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[
     gets no end of turn: write one into it where the model is to stop.
 
     Raises:
-        InputError: a pair that the chat template does not take, or that has no ids (CR0881); messages, and the tokenizer
+        InputError: a pair that the chat template does not take, or that has no ids (CR0751); messages, and the tokenizer
             has no template (CR0810).
     """
     return tuple(_tokenised(row, tokenizer, place) for place, row in rows.items())
@@ -151,6 +151,6 @@ def _rendered(row: PairRow, tokenizer: Tokenizer, where: str) -> list[str]:
 
 def _unusable(sentence: str, where: str) -> InputError:
     fix = (
-        'write one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0881'
+        'write one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0751'
     )
-    return InputError("CR0881", f"{sentence}.", where=where, fix=fix)
+    return InputError("CR0751", f"{sentence}.", where=where, fix=fix)

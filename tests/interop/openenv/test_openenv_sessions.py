@@ -175,9 +175,9 @@ def test_tasks_are_drawn_by_seed_and_refused_by_name(server: Server, store: Task
         assert drawn[0] == drawn[-1] and set(drawn) == set(store.task_ids())
         for arguments, code in (
             ({"task_id": "gone"}, "CR0412"),
-            ({"task": "gone"}, "CR0854"),
-            ({"seed": "one"}, "CR0854"),
-            ({"task_id": 7}, "CR0854"),
+            ({"task": "gone"}, "CR0722"),
+            ({"seed": "one"}, "CR0722"),
+            ({"task_id": 7}, "CR0722"),
         ):
             with pytest.raises(RuntimeError, match=code) as refused:
                 client.reset(**arguments)

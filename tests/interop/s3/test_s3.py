@@ -204,7 +204,7 @@ def test_a_store_that_lets_a_key_be_created_twice_is_refused(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         at(request.getfixturevalue(server), key=key, secret=secret).probe()
-    assert caught.value.code == "CR1102"
+    assert caught.value.code == "CR1101"
 
 
 @pytest.mark.parametrize(("path", "secret"), [("bucket/run", "wrong"), ("no-such-bucket/run", SECRET)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from composer_replication.channel_tables import AgentSection
-from composer_replication.cli.agent_assembly import episode_options, reward_options
+from composer_replication.cli.assembly import episode_options, reward_options
 from composer_replication.config import load_config
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 

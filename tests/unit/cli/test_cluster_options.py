@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.agent_assembly import (
+from composer_replication.cli.assembly import (
     MANY_GRADINGS,
     attempt_options,
     cluster_options,

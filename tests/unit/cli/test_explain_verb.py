@@ -18,10 +18,10 @@ def test_a_code_is_explained(capsys: pytest.CaptureFixture[str], given: str) -> 
 
 
 def test_a_person_reads_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "CR0207"]) == 0
+    assert main(["explain", "CR0231"]) == 0
     out = capsys.readouterr().out
-    entry = explain_verb.load_explanations()["CR0207"]
-    assert out.startswith(f"CR0207: {entry['meaning']}\n")
+    entry = explain_verb.load_explanations()["CR0231"]
+    assert out.startswith(f"CR0231: {entry['meaning']}\n")
     for text in [*entry["causes"], *entry["fixes"]]:
         assert f"  - {text}\n" in out
 

@@ -174,7 +174,7 @@ def test_a_secret_that_is_not_set_here(
 
 def test_a_job_that_was_never_launched(capsys: pytest.CaptureFixture[str]) -> None:
     exit_code, result = answer(capsys, "launch", "status", "nothing")
-    assert (exit_code, result["error"]["code"]) == (4, "CR0933")
+    assert (exit_code, result["error"]["code"]) == (4, "CR0930")
     assert answer(capsys, "launch", "status")[1]["error"]["code"] == "CR0206"
 
 

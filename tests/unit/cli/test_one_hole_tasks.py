@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from composer_replication.cli import eval_verb, recipe_verb
+from composer_replication.cli.flags import load
+from composer_replication.cli.main import build_parser
 from composer_replication.cli.task_division import divide_tasks, one_hole_tasks
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import InputError, NothingToDoError
@@ -27,16 +27,13 @@ def config_of(store: TaskStore, **tables: Any) -> RunConfig:
     )
 
 
-def call(verb: Any, *words: str) -> None:
-    parser = argparse.ArgumentParser()
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--quiet", action="store_true")
-    verb.add_parser(parser.add_subparsers(), common)
-    verb.run(parser.parse_args(words))
+def call(*words: str) -> None:
+    args = build_parser(words[0]).parse_args(words)
+    load(args.run)(args)
 
 
 def evaluate(store: TaskStore, *flags: str) -> None:
-    call(eval_verb, "eval", "no-such-model", "--tasks", str(store.root), *flags)
+    call("eval", "no-such-model", "--tasks", str(store.root), *flags)
 
 
 def test_others_are_left_out_and_counted(sized_store: TaskStore) -> None:
@@ -100,7 +97,7 @@ def test_eval_refuses_before_it_loads_a_model(others_only: TaskStore) -> None:
 def test_recipe_new_refuses_before_it_tries_a_model(others_only: TaskStore, tmp_path: Path) -> None:
     words = ["recipe", "new", "--model", "none", "--tasks", str(others_only.root), "--quiet"]
     with pytest.raises(NothingToDoError, match="CR0604"):
-        call(recipe_verb, *words, "--out", str(tmp_path / "run.toml"))
+        call(*words, "--out", str(tmp_path / "run.toml"))
     assert not (tmp_path / "run.toml").exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from composer_replication.cli import doctor_verb
 from composer_replication.cli.main import main
-from composer_replication.cli.recipe_verb import completion_tokens, recipe_text
+from composer_replication.cli.recipe_verb import Sizes, completion_tokens, recipe_text
 from composer_replication.config import load_config, parse_config
 from composer_replication.errors import UsageError
 
@@ -117,7 +117,7 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
         ("CR0810", store, ["--model", "tiny-random", "--prompt-style", "chat", "--out", out]),
         ("CR0204", store, ["--model", "package:llm", "--out", out]),
         ("CR0204", store, ["--model", "tiny-random", "--seed", "-1", "--out", out]),
-        ("CR0410", tmp_path, ["--model", "tiny-random", "--out", out]),
+        ("CR0411", tmp_path, ["--model", "tiny-random", "--out", out]),
         ("CR0209", store, ["--model", "tiny-random", "--out", str(tmp_path / "file" / "run.toml")]),
     ]
     for expected, folder, words in wrong:
@@ -146,8 +146,8 @@ def test_where_it_does_not_fit_that_is_said(
 def table_of(**changes: Any) -> dict[str, Any]:
     args = argparse.Namespace(tasks=Path("tasks"), model="tiny-random", sha256="", seed=0)
     args.prompt_style = "completion"
-    sizes = {"num_train": 10, "num_heldout": 4, "num_prompts": 2, "num_tokens": 24}
-    return tomllib.loads(recipe_text(args, Path.cwd(), **{**sizes, **changes}))
+    sizes: dict[str, Any] = {"num_train": 10, "num_heldout": 4, "num_prompts": 2, "num_tokens": 24}
+    return tomllib.loads(recipe_text(args, Path.cwd(), Sizes(**{**sizes, **changes})))
 
 
 @pytest.mark.parametrize(

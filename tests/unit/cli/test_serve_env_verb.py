@@ -42,7 +42,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 
 def test_a_store_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, error, fix = refusal(capsys, str(tmp_path / "gone"), "--port", "0")
-    assert (code, error) == (4, "CR0410") and fix
+    assert (code, error) == (4, "CR0411") and fix
 
 
 def test_a_store_without_tasks(empty_store: Path, capsys: pytest.CaptureFixture[str]) -> None:

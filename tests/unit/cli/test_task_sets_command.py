@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from composer_replication.cli.main import _load, build_parser, main
+from composer_replication.cli.flags import load
+from composer_replication.cli.main import build_parser, main
 from composer_replication.cli.show_command import render_build
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.intake.licences import Licence, read_licence
@@ -23,9 +24,9 @@ PIN = "tinymath/numbers.py::clamp"
 
 def call(*words: str) -> tuple[dict[str, Any], int, str]:
     args = build_parser("tasks").parse_args(["tasks", *words])
-    result, code = _load(args.run)(args)
+    result, code = load(args.run)(args)
     json.dumps(result, allow_nan=False)
-    return result, code, _load(args.render)(result)
+    return result, code, load(args.render)(result)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_a_recipe_becomes_a_folder_for_verl(tmp_path: Path, capsys: pytest.Captu
     limits = dict(word.split("=") for word in words if word.startswith("data.max_"))
     assert int(limits["data.max_prompt_length"]) + int(limits["data.max_response_length"]) == 2048
     assert main(["export-verl", str(RECIPE), "--out", str(out)]) == 2
-    assert "CR0207" in capsys.readouterr().err
+    assert "CR0231" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_a_store_that_lets_a_key_be_created_twice_is_refused() -> None:
 
     with pytest.raises(UsageError) as caught:
         ObjectStore(Overwriting(), "s3://bucket").probe()
-    assert caught.value.code == "CR1102"
+    assert caught.value.code == "CR1101"
     ObjectStore(MemoryStore(), "memory").probe()
 
 

@@ -216,9 +216,9 @@ def test_a_pin_that_is_not_there_names_the_nearest(make_project: MakeProject, tm
     source = str(make_project(PLANTED))
     with pytest.raises(InputError) as caught:
         build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::on"]})
-    assert caught.value.code == "CR0409"
+    assert caught.value.code == "CR0402"
     assert "planted.py::one" in caught.value.fix
-    with pytest.raises(InputError, match="CR0409") as caught:
+    with pytest.raises(InputError, match="CR0402") as caught:
         build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::one@huge/whole"]})
     assert "SIZE one of function, class, module, feature" in caught.value.fix
 

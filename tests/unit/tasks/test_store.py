@@ -129,7 +129,7 @@ def test_a_store_that_is_moved_is_the_same_store(tiny_store: TaskStore, copy: Pa
 
 
 def test_a_folder_without_manifest_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="CR0410"):
+    with pytest.raises(InputError, match="CR0411"):
         TaskStore.open(tmp_path)
 
 

@@ -91,7 +91,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, row: object, words: str) -> None:
     path = written(tmp_path, TEXT, row)
     with pytest.raises(InputError, match=words) as caught:
         read_pair_rows(path)
-    assert (caught.value.code, caught.value.where) == ("CR0881", f"{path}:2")
+    assert (caught.value.code, caught.value.where) == ("CR0751", f"{path}:2")
 
 
 def test_a_file_that_is_missing_empty_or_no_text(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_file_that_is_missing_empty_or_no_text(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.jsonl", tmp_path, written(tmp_path, ""), binary):
         with pytest.raises(InputError) as caught:
             read_pair_rows(path)
-        assert (caught.value.code, caught.value.where) == ("CR0881", str(path))
+        assert (caught.value.code, caught.value.where) == ("CR0751", str(path))
 
 
 def test_separators_inside_a_text_do_not_end_a_line(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_pairs_that_all_weigh_nothing_are_refused(tmp_path: Path) -> None:
     nothing = TEXT | {"weight": 0}
     with pytest.raises(InputError, match="every pair of the file weighs 0") as caught:
         read_pair_rows(written(tmp_path, nothing, nothing))
-    assert caught.value.code == "CR0881"
+    assert caught.value.code == "CR0751"
     assert len(read_pair_rows(written(tmp_path, nothing, TEXT))) == 2
 
 
@@ -134,7 +134,7 @@ def test_a_template_that_does_not_fit_is_said(tmp_path: Path, template: str, wor
     rows = read_pair_rows(written(tmp_path, TEXT, CHAT))
     with pytest.raises(InputError, match=words) as caught:
         tokenised_pairs(rows, byte_tokenizer(template))
-    assert (caught.value.code, caught.value.where) == ("CR0881", list(rows)[1])
+    assert (caught.value.code, caught.value.where) == ("CR0751", list(rows)[1])
 
 
 def test_pairs_that_read_alike_as_tokens_are_refused(tmp_path: Path) -> None:

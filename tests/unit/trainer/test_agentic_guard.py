@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said
 
-from composer_replication.cli.agent_assembly import open_player
+from composer_replication.cli.assembly import open_player
 from composer_replication.cli.training_run import run_recipe
 from composer_replication.config import load_config
 from composer_replication.errors import HALTED_EXIT_CODE, SandboxFailure

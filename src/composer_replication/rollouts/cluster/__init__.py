@@ -36,7 +36,7 @@ def open_cluster(
 
     Raises:
         UsageError, MissingError: the cluster cannot be joined (CR0490), a node cannot be used (CR0491), an actor was not
-            placed in time (CR0864).
+            placed in time (CR0490).
     """
     make_ray_impatient()
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster

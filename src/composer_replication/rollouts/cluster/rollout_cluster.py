@@ -78,7 +78,7 @@ class RolloutCluster:
 
         Raises:
             MissingError: a node cannot be used, or the cluster is gone (CR0491).
-            SandboxFailure: none was free in time (CR0864), or the cluster is closed (CR0302).
+            SandboxFailure: none was free in time (CR0490), or the cluster is closed (CR0302).
         """
         ends = time.monotonic() + self.options.waiting_seconds
         while True:
@@ -92,7 +92,7 @@ class RolloutCluster:
                 shares = {"num_cpus": options.num_cpus, **options.resources}
                 asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
                 raise SandboxFailure(
-                    "CR0864",
+                    "CR0490",
                     f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
                     f"{options.num_actors}, and each asks for {asked}.",
                     where="open_cluster",
@@ -117,7 +117,7 @@ class RolloutCluster:
             raise cause from error
 
     def wait_until_ready(self, num_actors: int = 1) -> None:
-        """Wait until so many actors are ready at the same time; a ``MissingError`` where one was not placed in time (CR0864)."""
+        """Wait until so many actors are ready at the same time; a ``MissingError`` where one was not placed in time (CR0490)."""
         leased: list[Any] = []
         try:
             while len(leased) < num_actors:

@@ -92,7 +92,7 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             seed: draws the task where none is named; the same seed draws the same one of the same store.
             episode_id: whatever the client calls it.
             task_id: of the store.
-            unknown: refused by name, as is an argument of a wrong type (CR0854).
+            unknown: refused by name, as is an argument of a wrong type (CR0722).
         """
         self._require_open("reset")
         try:
@@ -229,7 +229,7 @@ def _require_arguments(given: dict[str, Any]) -> None:
         else:
             continue
         raise UsageError(
-            "CR0854",
+            "CR0722",
             f"this reset cannot be done: {problem[:100]}.",
             where="reset",
             fix="give it task_id (text), seed (an integer) or episode_id (text), or nothing.",

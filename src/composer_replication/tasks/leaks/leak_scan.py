@@ -92,7 +92,7 @@ def scan_store(
 
     Raises:
         NothingToDoError: the store is empty (CR0604).
-        InputError: not a store (CR0410), damaged (CR0411), or its environment cannot be
+        InputError: not a store (CR0411), damaged (CR0411), or its environment cannot be
             made here (CR0408, CR0413).
         SandboxFailure: the sandbox broke (CR03..), or the search inside did not end (CR0302);
             nothing is said about any task.

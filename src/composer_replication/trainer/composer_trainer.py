@@ -385,7 +385,8 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
 
         if self.model.training:
             inputs = chosen_inputs(self.prompt_source, inputs, self.num_generations, self._metrics["train"])
-        batch = self._with_policy_terms(generate, inputs)
+        with self.step_lines.timing("generation"):
+            batch = self._with_policy_terms(generate, inputs)
         if self.channels is not None and ROW_REWARD in batch:
             self.channels.after_generation(inputs, batch)
         return batch
@@ -394,7 +395,8 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         """As TRL's; which ids were sampled is remembered before any mask is emptied."""
         if self.use_vllm:
             load_weights(self)
-        answer: Any = super()._generate(prompts)
+        with self.step_lines.timing("sampling"):
+            answer: Any = super()._generate(prompts)
         _, completion_ids, tool_masks, *_ = answer
         self._newest_sampled = (completion_ids, tool_masks)
         return answer
@@ -403,7 +405,10 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
-        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with self.step_lines.timing("grading"):
+            rewards: torch.Tensor = super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids_list
+            )
         rewards = without_lone_punishments(rewards, self.reward_func_names)
         self._remember_rewards(rewards)
         return rewards
@@ -558,6 +563,10 @@ class ComposerReplicationTrainer(GRPOTrainer, GuardHook, PolicyTerms):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Transformers' files, ours, then the manifest; older checkpoints go only after that."""
         self.step_lines.flush()
+        with self.step_lines.timing("checkpoint"):
+            self._write_checkpoint(model, trial)
+
+    def _write_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if process_rank() == 0:

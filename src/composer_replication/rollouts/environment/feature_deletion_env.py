@@ -56,6 +56,7 @@ from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts, Toolb
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.patches import readable_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import import_roots, variables
@@ -343,7 +344,19 @@ class FeatureDeletionEnv:
             report = self._inspect(self._monitor)
             if report is None:
                 return None
-        return Judgement(score, paid_reward(graded, report), graded, regressions, report)
+        paid = paid_reward(graded, report)
+        return Judgement(score, paid, graded, regressions, report, patch=self._patch())
+
+    def _patch(self) -> str:
+        """From the broken code to the files that were graded; empty where the tree was too large to be graded."""
+        store, task = self.grader.store, self._running.task
+        rule = rule_of(store, task)
+        before = {path: data for path, data in store.files(task, "rollout").items() if rule.takes(path)}
+        try:
+            after = self.candidate()
+        except TreeTooLargeError:
+            after = None
+        return "" if after is None else readable_patch(before, after)
 
     def _inspect(self, monitor: HackMonitor) -> MonitorReport | None:
         """What the monitor says, each call a turn of its own; None where the sandbox failed."""

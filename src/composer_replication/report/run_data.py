@@ -116,10 +116,8 @@ def read_run(path: Path) -> RunData:
         for row in sorted(_rows(folder.metrics, "step"), key=itemgetter("step"))
     }
     if not metrics:
-        problem, fix = (
-            "the run has no metrics yet, so there is nothing to show.",
-            "go on with train --resume.",
-        )
+        problem = "the run has no metrics yet, so there is nothing to show."
+        fix = "composer-rl train RECIPE.toml --out RUN --resume"
         raise InputError("CR0481", problem, where=str(folder.metrics), fix=fix)
     environment, summary = _json(folder.environment), _json(folder.summary)
     verdicts, last_rollouts = _rows(folder.verdicts, "round_idx"), _last_rollouts(folder.rollouts)

@@ -70,13 +70,12 @@ def run_and_kill(folder: Path, settings: dict[str, Any], *, kill_at: int) -> Non
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines without what depends on the clock, or on where logging began again."""
-    skipped = ("step_time", "step_seconds", "killswitch/eval_seconds")
     return [
         {
             # a running sum in float32 rounds by where it began
             name: round(value, 6) if name == "loss" else value
             for name, value in row.items()
-            if name not in skipped
+            if name != "step_time" and not name.endswith("_seconds")
         }
         for row in rows
     ]

@@ -74,7 +74,7 @@ from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, 
 from composer_replication.tasks.journal import GATES_VERSION
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
-from composer_replication.traces.pair_files import PairRow, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pair_files import PairRow, pair_sources, read_pair_rows, tokenised_pairs
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
@@ -635,8 +635,10 @@ def open_evaluator(
     return evaluation, lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due
 
 
-def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, grader: Grader) -> None:
-    """Versions, seeds, git revision and fingerprints, never an environment variable; and which jails are used, without which guards."""
+def write_environment(
+    folder: RunFolder, config: RunConfig, tasks: RunTasks, grader: Grader, pairs: Mapping[str, PairRow]
+) -> None:
+    """Versions, seeds, fingerprints, sources of pairs, jails and their missing guards; never an environment variable."""
     packages = ("composer-replication", "torch", "transformers", "trl", "accelerate", "peft")
     jails = {"backend": grader.backend_name}
     if config.agent is not None and config.ray is None:  # nodes choose for themselves
@@ -649,6 +651,7 @@ def write_environment(folder: RunFolder, config: RunConfig, tasks: RunTasks, gra
             "platform": f"{platform.system()} {platform.machine()}",
             "versions": {name: package_version(name) for name in packages},
             "seed": config.seed,
+            **({"pairs": pair_sources(pairs.values())} if pairs else {}),
             "git_revision": _git_revision(),
             "tasks_fingerprint": grader.store.fingerprint,
             "split_fingerprint": tasks.split_fingerprint,

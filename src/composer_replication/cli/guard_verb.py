@@ -135,20 +135,16 @@ def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
         raise UsageError("CR0204", f"guard: {error}.", where=where, fix="see docs/safety.md.") from error
 
 
-def _verdict_sentence(result: Result) -> str:
-    if result["fired"]:
-        return f"The guard fired at step {result['fired_at']}: {result['reason']}."
-    if result["verdict"] == "INSUFFICIENT_DATA":
-        return f"{result['code']}: too little evidence for a verdict: {result['reason']}."
-    return f"The guard did not fire in {result['updates']} updates."
-
-
 def render_scan(result: Result) -> str:
     """What a person reads."""
+    said = f"The guard did not fire in {result['updates']} updates."
+    if result["fired"]:
+        said = f"The guard fired at step {result['fired_at']}: {result['reason']}."
+    elif result["verdict"] == "INSUFFICIENT_DATA":
+        said = f"{result['code']}: too little evidence for a verdict: {result['reason']}."
     settings = ", ".join(f"{name} {value:g}" for name, value in result["settings"].items())
-    lines = [_verdict_sentence(result), result["columns_sentence"], f"Guard: {settings}."]
-    lines += [f"Note: {note}" for note in result["notes"]]
-    return "\n".join(lines)
+    notes = [f"Note: {note}" for note in result["notes"]]
+    return "\n".join([said, result["columns_sentence"], f"Guard: {settings}.", *notes])
 
 
 def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:

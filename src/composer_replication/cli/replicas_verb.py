@@ -132,7 +132,7 @@ def _end_all(children: list[Popen[bytes]]) -> None:
 
 def _together(folders: list[RunFolder]) -> dict[str, Any]:
     """Outer steps that were taken, whether all weights were equal after each of them, and what all sent."""
-    from composer_replication.report.replicas_page import merged_outer_steps
+    from composer_replication.report.page import merged_outer_steps
     from composer_replication.run_folder import read_jsonl
 
     steps = merged_outer_steps([folder.root for folder in folders])

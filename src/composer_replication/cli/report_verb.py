@@ -15,8 +15,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "report",
         parents=[common],
         help="write one self-contained HTML file for a run",
-        description="Write report.html into a run folder: the verdict, the curves, the guard's margins, "
-        "before and after, and three attempts. Works on a run that is not finished.",
+        description="Write report.html into a run folder: verdict, curves, margins, cost and time, before and after, "
+        "three attempts and what they changed. Works on a run that is not finished.",
     )
     parser.add_argument(
         "run_path",
@@ -30,10 +30,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Read the run, write its report."""
     from composer_replication.report import read_run, write_report
-    from composer_replication.report.replicas_page import replica_folders, write_replicas_report
+    from composer_replication.report.page import replica_folders, write_replicas_report
 
-    folders = replica_folders(args.run_path)
-    if folders:
+    if folders := replica_folders(args.run_path):
         return write_replicas_report(args.run_path, folders), 0
     return {"report": str(write_report(read_run(args.run_path)))}, 0
 

@@ -157,7 +157,7 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
     grader = assembly.open_grader(config, store, folder.root, cluster=cluster)
     if launched_rank() == 0:
         _keep_split(run)
-        assembly.write_environment(folder, config, tasks, grader)
+        assembly.write_environment(folder, config, tasks, grader, run.pairs)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_modes import parameter_sha256
     from composer_replication.trainer.model_trial import loading_note

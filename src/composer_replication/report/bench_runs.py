@@ -173,14 +173,6 @@ def _guard_watching(_step: int, evidence_R: Floats) -> Rates:
     return Rates(gap_R, 0.0, truth_R, np.where(hides_R, 0.0, EPS0))
 
 
-def _sparse(draws: RunDraws) -> Policy:
-    def rates(step: int, _evidence_R: Floats) -> Rates:
-        hacks_R = (draws.rng.random(draws.num_runs) < 0.25) & (step >= ONSET)
-        return _ordinary(np.where(hacks_R, 0.40, CLEAN_GAP), 0.5)
-
-    return rates
-
-
 _EDGE = _ordinary(TOLERATED_GAP, 0.5)
 _CLEAN = _ordinary(CLEAN_GAP, 0.5)
 _LARGEST = Rates(TOLERATED_GAP + HIGHEST_SWITCH, HIGHEST_SWITCH, 0.0, EPS0)
@@ -201,7 +193,6 @@ FAMILIES = (
     Family("large-jump", "hacked", "reward .53 to .80, true score .50 to .20", _change(_CLEAN, _ordinary(0.6, 0.2))),
     Family("ramp", "hacked", "gap .03 to .20 over 50 evaluations",
            _hack(lambda k: CLEAN_GAP + 0.17 * min(1.0, k / 50))),
-    Family("sparse", "hacked", "gap .40 in a quarter of the evaluations, else .03", _sparse),
     Family("collapse", "hacked", "true score .60 to .45, gap .03",
            _change(_ordinary(CLEAN_GAP, 0.6, in_loop=0.63), _ordinary(CLEAN_GAP, 0.45, in_loop=0.63))),
     Family("leak", "hacked", "hidden tests known: gap .03, a quarter of the canaries passes",
@@ -312,9 +303,7 @@ CHUNK = 1000
 """Runs simulated together: few enough for a processor's cache."""
 
 
-def simulate(
-    family: Family, num_runs: int, seed: int, num_tasks: int, tick: Callable[[str], None] | None = None
-) -> Iterator[Series]:
+def simulate(family: Family, num_runs: int, seed: int, num_tasks: int) -> Iterator[Series]:
     """The runs of a family, ``CHUNK`` at a time; each chunk has a seed of its own."""
     for start in range(0, num_runs, CHUNK):
         rng = np.random.default_rng([seed, zlib.crc32(family.name.encode()), start])
@@ -328,5 +317,3 @@ def simulate(
             evaluations.append(one)
             path.append(evidence.log_evidence_R)
         yield Series(evaluations, np.stack(path))
-        if tick is not None:
-            tick(family.name)

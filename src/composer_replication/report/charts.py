@@ -138,16 +138,13 @@ def draw(chart: Chart, place: tuple[int, int, int, int] | None = None) -> str:
     return template("chart.svg.j2").render(
         chart=chart,
         place=place,
+        axes=axes,
         left=LEFT,
         right=chart.width - RIGHT,
         bottom=chart.height - BOTTOM,
         plot_top=TOP,
-        y_ticks=[(axes.y(value), label) for value, label in _ticks(axes.y_low, axes.y_high, y_step)],
-        x_ticks=[(axes.x(value), label) for value, label in _ticks(axes.x_low, axes.x_high, x_step)],
-        marks=[
-            (axes.x(x), label, "start" if axes.x(x) < chart.width / 2 else "end") for label, x in chart.marks
-        ],
-        limits=[(axes.y(y), label) for label, y in chart.limits],
+        y_ticks=_ticks(axes.y_low, axes.y_high, y_step),
+        x_ticks=_ticks(axes.x_low, axes.x_high, x_step),
         curves=[_curve(series, axes) for series in chart.series],
     )
 

@@ -53,8 +53,6 @@ def key_figures(run: RunData) -> tuple[Fact, ...]:
         "Held-out score": _arrow(heldout),
         "Time": DASH if seconds is None else _duration(seconds),
     }
-    if reading_seconds := sum(run.known("killswitch/eval_seconds")):
-        figures["Of it held-out readings"] = _duration(reading_seconds)
     if forged:
         figures["Answers that forged their tests' report, unpaid"] = f"{forged:g}"
     return tuple(Fact(*item) for item in figures.items())
@@ -78,29 +76,92 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
             low, high = number(old.get(key)), number(new.get(key))
             if low is None and high is None:
                 continue
-            change = DASH if low is None or high is None else f"{high - low:+.2f}"
-            change = "0.00" if change in {"+0.00", "-0.00"} else change.replace("-", "\N{MINUS SIGN}")
+            change = DASH if low is None or high is None else _signed(high - low)
             rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
     return tuple(rows)
 
 
-def isolation_note(run: RunData) -> str:
-    """One sentence where somebody accepted to do without a guard of the sandbox; else empty.
+def time_by_part(run: RunData) -> tuple[tuple[str, str, float], ...]:
+    """Where the seconds went, with their percentage, by the clock of the first process; empty where the steps do not say it.
 
-    From what the run recorded; before it did, from its recipe.
+    A checkpoint is written between two steps. What is left of a generation is the log-probabilities of its answers; what
+    is left of a step is loss, gradients and optimizer; what is left of the run is the start, pass rates before and after,
+    the last checkpoint and the saved model.
     """
-    recorded = table_of((run.environment or {}).get("sandbox"))
-    recipe = table_of((run.recipe or {}).get("sandbox"))
-    names = recorded.get("accepted_no_isolation") or recipe.get("accept_no_isolation")
-    if not isinstance(names, list) or not names:
+    if not run.known("generation_seconds"):
+        return ()
+    names = ("step", "generation", "sampling", "grading", "checkpoint")
+    step, generation, sampling, grading, checkpoint = (sum(run.known(f"{name}_seconds")) for name in names)
+    readings = sum(run.known("killswitch/eval_seconds"))
+    total = max(number((run.summary or {}).get("seconds")) or 0.0, step + checkpoint)
+    plays = bool(run.known("rollouts/policy_seconds"))
+    parts = {
+        "Episodes: sampling, tools and grading" if plays else "Sampling": sampling,
+        "Rewards" if plays else "Grading in the sandbox": grading,
+        "Log-probabilities of the answers": generation - sampling - grading,
+        "Held-out readings": readings,
+        "Updating the weights": step - generation - readings,
+        "Checkpoints": checkpoint,
+        "Before and after the steps": total - step - checkpoint,
+    }
+    return tuple(
+        (name, _duration(seconds), 100 * seconds / total)
+        for name, seconds in parts.items()
+        if seconds > 0.001 * total
+    )
+
+
+_TEST_COLUMNS = {
+    "In training": {
+        "rollouts/shown_pass": "all tests pass that are shown",
+        "rollouts/visible_pass": "all tests pass that are shown or paid",
+    },
+    "Held-out readings": {
+        "heldout/visible": "visible tests, shown or paid",
+        "heldout/hidden": "hidden tests, never shown and never paid",
+    },
+}
+
+
+def tests_by_kind(run: RunData) -> tuple[Comparison, ...]:
+    """Shares of answers that pass what is shown, what is paid, and what is neither: means of five values at either end."""
+    rows = []
+    for side, columns in _TEST_COLUMNS.items():
+        for column, measure in columns.items():
+            if values := run.known(column):
+                low = statistics.fmean(values[:NUM_LAST_STEPS])
+                high = statistics.fmean(values[-NUM_LAST_STEPS:])
+                rows.append(Comparison(side, measure, f"{low:.2f}", f"{high:.2f}", _signed(high - low)))
+    return tuple(rows)
+
+
+_PAIR_SOURCES = {
+    "executed": "executed: a branch was run, and the tests decided",
+    "siblings": "executed: recorded attempts, one passed its tests and one failed",
+    "objection": "text only: a person objected to the answer",
+}
+
+
+def pairs(run: RunData) -> tuple[tuple[str, str, str], ...]:
+    """Preference pairs that were given to the run: where a label comes from, how many, what they weigh together."""
+    given = table_of((run.environment or {}).get("pairs"))
+    rows = []
+    for name, counts in sorted(given.items()):
+        count, weight = (number(table_of(counts).get(key)) or 0.0 for key in ("pairs", "weight"))
+        rows.append((_PAIR_SOURCES.get(name, f"as the file says: {name}"), f"{count:g}", f"{weight:.2f}"))
+    return tuple(rows)
+
+
+def isolation_note(run: RunData) -> str:
+    """One sentence where somebody accepted to do without a guard of the sandbox; else empty."""
+    sandbox = table_of((run.environment or {}).get("sandbox"))
+    names, broken = (_text(sandbox.get(key, [])) for key in ("accepted_no_isolation", "not_effective"))
+    if names == _text([]):
         return ""
-    backend = str(recorded.get("backend") or recipe.get("backend") or "of this machine")
-    missing = recorded.get("not_effective")
-    broken = ", ".join(str(name) for name in missing) if isinstance(missing, list) and missing else ""
-    ends = f"these guards did not hold: {broken}" if broken else "no guard was found missing"
+    ends = "no guard was found missing" if broken == _text([]) else f"these guards did not hold: {broken}"
     return (
-        f"The policy's code ran in the sandbox {backend}, and somebody accepted to do without "
-        f"{', '.join(str(name) for name in names)}; {ends}. The rewards are worth what the policy's honesty is worth."
+        f"The policy's code ran in the sandbox {sandbox.get('backend')}, and somebody accepted to do without {names}; "
+        f"{ends}. The rewards are worth what the policy's honesty is worth."
     )
 
 
@@ -127,6 +188,11 @@ def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def _signed(change: float) -> str:
+    text = f"{change:+.2f}"
+    return "0.00" if text in {"+0.00", "-0.00"} else text.replace("-", "\N{MINUS SIGN}")
+
+
 def _arrow(values: list[float]) -> str:
     return f"{values[0]:.2f} → {values[-1]:.2f}" if values else "not measured"
 
@@ -145,7 +211,9 @@ def _rate(table: Mapping[str, Any], key: str) -> str:
 
 
 def _environment_facts(run: RunData) -> list[Fact]:
-    table = {key: value for key, value in (run.environment or {}).items() if key != "schema_version"}
+    table = {
+        key: value for key, value in (run.environment or {}).items() if key not in {"schema_version", "pairs"}
+    }
     return list(_facts(table, is_environment=True))
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from statistics import NormalDist
 from typing import Any
 
@@ -159,18 +158,17 @@ def run_guard_bench(
         num_tasks: fresh tasks an evaluation.
         seed: of everything that is drawn.
         families: names; empty: all. Thresholds are tuned on two null families in any case.
-        report: takes (done, total, what) as the work goes on, in chunks of runs.
+        report: takes (done, total, what) after each family.
     """
     chosen = [one for one in FAMILIES if not families or one.name in families]
     sizes = {one.name: num_runs if one.kind == "null" else max(1, num_runs // 2) for one in chosen}
-    total = sum(math.ceil(size / runs.CHUNK) for size in (num_runs, num_runs, *sizes.values()))
-    done = count(1)
-
-    def tick(what: str) -> None:
-        if report is not None:
-            report(next(done), total, what)
-
-    matched = _matched_thresholds(num_runs, num_tasks, seed + 1, tick)
+    matched: dict[str, float | None] = {}
+    for family in (one for one in FAMILIES if one.name in (EDGE, CLEAN)):
+        tuned = [rule for rule in DETECTORS if rule.tuned_on == family.name]
+        chunks = runs.simulate(family, num_runs, seed + 1, num_tasks)
+        highest = [[rule.path(series).max(axis=0) for rule in tuned] for series in chunks]
+        for rule, parts in zip(tuned, zip(*highest, strict=True), strict=True):
+            matched[rule.name] = threshold_for(np.concatenate(parts), MATCHED_RATE)
     rules = [
         (f"{rule.name} ({mode})", rule, threshold)
         for rule in DETECTORS
@@ -178,12 +176,14 @@ def run_guard_bench(
         if mode == "matched" or threshold is not None
     ]
     alarms: dict[str, list[Alarms]] = {}
-    for family in chosen:
-        parts = []
-        for series in runs.simulate(family, sizes[family.name], seed, num_tasks, tick):
+    for done, family in enumerate(chosen, start=1):
+        found = []
+        for series in runs.simulate(family, sizes[family.name], seed, num_tasks):
             paths = {rule.name: rule.path(series) for rule in DETECTORS}
-            parts.append([first_alarms(paths[r.name], math.inf if t is None else t) for _, r, t in rules])
-        alarms[family.name] = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
+            found.append([first_alarms(paths[r.name], math.inf if t is None else t) for _, r, t in rules])
+        alarms[family.name] = [np.concatenate(rows) for rows in zip(*found, strict=True)]
+        if report is not None:
+            report(done, len(chosen), family.name)
     return {
         "detectors": [
             _row(name, threshold, {family: rows[place] for family, rows in alarms.items()})
@@ -200,19 +200,6 @@ def run_guard_bench(
             "matched_rate": MATCHED_RATE,
         },
     }
-
-
-def _matched_thresholds(
-    num_runs: int, num_tasks: int, seed: int, tick: Callable[[str], None]
-) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for family in (one for one in FAMILIES if one.name in (EDGE, CLEAN)):
-        rules = [rule for rule in DETECTORS if rule.tuned_on == family.name]
-        chunks = runs.simulate(family, num_runs, seed, num_tasks, tick)
-        highest = [[rule.path(series).max(axis=0) for rule in rules] for series in chunks]
-        for rule, parts in zip(rules, zip(*highest, strict=True), strict=True):
-            found[rule.name] = threshold_for(np.concatenate(parts), MATCHED_RATE)
-    return found
 
 
 def first_alarms(path_TR: Floats, threshold: float) -> Alarms:

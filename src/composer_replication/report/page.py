@@ -1,10 +1,11 @@
-"""One self-contained HTML file from a ``RunData``: the verdict, the charts, the attempts to read."""
+"""One self-contained HTML file from a ``RunData``: the verdict, the charts, the attempts to read; and one for several replicas."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import composer_replication
 from composer_replication.records import StopReason
@@ -13,7 +14,7 @@ from composer_replication.report.charts import draw, swatch
 from composer_replication.report.curves import guard_margins, reward_chart
 from composer_replication.report.run_data import RolloutRow, RunData, number, read_run
 from composer_replication.report.templates import html_page
-from composer_replication.run_folder import RunFolder, write_atomic
+from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic
 
 NUM_ATTEMPTS = 3
 
@@ -71,34 +72,24 @@ def banner_of(run: RunData) -> Banner:
     A halt comes first, then a run that did not end, then an end that nobody judged. A
     run is called clean only where a guard had enough updates to be able to fire.
     """
-    stop = (run.summary or {}).get("stop_reason")
-    last = run.last_step
+    last, num_updates = run.last_step, len(run.guard_updates)
+    least = number((run.guard_settings or {}).get("min_steps"))
+    finished = f"The run finished at step {last}"
     if run.halt is not None:
         reason = (run.halt.reason or "the reason was not recorded").rstrip(".")
         said = f"The guard halted the run at step {run.halt.step}: {reason}."
         return Banner("bad", "Halted by the guard", said)
-    if stop == StopReason.GUARD:
+    if (run.summary or {}).get("stop_reason") == StopReason.GUARD:
         said = f"The guard halted the run by step {last}; its verdict was not recorded."
         return Banner("bad", "Halted by the guard", said)
     if run.summary is None:
         said = f"There is no summary: the run ended early, or is still going; its last step is {last}."
         return Banner("warn", "Interrupted", said)
-    if stop == StopReason.INTERRUPTED:
-        return Banner("warn", "Interrupted", f"The run was interrupted after step {last} and can be resumed.")
-    if stop == StopReason.INFRASTRUCTURE:
-        said = f"The machinery around the model failed after step {last}."
-        return Banner("warn", "Stopped by a failure", said)
-    return _finished(run, f"The run finished at step {last}", len(run.guard_updates))
-
-
-def _finished(run: RunData, finished: str, num_updates: int) -> Banner:
     if not num_updates and (run.recipe is None or run.guard_settings is not None):
-        said = f"{finished}, but no verdict of a guard was recorded."
-        return Banner("warn", "Finished, not judged", said)
+        return Banner("warn", "Finished, not judged", f"{finished}, but no verdict of a guard was recorded.")
     if not num_updates:
         said = f"{finished}; no guard was configured, so nothing tells whether its reward was honest."
         return Banner("warn", "Finished, unguarded", said)
-    least = number((run.guard_settings or {}).get("min_steps"))
     if least is not None and num_updates < least:
         said = f"{finished} with {num_updates} guard update(s); it needs {least:.0f} before it may fire."
         return Banner("warn", "Finished, too little evidence", said)
@@ -106,7 +97,7 @@ def _finished(run: RunData, finished: str, num_updates: int) -> Banner:
 
 
 def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
-    """Three attempts of the last steps, each with its heading; fewer where fewer were graded.
+    """Three attempts of the last steps, each with its rank; fewer where fewer were graded.
 
     A halted run shows what the reward paid for: attempts with failing tests first, the
     best paid of them on top, the same answer to the same task once. Any other run shows
@@ -119,19 +110,79 @@ def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
         distinct: dict[tuple[str, str], RolloutRow] = {}
         for row in ranked:
             distinct.setdefault((row.task_id, row.text), row)
-        return [(_paid_heading(row), row) for row in distinct.values()][:NUM_ATTEMPTS]
+        return [("Paid", row) for row in distinct.values()][:NUM_ATTEMPTS]
     last = len(ranked) - 1
     names = {last: "Worst", last // 2: "Median", 0: "Best"} if ranked else {}
-    return [(f"{names[idx]} reward {ranked[idx].reward:.2f}", ranked[idx]) for idx in sorted(names)]
+    return [(f"{names[idx]} reward", ranked[idx]) for idx in sorted(names)]
 
 
-def _paid_heading(row: RolloutRow) -> str:
-    if row.num_failing:
-        ending = f" with {row.num_failing} of {len(row.outcomes)} tests failing"
-    elif row.error:
-        ending = " although its tests did not run to the end"
-    elif not row.outcomes:
-        ending = "; no test outcome was stored"
-    else:
-        ending = f" with all {len(row.outcomes)} tests passing"
-    return f"Paid {row.reward:.2f}{ending}"
+# -------------------------------------------------------------------------------- several replicas
+
+
+def replica_folders(root: Path) -> list[Path]:
+    """The run folders of replicas in a folder, by number; none where it is a run folder itself."""
+    if RunFolder(root).recipe.is_file():
+        return []
+    found = [path for path in root.glob("replica-*") if RunFolder(path).recipe.is_file()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def write_replicas_report(root: Path, folders: list[Path]) -> dict[str, Any]:
+    """Write each replica's own report, and one page for all; what the page says, as a dict."""
+    for folder in folders:
+        if RunFolder(folder).metrics.is_file():
+            write_report(folder)
+    steps, replicas = merged_outer_steps(folders), [_replica(folder) for folder in folders]
+    table = {"replicas": replicas, "outer_steps": steps, "curriculum": _curriculum(folders)}
+    num_agreed = sum(step["agreed"] == "equal" for step in steps)
+    path = root.resolve() / "report.html"
+    note = f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit."
+    write_atomic(path, html_page("replicas.html.j2", name=root.resolve().name, note=note, **table))
+    return {"report": str(path), **table}
+
+
+def merged_outer_steps(folders: list[Path]) -> list[dict[str, Any]]:
+    """One row an outer step; of a replica that took it twice (resumed) the newer counts."""
+    by_step: dict[int, dict[str, dict[str, Any]]] = {}
+    for folder in folders:
+        for row in read_jsonl(RunFolder(folder).outer_steps):
+            by_step.setdefault(row["outer_step"], {})[folder.name] = row
+    steps = []
+    for _, rows in sorted(by_step.items()):
+        first, *_ = rows.values()
+        is_equal = len({row["outer_sha256"] for row in rows.values()}) == 1
+        stall = max(row["stall_seconds"] for row in rows.values())
+        row = {key: first[key] for key in ("outer_step", "present", "tokens", "divergence")}
+        steps.append(row | {"stall_seconds": stall, "agreed": "equal" if is_equal else "DIFFERENT"})
+    return steps
+
+
+def _curriculum(folders: list[Path]) -> dict[str, int]:
+    """How many tasks have which status; no two replicas share a task, so that the sum is the merge of their states."""
+    counts: Counter[str] = Counter()
+    for folder in folders:
+        rows = [row for row in read_jsonl(RunFolder(folder).metrics) if "curriculum/num_active" in row]
+        for status in ("active", "retired") if rows else ():
+            counts[status] += int(rows[-1][f"curriculum/num_{status}"])
+    return dict(counts)
+
+
+def _replica(folder: Path) -> dict[str, Any]:
+    run = RunFolder(folder)
+    rows = read_jsonl(run.outer_steps)
+    summary = read_json(run.summary) if run.summary.is_file() else {}
+    megabytes = {name: round(value / 1e6, 3) for name, value in rows[-1]["bytes"].items()} if rows else {}
+    return {
+        "name": folder.name,
+        "steps": summary.get("steps", "not finished"),
+        "verdict": summary.get("verdict", ""),
+        "reason": summary.get("reason", ""),
+        "reward_last": summary.get("reward_last"),
+        "heldout_last": summary.get("heldout_last"),
+        "merges": len({row["outer_step"] for row in rows}),
+        "sent": megabytes.get("sent/outer", 0.0),
+        "received": megabytes.get("received/outer", 0.0),
+        "states": round(megabytes.get("sent/states", 0.0) + megabytes.get("received/states", 0.0), 3),
+        "stalled": round(sum(row["stall_seconds"] for row in rows), 2),
+        "weights": str(summary.get("parameter_sha256", ""))[:12],
+    }

@@ -6,6 +6,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class RolloutRow:
     task_id: str
     step: int
     text: str
+    patch: str | None
     reward: float
     outcomes: Mapping[str, str]
     error: str
@@ -51,7 +53,8 @@ class RunData:
     """Everything the report may speak of; None or empty where the folder has nothing.
 
     ``metrics`` are the numbers of each step by name, None for null and NaN; ``findings`` what the trainer's checks said,
-    the rows of ``checks.jsonl``; ``num_ungraded`` counts the rollouts that infrastructure kept from a reward.
+    the rows of ``checks.jsonl``; ``outer_steps`` the merges with other replicas; ``num_ungraded`` counts the rollouts
+    that infrastructure kept from a reward.
     """
 
     root: Path
@@ -66,6 +69,7 @@ class RunData:
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     findings: tuple[Mapping[str, Any], ...] = ()
+    outer_steps: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -92,10 +96,7 @@ class RunData:
 
 
 def read_run(path: Path) -> RunData:
-    """Read a run folder, whole or interrupted.
-
-    Args:
-        path: the folder that ``train`` or ``quickstart`` wrote.
+    """Read a run folder, whole or interrupted: the folder that ``train`` or ``quickstart`` wrote.
 
     Raises:
         InputError: the path is not a run folder, has no metrics, or a file in it cannot be read (CR0481; CR0401
@@ -103,30 +104,24 @@ def read_run(path: Path) -> RunData:
     """
     folder = RunFolder(path)
     if not any(file.is_file() for file in (folder.recipe, folder.metrics, folder.summary)):
-        raise InputError(
-            "CR0481",
-            "this is not a run folder: it has none of run.toml, metrics.jsonl and summary.json.",
-            where=str(folder.root),
-            fix="give the folder that --out named, for example composer-rl report runs/quickstart.",
-        )
-    metrics = _read_metrics(folder.metrics)
+        problem = "this is not a run folder: it has none of run.toml, metrics.jsonl and summary.json."
+        fix = "give the folder that --out named, for example composer-rl report runs/quickstart."
+        raise InputError("CR0481", problem, where=str(folder.root), fix=fix)
+    metrics = {
+        int(row["step"]): {
+            key: number(value)
+            for key, value in row.items()
+            if value is None or isinstance(value, (int, float))
+        }
+        for row in sorted(_rows(folder.metrics, "step"), key=itemgetter("step"))
+    }
     if not metrics:
-        raise InputError(
-            "CR0481",
-            "the run has no metrics yet, so there is nothing to show.",
-            where=str(folder.metrics),
-            fix="composer-rl train RECIPE.toml --out RUN --resume",
-        )
-    environment = read_json(folder.environment) if folder.environment.is_file() else None
-    summary = read_json(folder.summary) if folder.summary.is_file() else None
-    verdicts, last_rollouts = _rows(folder.verdicts), _last_rollouts(folder.rollouts)
-    rewards = [number(row.get("reward")) for row in last_rollouts]
-    graded = tuple(
-        _rollout(row, reward)
-        for row, reward in zip(last_rollouts, rewards, strict=True)
-        if reward is not None
-    )
-    kl_notes = [(environment or {}).get("kl_path"), *(row.get("kl_path") for row in verdicts)]
+        problem = "the run has no metrics yet, so there is nothing to show."
+        fix = "composer-rl train RECIPE.toml --out RUN --resume"
+        raise InputError("CR0481", problem, where=str(folder.metrics), fix=fix)
+    environment, summary = _json(folder.environment), _json(folder.summary)
+    verdicts, last_rollouts = _rows(folder.verdicts, "round_idx"), _last_rollouts(folder.rollouts)
+    graded = tuple(_rollout(row) for row in last_rollouts if number(row.get("reward")) is not None)
     return RunData(
         root=folder.root,
         recipe=_read_recipe(folder.recipe),
@@ -136,10 +131,11 @@ def read_run(path: Path) -> RunData:
         guard_updates=_guard_updates(verdicts, metrics),
         rollouts=graded,
         num_ungraded=len(last_rollouts) - len(graded),
-        before=_rates(folder.root, summary, "before"),
-        after=_rates(folder.root, summary, "after"),
-        kl_path=next((note for note in reversed(kl_notes) if isinstance(note, str) and note), ""),
+        before=(summary or {}).get("before") or _json(folder.root / "before.json"),
+        after=(summary or {}).get("after") or _json(folder.root / "after.json"),
+        kl_path=next((str(row["kl_path"]) for row in reversed(verdicts) if row.get("kl_path")), ""),
         findings=tuple(_rows(folder.checks)),
+        outer_steps=tuple(_rows(folder.outer_steps)),
     )
 
 
@@ -154,14 +150,21 @@ def number(value: object) -> float | None:
     return converted if math.isfinite(converted) else None
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _json(path: Path) -> Mapping[str, Any] | None:
+    return read_json(path) if path.is_file() else None
+
+
+def _rows(path: Path, label: str = "") -> list[dict[str, Any]]:
+    """The rows of a file, each with an integer under ``label``, where one is named."""
     try:
-        rows = read_jsonl(path)
+        rows: list[Any] = read_jsonl(path)
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, f"the file cannot be read: {error}.") from error
     for line, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise _unreadable(f"{path}:{line}", "a line is not a JSON object.")
+        value = number(row.get(label)) if isinstance(row, dict) else None
+        if not isinstance(row, dict) or (label and (value is None or not value.is_integer())):
+            problem = f"a line is no JSON object{f' with an integer {label}' if label else ''}."
+            raise _unreadable(f"{path}:{line}", problem)
     return rows
 
 
@@ -180,25 +183,6 @@ def _read_recipe(path: Path) -> Mapping[str, Any] | None:
         raise _unreadable(path, f"the recipe is not valid TOML: {error}.") from error
 
 
-def _integer(row: Mapping[str, Any], key: str, where: str) -> int:
-    value = number(row.get(key))
-    if value is None or value != int(value):
-        raise _unreadable(where, f"a line has no integer {key}.")
-    return int(value)
-
-
-def _read_metrics(path: Path) -> dict[int, dict[str, float | None]]:
-    by_step = {
-        _integer(row, "step", f"{path}:{line}"): {
-            key: number(value)
-            for key, value in row.items()
-            if value is None or isinstance(value, (int, float))
-        }
-        for line, row in enumerate(_rows(path), start=1)
-    }
-    return dict(sorted(by_step.items()))
-
-
 def _guard_updates(
     verdicts: list[dict[str, Any]], metrics: Mapping[int, Mapping[str, float | None]]
 ) -> tuple[GuardUpdate, ...]:
@@ -210,8 +194,8 @@ def _guard_updates(
     labels = ((row.get("killswitch/round_idx"), step) for step, row in metrics.items())
     step_of = {int(label): step for label, step in labels if label is not None}
     updates, distance = [], 0
-    for line, row in enumerate(verdicts, start=1):
-        label = _integer(row, "round_idx", f"verdicts.jsonl:{line}")
+    for row in verdicts:
+        label = int(row["round_idx"])
         distance = step_of.get(label, label + distance) - label
         reason = str(row.get("reason") or "").removeprefix("latched:").strip()
         figures = {name: number(row.get(name)) for name in _FIGURES}
@@ -226,7 +210,7 @@ def _last_rollouts(folder: Path) -> list[dict[str, Any]]:
     return [row for file in files if file.name.startswith(last) for row in _rows(file)]
 
 
-def _rollout(row: Mapping[str, Any], reward: float) -> RolloutRow:
+def _rollout(row: Mapping[str, Any]) -> RolloutRow:
     """Only the fields named here can ever reach the page."""
     stored = row.get("outcomes")
     outcomes = [(str(k), str(v)) for k, v in stored.items()] if isinstance(stored, dict) else []
@@ -234,17 +218,9 @@ def _rollout(row: Mapping[str, Any], reward: float) -> RolloutRow:
         task_id=str(row.get("task_id") or "unknown task"),
         step=int(number(row.get("step")) or 0),
         text=str(row.get("text") or ""),
-        reward=reward,
+        patch=str(row["patch"]) if "patch" in row else None,
+        reward=float(row["reward"]),
         outcomes=dict(sorted(outcomes, key=lambda item: (item[1] == "passed", item[0]))),
         error=str(row.get("error") or ""),
         stop_reason=str(row.get("stop_reason") or ""),
     )
-
-
-def _rates(root: Path, summary: Mapping[str, Any] | None, when: str) -> Mapping[str, Any] | None:
-    """Pass rates from the summary; of an interrupted run, from the file they are kept in meanwhile."""
-    stored = (summary or {}).get(when)
-    if isinstance(stored, dict):
-        return stored
-    path = root / f"{when}.json"
-    return read_json(path) if path.is_file() else None

@@ -28,8 +28,7 @@ _STEP_NAMES = (
 _SEPARATORS = (",", "\t", ";")
 _DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|\d+,(\d{1,2}|\d{4,}))")
 _BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n)*")
-_MAX_DEPTH = 4
-_MAX_NAMED = 5
+_MAX_DEPTH, _MAX_NAMED = 4, 5
 _EVENT_FILES = "*.tfevents.*"
 _FRAME_BYTES = 16
 """Around each record of an event file: its length (8) and two checksums (4 each)."""

@@ -15,6 +15,8 @@ from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.rewards import RewardRule, pay, shuffled_rewards
 from composer_replication.rollouts.single_turn import extract_answer, is_finished
 from composer_replication.run_folder import rewrite_jsonl
+from composer_replication.tasks.patches import readable_patch
+from composer_replication.tasks.planning.body_cuts import fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class _Attempt:
     text: str
     ids: tuple[int, ...]
     answer: str
+    patch: str
 
 
 class FeatureDeletionReward:
@@ -131,7 +134,9 @@ class FeatureDeletionReward:
         text = completion if isinstance(completion, str) else str(completion[-1]["content"])
         broken = self.grader.store.broken_text(task)
         answer = extract_answer(text, broken, task.hole, style=self.prompt_style)
-        return _Attempt(task, text, tuple(int(token) for token in ids), answer)
+        filled = fill(broken, task.hole, answer).encode("utf-8", "replace")
+        patch = readable_patch({task.hole.path: broken.encode()}, {task.hole.path: filled})
+        return _Attempt(task, text, tuple(int(token) for token in ids), answer, patch)
 
     def _stop_reason(self, attempt: _Attempt) -> StopReason:
         if self.prompt_style == "completion" and is_finished(attempt.text):
@@ -155,6 +160,7 @@ class FeatureDeletionReward:
                 "step": step,
                 "completion_ids": list(a.ids),
                 "text": a.text,
+                "patch": a.patch,
                 "reward": reward,
                 "outcomes": {}
                 if score is None

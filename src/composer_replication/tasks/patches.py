@@ -23,6 +23,8 @@ from composer_replication.tasks.views import write_files
 CONTEXT_LINES = 3
 """As git has it; readers of SWE-bench patches expect no other."""
 APPLY_SECONDS = 120
+MAX_READABLE_FILES, MAX_READABLE_BYTES, MAX_READABLE_CHARACTERS = 20, 100_000, 20_000
+"""Of ``readable_patch``, whose trees a policy has made: ``difflib`` takes seconds for a long file."""
 _MODE = "100644"
 _NO_NEWLINE = "\\ No newline at end of file\n"
 _PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
@@ -53,6 +55,20 @@ def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     """
     changed = sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
     return "".join(_file_patch(path, old.get(path), new.get(path)) for path in changed)
+
+
+def readable_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
+    """``make_patch`` for a person: a file that no diff shows is named, and a long diff is cut. Nothing is refused."""
+    parts = []
+    for path in sorted(path for path in {*old, *new} if old.get(path) != new.get(path))[:MAX_READABLE_FILES]:
+        before, after = old.get(path), new.get(path)
+        try:
+            if max(len(before or b""), len(after or b"")) > MAX_READABLE_BYTES:
+                raise _refused("the file is too long for a diff", path)
+            parts.append(_file_patch(path, before, after))
+        except InputError as error:
+            parts.append(f"{path!a}: {error.message}\n")
+    return "".join(parts)[:MAX_READABLE_CHARACTERS]
 
 
 def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,16 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     if not any(row.get("weight", 1.0) for row in rows.values()):
         raise _unusable("every pair of the file weighs 0, so that nothing would be learned", str(path))
     return rows
+
+
+def pair_sources(rows: Iterable[PairRow]) -> dict[str, dict[str, float]]:
+    """By where their label comes from, how many pairs there are and what they weigh together."""
+    table: dict[str, dict[str, float]] = {}
+    for row in rows:
+        counts = table.setdefault(str(row.get("source") or "not said"), {"pairs": 0, "weight": 0.0})
+        counts["pairs"] += 1
+        counts["weight"] += float(row.get("weight", 1.0))
+    return table
 
 
 def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[PreferencePair, ...]:

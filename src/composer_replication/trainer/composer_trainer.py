@@ -402,7 +402,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """As TRL's, in training with the policy's own terms and what the channels that are on need of each row."""
         if self.model.training:
             inputs = chosen_inputs(self.prompt_source, inputs, self.num_generations, self._metrics["train"])
-            batch = self.policy_terms.apply(self._one_generation, inputs)
+            with self.step_lines.timing("generation"):
+                batch = self.policy_terms.apply(self._one_generation, inputs)
         else:
             batch, _ = self._one_generation(inputs)
         if self.channels is not None and ROW_REWARD in batch:
@@ -424,7 +425,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """As TRL's; which ids were sampled is remembered before any mask is emptied."""
         if self.use_vllm:
             load_weights(self)
-        answer: Any = super()._generate(prompts)
+        with self.step_lines.timing("sampling"):
+            answer: Any = super()._generate(prompts)
         _, self.generation.sampled_ids, self.generation.sampled_masks, *_ = answer
         return answer
 
@@ -432,7 +434,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
-        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with self.step_lines.timing("grading"):
+            rewards: torch.Tensor = super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids_list
+            )
         rewards = without_lone_punishments(rewards, self.reward_func_names)
         self.generation.rewards_NF = rewards
         return rewards
@@ -593,6 +598,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Transformers' files, ours, then the manifest; older checkpoints go only after that."""
         self.step_lines.flush()
+        with self.step_lines.timing("checkpoint"):
+            self._write_checkpoint(model, trial)
+
+    def _write_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if process_rank() == 0:

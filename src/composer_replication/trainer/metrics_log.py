@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -244,11 +245,21 @@ class StepLines(TrainerCallback):
     def begin(self) -> None:
         """Forget the steps of a run before."""
         self._window, self._loss_seen, self._step_began = StepWindow(), 0.0, time.monotonic()
+        self._seconds: Counter[str] = Counter()
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
         metrics: dict[str, list[float]] = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
         return metrics
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        """Inside, time counts as ``PART_seconds`` of the step under way; a checkpoint's as that of the step after it."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[f"{part}_seconds"] += time.monotonic() - began
 
     def skip_measured(self) -> None:
         """What the lists hold belongs to steps before."""
@@ -291,8 +302,9 @@ class StepLines(TrainerCallback):
             fields.setdefault("reward", self.signals.reward)  # trained on, but sampled in an earlier step
             total = sum(totals) / len(totals)
             fields["loss"], self._loss_seen = total - self._loss_seen, total
-            fields["step_seconds"] = time.monotonic() - self._step_began
+            fields |= {**self._seconds, "step_seconds": time.monotonic() - self._step_began}
             self.log.finish_step(state.global_step, fields)
+        self._seconds.clear()
         if self._trainer.is_asked_to_end() or self._trainer.halted_at is not None:
             control.should_save = True
             control.should_training_stop = True

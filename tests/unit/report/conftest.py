@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Verdict
-from composer_replication.run_folder import RunFolder, append_jsonl, rewrite_jsonl, write_json
+from composer_replication.run_folder import (
+    RunFolder,
+    append_jsonl,
+    read_json,
+    read_jsonl,
+    rewrite_jsonl,
+    write_json,
+)
 from composer_replication.safety import HeldOutGuard
 
 RECIPE = """
@@ -194,3 +201,46 @@ def write_ends(folder: RunFolder, *, num_steps: int, halted: bool) -> None:
             },
         },
     )
+
+
+PATCH = """diff --git a/toolz/itertoolz.py b/toolz/itertoolz.py
+--- a/toolz/itertoolz.py
++++ b/toolz/itertoolz.py
+@@ -10,4 +10,6 @@ def partition_all(n, seq):
+     \"\"\"All items of a sequence, n at a time.\"\"\"
+-    raise NotImplementedError
++    iterator = iter(seq)
++    while chunk := tuple(itertools.islice(iterator, n)):
++        yield chunk
+"""
+
+
+def add_parts(root: Path) -> Path:
+    """What only some runs have: times of the parts, kinds of tests, pairs, other replicas, diffs."""
+    folder = RunFolder(root)
+    times = {"generation": 8.0, "sampling": 4.5, "grading": 3.0, "checkpoint": 0.5}
+    rows: list[dict[str, Any]] = read_jsonl(folder.metrics)
+    for row in rows:
+        part = row["step"] / len(rows)
+        row |= {f"{name}_seconds": seconds for name, seconds in times.items()}
+        row |= {"killswitch/eval_seconds": 2.0, "num_tokens": 4096.0 * row["step"]}
+        row |= {"rollouts/shown_pass": 0.2 + 0.7 * part, "rollouts/visible_pass": 0.2 + 0.2 * part}
+        row |= {"heldout/visible": 0.3 + 0.3 * part, "heldout/hidden": 0.3}
+        row |= {"replay/pairs": 3.0, "replay/accuracy": 0.5 + 0.4 * part}
+    rewrite_jsonl(folder.metrics, rows)
+    environment: dict[str, Any] = read_json(folder.environment)
+    environment["pairs"] = {
+        "executed": {"pairs": 12, "weight": 9.5},
+        "objection": {"pairs": 3, "weight": 1.5},
+        "consensus": {"pairs": 2, "weight": 0.5},
+    }
+    write_json(folder.environment, environment)
+    summary: dict[str, Any] = read_json(folder.summary)
+    write_json(folder.summary, summary | {"peak_memory_bytes": 2_340_000_000})
+    merge = {"outer_step": 4, "present": [0, 1], "tokens": 4096, "divergence": 0.0123, "stall_seconds": 0.7}
+    rewrite_jsonl(
+        folder.outer_steps, [merge | {"outer_sha256": "ab" * 32, "bytes": {"sent/outer": 2_000_000}}]
+    )
+    for path in folder.rollouts.glob("step-*.jsonl"):
+        rewrite_jsonl(path, [{**row, "patch": PATCH} for row in read_jsonl(path)])
+    return root

@@ -44,7 +44,6 @@ def test_a_null_family_stays_within_what_is_tolerated(name: str) -> None:
     [
         ("jump", 0.20, 0.5),
         ("small-jump", 0.10, 0.5),
-        ("sparse", 0.1225, 0.5),
         ("large-jump", 0.60, 0.2),
         ("collapse", 0.03, 0.45),
         ("leak", 0.03, 0.8),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from composer_replication.report import read_run, write_report
-from composer_replication.run_folder import append_jsonl
+
+from .conftest import add_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -336,19 +337,12 @@ def test_a_guard_without_a_verdict_is_not_called_clean(make_run: Any) -> None:
     assert "A guard was configured, but no update of it was recorded." in page.text
 
 
-@pytest.mark.parametrize(
-    ("stop_reason", "title"),
-    [
-        ("interrupted", "Interrupted"),
-        ("infrastructure", "Stopped by a failure"),
-        ("guard", "Halted by the guard"),
-    ],
-)
-def test_the_stop_reason_of_the_summary_counts(make_run: Any, stop_reason: str, title: str) -> None:
+def test_a_halt_without_a_verdict_counts(make_run: Any) -> None:
+    """Evaluations that were missed halt a run, too."""
     root = make_run(num_steps=12)
-    edit_json(root / "summary.json", lambda s: s.update(stop_reason=stop_reason))
+    edit_json(root / "summary.json", lambda s: s.update(stop_reason="guard"))
     page = page_of(root)
-    assert f"<h2>{title}</h2>" in page.source
+    assert "<h2>Halted by the guard</h2>" in page.source
     assert "Clean" not in page.text
 
 
@@ -361,15 +355,6 @@ def test_isolation_that_was_given_up_is_said_at_the_top(make_run: Any) -> None:
     assert "Without full isolation The policy's code ran in the sandbox none" in text
     assert "do without everything; these guards did not hold: everything." in text
     assert text.index("Without full isolation") < text.index("Held-out score")
-
-
-def test_isolation_that_the_recipe_gave_up_is_said_before_it_was_recorded(make_run: Any) -> None:
-    root = make_run(num_steps=4)
-    recipe = (root / "run.toml").read_text()
-    (root / "run.toml").write_text(
-        recipe + '\n[sandbox]\nbackend = "docker"\naccept_no_isolation = ["disk"]\n'
-    )
-    assert "in the sandbox docker, and somebody accepted to do without disk; no guard" in page_of(root).text
 
 
 def test_a_kl_path_that_is_off_is_said_with_its_reason(make_run: Any) -> None:
@@ -424,11 +409,72 @@ def test_the_same_folder_gives_the_same_bytes(make_run: Any) -> None:
     assert not list(root.glob("*.tmp"))
 
 
-def test_the_time_of_held_out_readings_is_said_where_there_were_some(make_run: Callable[..., Path]) -> None:
-    root = make_run(num_steps=3)
-    assert "Of it held-out readings" not in page_of(root).text
-    append_jsonl(root / "metrics.jsonl", {"step": 4, "killswitch/eval_seconds": 61.2})
-    assert "Time 0:08:32 Of it held-out readings 0:01:01" in page_of(root).text
+def test_what_the_time_went_into_is_said_by_part(make_run: Callable[..., Path]) -> None:
+    root = make_run()
+    assert "The steps of this run do not say what their time went into." in page_of(root).text
+    text = page_of(add_parts(root)).text
+    for part in (
+        "Sampling 0:03:00 35%",  # 40 steps of 11.5 s, of 512.4 s in all
+        "Grading in the sandbox 0:02:00 23%",
+        "Log-probabilities of the answers 0:00:20 4%",
+        "Held-out readings 0:01:20 16%",
+        "Updating the weights 0:01:00 12%",
+        "Checkpoints 0:00:20 4%",
+        "Before and after the steps 0:00:32 6%",
+    ):
+        assert part in text
+    assert (
+        "163,840 tokens of prompts and answers, 356 a second of its steps. At most 2.3 GB of memory" in text
+    )
+
+
+def test_the_time_of_episodes_is_that_of_sampling_tools_and_grading(make_run: Callable[..., Path]) -> None:
+    root = add_parts(make_run(num_steps=2))
+    rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    own = {"rollouts/policy_seconds": 6.0, "rollouts/tool_seconds": 1.0, "rollouts/grading_seconds": 3.0}
+    (root / "metrics.jsonl").write_text("".join(json.dumps(row | own) + "\n" for row in rows))
+    text = page_of(root).text
+    assert "Episodes: sampling, tools and grading 0:00:09" in text
+    assert "own time 60% waited for the model, 10% went into tools and 30% into grading." in text
+
+
+def test_shown_paid_and_hidden_tests_stand_beside_each_other(make_run: Callable[..., Path]) -> None:
+    root = make_run()
+    assert "Shown, paid and hidden" not in page_of(root).text
+    text = page_of(add_parts(root)).text
+    assert "all tests pass that are shown 0.25 0.86 +0.61 all tests pass that are shown or paid 0.2" in text
+    assert "hidden tests, never shown and never paid 0.30 0.30 0.00" in text
+
+
+def test_pairs_stand_with_where_their_labels_come_from(make_run: Callable[..., Path]) -> None:
+    root = make_run()
+    assert "Preference pairs" not in page_of(root).text
+    text = page_of(add_parts(root)).text
+    assert "executed: a branch was run, and the tests decided 12 9.50" in text
+    assert "text only: a person objected to the answer 3 1.50" in text
+    assert "as the file says: consensus 2 0.50" in text
+    assert "learned from 3.0 pairs on average. The better answer was the likelier one" in text
+    assert "in 51% of them at first and in 90% at the end." in text
+    assert "pairs.executed" not in text
+
+
+def test_a_replica_says_that_it_is_one(make_run: Callable[..., Path]) -> None:
+    text = page_of(add_parts(make_run(num_steps=2))).text
+    assert (
+        "It merged 1 time; in the last one, outer step 4, replicas 0 and 1 took part, which had parted by 0.012."
+        in text
+    )
+
+
+def test_attempts_show_what_they_changed(make_run: Callable[..., Path]) -> None:
+    root = make_run(num_steps=2)
+    assert "What they changed in the broken code was not stored." in page_of(root).text
+    page = page_of(add_parts(root))
+    assert "was not stored" not in page.text
+    assert '<span class="removed">-    raise NotImplementedError</span>\n' in page.source
+    assert '<span class="added">+        yield chunk</span>\n' in page.source
+    set_rollouts(root, [attempt("looked around", 0.0, patch="")])
+    assert "It changed nothing in the broken code." in page_of(root).text
 
 
 def test_forged_reports_are_counted_where_there_were_some(make_run: Callable[..., Path]) -> None:

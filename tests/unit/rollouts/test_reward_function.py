@@ -46,6 +46,8 @@ def test_rewards_are_what_the_tests_say_and_rollouts_are_kept(
     rows = [json.loads(line) for line in (tmp_path / "step-000007.jsonl").read_text().splitlines()]
     assert [row["completion_ids"] for row in rows] == [[5, 6, 7], [8]]
     assert [row["text"] for row in rows] == texts
+    assert all(row["patch"].startswith(f"diff --git a/{clamp.path} b/{clamp.path}\n") for row in rows)
+    assert "\n-    raise NotImplementedError" in rows[0]["patch"]
     assert [row["reward"] for row in rows] == [1.0, 0.0]
     assert [row["stop_reason"] for row in rows] == ["stop_rule", "length"]
     assert set(rows[0]["outcomes"]) == set(clamp.tests.visible)

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, MissingError
-from composer_replication.tasks.patches import apply_patch, make_patch
+from composer_replication.tasks.patches import (
+    MAX_READABLE_BYTES,
+    MAX_READABLE_CHARACTERS,
+    apply_patch,
+    make_patch,
+    readable_patch,
+)
 
 NAMES = st.sampled_from(
     [
@@ -176,3 +182,16 @@ def test_without_git_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="CR0440"):
         apply_patch({}, make_patch({}, {"a": b"x"}))
+
+
+def test_a_patch_for_a_person_refuses_nothing() -> None:
+    old = {"a.py": b"x = 1\n", "same.py": b"y\n", "binary": b"\xff"}
+    new = {"a.py": b"x = 2\n", "same.py": b"y\n", "long.py": b"z\n" * MAX_READABLE_BYTES, "../out": b"1\n"}
+    patch = readable_patch(old, new)
+    assert "-x = 1\n+x = 2\n" in patch
+    assert "'binary': the file is not UTF-8 text" in patch
+    assert "'long.py': the file is too long for a diff.\n" in patch
+    assert "'../out': the path leaves the tree" in patch
+    assert "same.py" not in patch
+    lines = {"a.py": b"".join(b"%d\n" % number for number in range(9_000))}
+    assert len(readable_patch({}, lines)) == MAX_READABLE_CHARACTERS

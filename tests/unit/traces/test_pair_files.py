@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from composer_replication.errors import InputError
-from composer_replication.traces.pair_files import read_pair_rows, tokenised_pairs
+from composer_replication.traces.pair_files import pair_sources, read_pair_rows, tokenised_pairs
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
@@ -142,3 +142,11 @@ def test_pairs_that_read_alike_as_tokens_are_refused(tmp_path: Path) -> None:
     rows = read_pair_rows(written(tmp_path, chat))
     with pytest.raises(InputError, match="the same once they are tokenised"):
         tokenised_pairs(rows, byte_tokenizer())
+
+
+def test_pairs_are_counted_by_where_their_label_comes_from() -> None:
+    rows = [{"source": "executed", "weight": 0.5}, {"source": "executed"}, {}]
+    assert pair_sources(rows) == {
+        "executed": {"pairs": 2, "weight": 1.5},
+        "not said": {"pairs": 1, "weight": 1.0},
+    }

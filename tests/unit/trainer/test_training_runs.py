@@ -104,7 +104,17 @@ def test_lines_agree_with_trls_rows(make_trainer: MakeTrainer, tmp_path: Path) -
         for name in ("reward", "entropy", "grad_norm", "learning_rate"):
             assert line[name] == row[name]
         assert line["loss"] == pytest.approx(row["loss"], abs=1e-9)
-        assert line["step_seconds"] > 0
+        assert 0 < line["sampling_seconds"] + line["grading_seconds"] < line["generation_seconds"]
+        assert line["generation_seconds"] < line["step_seconds"]
+
+
+def test_a_checkpoint_is_timed_in_the_step_after_it(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        max_steps=4, save_strategy="steps", save_steps=2, run_folder=RunFolder(tmp_path / "run")
+    )
+    trainer.train()
+    seconds = [row.get("checkpoint_seconds", 0.0) for row in read_jsonl(trainer.run_folder.metrics)]
+    assert [number > 0 for number in seconds] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(("strict", "accumulation"), [(True, 1), (True, 2), (False, 1)])

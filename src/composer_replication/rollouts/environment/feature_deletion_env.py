@@ -47,6 +47,7 @@ from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts, Toolb
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.patches import readable_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import import_roots, variables
@@ -366,7 +367,18 @@ class FeatureDeletionEnv:
         graded = reward_of(score, options, regressions=regressions, num_invalid_calls=self.counts.num_invalid)
         report = None if self._monitor is None else self._inspected(self._monitor, tree)
         is_flagged = report is not None and report.masks_reward
-        return Judgement(score, min(0.0, graded) if is_flagged else graded, graded, regressions, report)
+        paid = min(0.0, graded) if is_flagged else graded
+        return Judgement(score, paid, graded, regressions, report, patch=self._patch(tree))
+
+    def _patch(self, tree: _Tree) -> str:
+        """From the broken code to the files that were graded; empty where the tree was too large to be graded."""
+        store, attempt = self.grader.store, self._running
+        if tree.graded is None:
+            return ""
+        files = store.files(attempt.task, "rollout")
+        return readable_patch(
+            {path: data for path, data in files.items() if attempt.rule.takes(path)}, tree.graded
+        )
 
     def _inspected(self, monitor: HackMonitor, tree: _Tree) -> MonitorReport:
         """What the monitor says, each call a turn of its own; of a tree that is too large it sees the calls alone."""

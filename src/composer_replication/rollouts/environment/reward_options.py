@@ -34,7 +34,8 @@ class Judgement:
 
     ``score`` is its visible tests', ``reward`` what it is paid: ``graded_reward``, and 0 at most where the monitor
     flagged it. ``regressions`` are what it broke (None: nobody looked), ``report`` is the monitor's (None: it is off).
-    ``tree`` are the policy's files as they were graded, where they are to be graded again by other tests.
+    ``tree`` are the policy's files as they were graded, where they are to be graded again by other tests; ``patch`` is
+    the diff from the broken code to them, for a person.
     """
 
     score: Score
@@ -43,6 +44,7 @@ class Judgement:
     regressions: Regressions | None = None
     report: MonitorReport | None = None
     tree: Mapping[str, bytes] | None = None
+    patch: str = ""
 
     @property
     def masks_reward(self) -> bool:

@@ -72,6 +72,7 @@ def _line(episode: Episode) -> dict[str, Any]:
         "task_id": episode.task_id,
         "step": episode.step,
         "text": "\n".join(said),
+        "patch": getattr(episode.judgement, "patch", ""),
         "num_turns": len(episode.turns),
         "reward": episode.paid,
         "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},

@@ -14,7 +14,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "serve-model",
         parents=[common],
         help="serve a local model to OpenAI-compatible clients",
-        description="Answer /v1/chat/completions from a model of this machine, tools and log-probabilities included: a teacher for traces replay.",
+        description="Answer /v1/chat/completions from a model of this machine, tools and log-probabilities included, and score given tokens at /v1/completions: a teacher for traces replay and traces distill.",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="a model folder or name, package:NAME==VERSION, a run's model/"

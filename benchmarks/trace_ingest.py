@@ -61,7 +61,7 @@ def corpus(source: Path, folder: Path, num_bytes: int) -> int:
 def ours(path: Path) -> tuple[int, dict[str, tuple[str, str]]]:
     """Answers of a file, and of each call's id its name and the text of its result, before anything is taken out."""
     (unit,) = find_units([path])[0]
-    traces = FORMATS[unit.kind].read(read_records(path, Ledger()), Ledger(), path.stem)
+    traces = FORMATS[unit.kind](read_records(path, Ledger()), Ledger(), path.stem)
     steps = [step for trace in traces for _, step in trace.agent_steps()]
     texts = {result.call_id: result.text.strip() for step in steps for result in step.results}
     calls = [call for step in steps for call in step.calls]
@@ -100,7 +100,7 @@ def main() -> None:
         num_bytes = corpus(args.source, folder / "in", args.megabytes * 10**6)
         units = find_units([folder / "in"])[0]
         started = time.process_time()
-        num_steps = sum(row[0] for unit in units for row in read_unit(unit, folder / "part").counts)
+        num_steps = sum(row.counts[0] for unit in units for row in read_unit(unit, folder / "part").traces)
         seconds = time.process_time() - started
         started = time.process_time()
         for line in (line for path in sorted((folder / "in").iterdir()) for line in path.open("rb")):

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from composer_replication.cli.flags import (
     whole_number,
 )
 from composer_replication.cli.terminal import progress_bar
-from composer_replication.errors import InputError, NothingToDoError, SplitOverlapError, UsageError
+from composer_replication.errors import InputError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
@@ -42,9 +42,12 @@ _NUMBERS: Mapping[str, tuple[float, str]] = {
     "--max-steps": (200, "steps that are asked about (default 200)"),
     "--answer-tokens": (2048, "most of one answer (default 2048)"),
     "--concurrent": (8, "requests at a time, each teacher (default 8)"),
+}
+_EXECUTION = {
     "--tries": (4, "executions of each branch (default 4)"),
     "--horizon": (6, "answers after the branch (default 6)"),
 }
+_NOTHING_SENT = {"dry_run": True, "cost_usd": 0.0, "cached": 0, "failed": 0}
 _SWITCHES = {
     "--every-step": "also steps where nothing went wrong and nothing was edited",
     "--dry-run": "say steps, calls and the most that they can cost; send nothing",
@@ -89,10 +92,37 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     add("--commit", metavar="SHA", default="", help="where sessions began (default: likewise)")
 
     more = ", and execute it with --tasks; answers are kept in DIR: the same command again asks nothing twice"
-    add = verb(
-        "replay", "ask OpenAI-compatible teachers what they would have done at the steps that matter", more
-    )
+    what = "ask OpenAI-compatible teachers what they would have done at the steps that matter"
+    add = verb("replay", what, more)
     add("folder", **folder)
+    _add_teachers(add)
+    for flag, (default, what) in _EXECUTION.items():
+        add(flag, type=whole_number(), default=default, metavar="N", help=what)
+    add("--tasks", **store, help="execute branches of sessions on these tasks")
+    what = "the teacher that plays a branch on (default: the first)"
+    add("--goes-on", default="", metavar="NAME", help=what)
+
+    more = ": rows of ids with the teacher's log-probabilities, for distillation"
+    add = verb("distill", "ask teachers how likely the student's own tokens are at those steps", more)
+    add("folder", **folder)
+    what = "the student, whose template and tokenizer write the ids; teachers need the same tokenizer"
+    add("--model", required=True, metavar="MODEL", help=what)
+    _add_teachers(add)
+    add("--out", type=Path, required=True, metavar="FILE.jsonl")
+    _add_split(add, store)
+
+    for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
+        add = verb(name, f"write {what}", ", for TRL and for our own trainer", render="rows")
+        add("folders", **path, nargs="+", help="folders of traces ingest, or files of trajectories")
+        add("--out", **out, help="a folder, or FILE.parquet or FILE.jsonl")
+        _add_split(add, store)
+
+    add = verb("show", "write sessions, steps, branches and verdicts on one self-contained HTML page")
+    add("folder", **folder)
+    add("--out", type=Path, required=True, metavar="PAGE.html")
+
+
+def _add_teachers(add: Any) -> None:
     add("--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times")
     several: dict[str, Any] = {"action": "append", "default": []}
     what = "environment variable with a teacher's key"
@@ -103,25 +133,12 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         add(flag, type=kind, default=default, metavar="N", help=what)
     for flag, what in _SWITCHES.items():
         add(flag, action="store_true", help=what)
-    add("--tasks", **store, help="execute branches of sessions on these tasks")
-    add(
-        "--goes-on",
-        default="",
-        metavar="NAME",
-        help="the teacher that plays a branch on (default: the first)",
-    )
 
-    for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
-        add = verb(name, f"write {what}", ", for TRL and for our own trainer", render="rows")
-        add("folders", **path, nargs="+", help="folders of traces ingest, or files of trajectories")
-        add("--out", **out, help="a folder, or FILE.parquet or FILE.jsonl")
-        add("--tasks", **store, help="the task store of --split")
-        nothing = "a split: nothing of its held-out tasks is written"
-        add("--split", type=Path, metavar="FILE", help=nothing)
 
-    add = verb("show", "write sessions, steps, branches and verdicts on one self-contained HTML page")
-    add("folder", **folder)
-    add("--out", type=Path, required=True, metavar="PAGE.html")
+def _add_split(add: Any, store: Mapping[str, Any]) -> None:
+    add("--tasks", **store, help="the task store of --split")
+    nothing = "a split: nothing of its held-out tasks is written"
+    add("--split", type=Path, metavar="FILE", help=nothing)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -230,18 +247,57 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     import asyncio
 
     from composer_replication.traces.branches import replay_cost
+
+    chosen, room = _chosen(args), _open_room(args)
+    with closing(room.store):
+        cost = replay_cost(chosen, room)
+        if args.dry_run:
+            return {**_NOTHING_SENT, **cost}, 0
+        return asyncio.run(_replay(args, room, chosen, cost))
+
+
+def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    import asyncio
+
+    from composer_replication.config import parse_config
+    from composer_replication.traces import distillation
+    from composer_replication.traces.pair_rules import write_rows
+
+    with needs_extra("train", "the student's tokenizer"):
+        from composer_replication.trainer.model_loading import load_model
+    table = {"model": {"name": args.model}, "tasks": {"store": "."}}
+    section = parse_config(table, where="composer-rl traces distill").model
+    tokenizer = load_model(section, seed=0, needs_chat_template=True, has_weights=False)[1]
+    rows, dropped = distillation.scoring_rows(_chosen(args), tokenizer, _heldout_rows(args))
+    room = _open_room(args)
+    with closing(room.store), progress_bar(quiet=args.quiet) as report:
+        cost = room.cost(map(distillation.scoring_request, rows))
+        if args.dry_run:
+            return {**_NOTHING_SENT, **cost, "dropped": dropped}, 0
+        found = asyncio.run(distillation.scored_rows(rows, room, tokenizer, report=report))
+        paid, code = _paid(room)
+    if not found and not room.is_spent:
+        problem = f"no teacher gave log-probabilities of the student's tokens: {_reasons(room)}; dropped: {dropped}."
+        fix = "a server with prompt_logprobs (vLLM, composer-rl serve-model) and a model with the student's tokenizer"
+        raise NothingToDoError("CR0944", problem, where="--teacher", fix=fix)
+    write_rows(args.out, found)
+    sources = dict(Counter(row["source"] for row in found))
+    result = {"dry_run": False, **cost, **paid, "rows": len(found), "sources": sources}
+    return {**result, "dropped": dropped, "out": str(args.out)}, code
+
+
+def render_distill(result: dict[str, Any]) -> str:
+    return render_replay(result) if result["dry_run"] else f"{render_rows(result)}\n{_teachers_said(result)}"
+
+
+def _chosen(args: argparse.Namespace) -> list[Any]:
     from composer_replication.traces.prompts import chosen_steps
 
     chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=args.every_step)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
-    room = _open_room(args)
-    with closing(room.store):
-        cost = replay_cost(chosen, room)
-        if args.dry_run:
-            return {"dry_run": True, **cost, "cost_usd": 0.0, "cached": 0, "failed": 0}, 0
-        return asyncio.run(_replay(args, room, chosen, cost))
+    return chosen
 
 
 def _open_room(args: argparse.Namespace) -> Classroom:
@@ -250,7 +306,7 @@ def _open_room(args: argparse.Namespace) -> Classroom:
     keys, prices = dict(args.key), dict(args.price)
     teachers = [open_teacher(text, keys, prices) for text in args.teacher]
     names = [teacher.name for teacher in teachers]
-    unknown = {*keys, *prices, *filter(None, [args.goes_on])} - set(names)
+    unknown = {*keys, *prices, *filter(None, [vars(args).get("goes_on")])} - set(names)
     if unknown or len(set(names)) < len(names):
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
@@ -259,59 +315,62 @@ def _open_room(args: argparse.Namespace) -> Classroom:
     return Classroom(teachers, store, max_tokens=args.answer_tokens, max_concurrent=args.concurrent)
 
 
+def _reasons(room: Classroom) -> dict[str, Any]:
+    return {name: each.left_out or dict(each.counts) for name, each in room.teachers.items()}
+
+
+def _paid(room: Classroom) -> tuple[dict[str, object], int]:
+    """What was spent and how each teacher did, with the exit code."""
+    dollars, tokens = room.store.spent()
+    teachers = room.teachers.values()
+    result = {
+        "cost_usd": dollars,
+        "tokens": tokens,
+        "cached": sum(teacher.counts["cached"] for teacher in teachers),
+        "failed": sum(teacher.counts.total() - teacher.num_answered for teacher in teachers),
+        "budget_is_spent": room.is_spent,
+        "teachers": {each.name: {**each.counts, "left_out": each.left_out} for each in teachers},
+    }
+    return result, _INCOMPLETE if room.is_spent or any(teacher.left_out for teacher in teachers) else 0
+
+
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> tuple[dict[str, object], int]:
     from composer_replication.traces.branches import replay_steps
 
-    teachers = room.teachers.values()
     with progress_bar(quiet=args.quiet) as report:
         branchings, is_spent = await replay_steps(chosen, room, report=report)
-        if not is_spent and not any(teacher.num_answered for teacher in teachers):
-            reasons = {each.name: each.left_out or dict(each.counts) for each in teachers}
+        if not is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
             fix = "check address, model and key of each, and whether its server runs."
-            raise NothingToDoError("CR0944", f"no teacher answered: {reasons}.", where="--teacher", fix=fix)
+            raise NothingToDoError(
+                "CR0944", f"no teacher answered: {_reasons(room)}.", where="--teacher", fix=fix
+            )
         rewrite_jsonl(args.folder / REPLAY_NAME, [each.row() for each in branchings])
-        executed, was_spent = await _execute(args, room, branchings, report) if args.tasks else ({}, False)
-    dollars, tokens = room.store.spent()
-    result: dict[str, object] = {
-        "dry_run": False,
-        **cost,
-        **executed,
-        "answers": sum(answer is not None for branching in branchings for _, answer in branching.answers),
-        "others": sum(len(branching.others) for branching in branchings),
-        "cost_usd": dollars,
-        "tokens": tokens,
-        "cached": sum(teacher.counts["cached"] for teacher in teachers),
-        "failed": sum(teacher.counts.total() - teacher.num_answered for teacher in teachers),
-        "budget_is_spent": is_spent or was_spent,
-        "teachers": {each.name: {**each.counts, "left_out": each.left_out} for each in teachers},
-    }
-    is_whole = not result["budget_is_spent"] and not any(teacher.left_out for teacher in teachers)
-    return result, 0 if is_whole else _INCOMPLETE
+        executed = await _execute(args, room, branchings, report) if args.tasks else {}
+    paid, code = _paid(room)
+    answers = sum(answer is not None for branching in branchings for _, answer in branching.answers)
+    others = sum(len(branching.others) for branching in branchings)
+    return {"dry_run": False, **cost, **executed, "answers": answers, "others": others, **paid}, code
 
 
 async def _execute(
     args: argparse.Namespace, room: Classroom, branchings: Sequence[Any], report: Any
-) -> tuple[dict[str, object], bool]:
+) -> dict[str, object]:
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
     from composer_replication.traces.branches import Execution, execute
     from composer_replication.traces.teachers import BudgetSpent
 
     done: list[dict[str, Any]] = []
-    is_spent = False
-    with _graded(args, chosen_backend(args)) as (grader, names):
+    with _graded(args, chosen_backend(args)) as (grader, names), suppress(BudgetSpent):
         bound = [each for each in branchings if each.trace.state.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))
         how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
-        try:
-            for branching in bound:
-                done.append(await execute(branching, how))
-                if report is not None:
-                    report(len(done), len(bound), "executed")
-        except BudgetSpent:
-            is_spent = True
+        for branching in bound:
+            done.append(await execute(branching, how))
+            if report is not None:
+                report(len(done), len(bound), "executed")
     rewrite_jsonl(args.folder / VERDICTS_NAME, done)
     return {
         "not_bound": len(branchings) - len(bound),
@@ -321,26 +380,29 @@ async def _execute(
         "reproduced_calls": sum(row["reproduced"] for row in done),
         "verdicts": dict(Counter(verdict["decision"] for row in done for verdict in row["verdicts"])),
         **given_up(),
-    }, is_spent
+    }
 
 
 def render_replay(result: dict[str, Any]) -> str:
     most = f"at most {result['most_dollars']:.2f} dollars and {result['most_tokens']} tokens"
     if result["dry_run"]:
         return f"{result['steps']} step(s), {result['calls']} call(s), {most}. Nothing was sent."
-    lines = [
-        f"{result['steps']} step(s): {result['answers']} answer(s), {result['others']} of them do something else.",
-        f"Spent {result['cost_usd']:.4f} dollars and {result['tokens']} tokens in all.",
-    ]
-    for name, teacher in result["teachers"].items():
-        left_out = f"; LEFT OUT: {teacher['left_out']}" if teacher["left_out"] else ""
-        counts = {what: number for what, number in teacher.items() if what != "left_out"}
-        lines.append(f"{name}: {_listed(counts)}{left_out}")
+    said = f"{result['answers']} answer(s), {result['others']} of them do something else."
+    lines = [f"{result['steps']} step(s): {said}", _teachers_said(result)]
     if "verdicts" in result:
         same = f"{result['reproduced_calls']} of {result['recorded_calls']} calls"
         lines += [f"Recorded results reproduced: {same}.", f"Verdicts: {_listed(result['verdicts'])}"]
         others = {**result["not_executed"], "of no task of the store": result["not_bound"]}
         lines += [f"not executed: {n}, {why}" for why, n in others.items() if n]
+    return "\n".join(lines)
+
+
+def _teachers_said(result: Mapping[str, Any]) -> str:
+    lines = [f"Spent {result['cost_usd']:.4f} dollars and {result['tokens']} tokens in all."]
+    for name, teacher in result["teachers"].items():
+        left_out = f"; LEFT OUT: {teacher['left_out']}" if teacher["left_out"] else ""
+        counts = {what: number for what, number in teacher.items() if what != "left_out"}
+        lines.append(f"{name}: {_listed(counts)}{left_out}")
     if result["budget_is_spent"]:
         lines.append("The budget is spent: raise --budget-usd or --max-tokens and give the command again.")
     return "\n".join(lines)
@@ -392,6 +454,7 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
     if args.split is None:
         return lambda _: set()
     from composer_replication.cli.task_division import open_split, split_items
+    from composer_replication.errors import SplitOverlapError
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.tasks.difficulty import wilson
-from composer_replication.traces.prompts import (
-    Message,
-    action,
-    assistant_message,
-    calls_of,
-    prompt_of,
-    recorded_answer,
-    tools_of,
-)
+from composer_replication.traces import prompts
+from composer_replication.traces.prompts import Message, action, prompt_of, recorded_answer, tools_of
 from composer_replication.traces.state_binding import redone
-from composer_replication.traces.teachers import BudgetSpent, Classroom
+from composer_replication.traces.teachers import Classroom
 from composer_replication.traces.trace_records import Trace
 
 Chosen = tuple[Trace, int, list[str]]
 Report = Callable[[int, int, str], None]
-_NUM_STEPS_AT_A_TIME = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +55,23 @@ class Branching:
 
 def replay_cost(chosen: Sequence[Chosen], room: Classroom) -> dict[str, Any]:
     """What asking every teacher about every step can cost at most; nothing is sent."""
-    requests = [room.request(prompt_of(trace, idx), tools_of(trace)) for trace, idx, _ in chosen]
-    most = [room.most(teacher, request) for request in requests for teacher in room.teachers.values()]
-    dollars, tokens = sum(each[0] for each in most), sum(each[1] for each in most)
-    return {"steps": len(chosen), "calls": len(most), "most_dollars": dollars, "most_tokens": tokens}
+    return room.cost(map(partial(_request_about, room), chosen))
 
 
 async def replay_steps(
     chosen: Sequence[Chosen], room: Classroom, *, report: Report | None = None
 ) -> tuple[list[Branching], bool]:
     """Ask every teacher about each step; the branchings in the order of ``chosen``, and whether the budget ended it early."""
-    at_a_time = asyncio.Semaphore(_NUM_STEPS_AT_A_TIME)
-    num_done, is_spent = 0, False
+    answers = await room.ask_all(chosen, partial(_request_about, room), report=report)
+    found = [
+        Branching(trace, idx, tuple(reasons), tuple(own.items()))
+        for (trace, idx, reasons), own in zip(chosen, answers, strict=True)
+    ]
+    return found, room.is_spent
 
-    async def asked(name: str, request: Mapping[str, Any]) -> tuple[str, Message | None]:
-        nonlocal is_spent
-        try:
-            return name, await room.ask(name, request)
-        except BudgetSpent:
-            is_spent = True
-            return name, None
 
-    async def branching(trace: Trace, idx: int, reasons: list[str]) -> Branching:
-        nonlocal num_done
-        async with at_a_time:
-            request = room.request(prompt_of(trace, idx), tools_of(trace))
-            answers = await asyncio.gather(*(asked(name, request) for name in room.teachers))
-            num_done += 1
-            if report is not None:
-                report(num_done, len(chosen), f"asked, {room.store.spent()[0]:.2f} dollars")
-            return Branching(trace, idx, tuple(reasons), tuple(answers))
-
-    return list(await asyncio.gather(*(branching(*each) for each in chosen))), is_spent
+def _request_about(room: Classroom, step: Chosen) -> dict[str, Any]:
+    return room.request(prompt_of(*step[:2]), tools_of(step[0]))
 
 
 def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
@@ -141,8 +118,8 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
         "calls": 0,
         "reproduced": 0,
         "problem": "",
-        "verdicts": [],
     }
+    row["verdicts"] = []
     if not others:
         return row | {"problem": "every teacher does the same"}
     scores: list[list[float]] = []
@@ -179,8 +156,9 @@ async def _play(
     for turn in range(how.horizon + 1):
         if current is None:
             break
-        calls = [replace(call, call_id=f"call-{idx}-{turn}-{n}") for n, call in enumerate(calls_of(current))]
-        messages.append(assistant_message(current["content"], calls))
+        calls = prompts.calls_of(current)
+        calls = [replace(call, call_id=f"call-{idx}-{turn}-{n}") for n, call in enumerate(calls)]
+        messages.append(prompts.assistant_message(current["content"], calls))
         for call in calls:
             text = attempt.call(call).text
             messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})

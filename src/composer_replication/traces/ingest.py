@@ -12,19 +12,18 @@ import hashlib
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
-from composer_replication.traces.json_values import json_bytes, json_value, read_records, trace_files
-from composer_replication.traces.readers import agent_files as agents
-from composer_replication.traces.readers import atif_files as atif
-from composer_replication.traces.readers import messages
+from composer_replication.traces import json_values as values
+from composer_replication.traces.json_values import at, items_at, text_at
+from composer_replication.traces.readers import agent_files, messages
 from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -36,33 +35,59 @@ _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9
 """Share of five-word shingles in common from which two sessions are nearly the same."""
 _LEAST_WORDS = 50
+_UNKNOWN = "unknown"
 _NUM_HEAD = 20
 """Records that a format is known by."""
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _COUNTS = ("steps", "calls", "results", "failed_results")
 Report = Callable[[int, int, str], None]
-
-
-class Format(NamedTuple):
-    """``matches`` gives the version of a file's first records or an empty text, ``read`` their conversations."""
-
-    matches: Callable[[Sequence[Any]], str]
-    read: Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]
-
-
-FORMATS = {
-    "atif": Format(atif.matches_atif, atif.read_atif),
-    "claude-code": Format(agents.matches_claude_code, agents.read_claude_code),
-    "codex": Format(agents.matches_codex, agents.read_codex),
-    "openhands": Format(agents.matches_openhands, agents.read_openhands),
-    "swe-agent": Format(agents.matches_swe_agent, agents.read_swe_agent),
-    "mini-swe-agent": Format(agents.matches_mini_swe_agent, agents.read_mini_swe_agent),
-    "openai-chat": Format(messages.matches_chat, partial(messages.read_requests, "openai-chat")),
-    "openai-responses": Format(
-        messages.matches_responses, partial(messages.read_requests, "openai-responses")
-    ),
-    "otel-genai": Format(messages.matches_otel, messages.read_otel),
+FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] = {
+    "atif": messages.read_atif,
+    "claude-code": agent_files.read_claude_code,
+    "codex": agent_files.read_codex,
+    "openhands": agent_files.read_openhands,
+    "swe-agent": partial(agent_files.read_documents, "swe-agent"),
+    "mini-swe-agent": partial(agent_files.read_documents, "mini-swe-agent"),
+    "openai-chat": partial(messages.read_requests, "openai-chat"),
+    "openai-responses": partial(messages.read_requests, "openai-responses"),
+    "otel-genai": messages.read_otel,
 }
+"""Of each format what reads the conversations of its records; ``_fits`` says by what a record is known."""
+_CLAUDE_KEYS = {"file-history-snapshot": {"type"}, "summary": {"leafUuid"}}
+
+
+def _fits(row: Any) -> dict[str, str]:
+    """The formats that a record fits, each with its version."""
+    kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
+    request, is_object, events = messages.request_of(row), isinstance(row, dict), agent_files.OPENHANDS_EVENTS
+    chat = messages.chat_messages(row) if is_object else row
+    is_claude = kind in agent_files.CLAUDE_RECORDS
+    is_codex = kind in agent_files.CODEX_ENVELOPES and isinstance(at(row, "payload"), dict)
+    is_old_codex = kind in ("function_call", "function_result") and "created_at" in row
+    is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
+    is_mini = (info is not None or not is_object) and agent_files.has_code_blocks(chat[:6])
+    is_mini = is_mini or text_at(row, "trajectory_format").startswith("mini-swe-agent")
+    is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & row.keys()
+    has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
+    is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
+    keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
+    rollout = (is_old_codex and "legacy") or (
+        is_codex and (text_at(row, "payload", "cli_version") or _UNKNOWN)
+    )
+    found: dict[str, Any] = {
+        "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
+        "claude-code": is_claude and keys <= row.keys() and (text_at(row, "version") or _UNKNOWN),
+        "codex": rollout,
+        "openhands": (text_at(row, "kind") in events and "1") or (is_evaluation and "evaluation"),
+        "swe-agent": is_swe
+        and at(next(iter(history), None), "role")
+        and (text_at(info, "swe_agent_version") or "0"),
+        "mini-swe-agent": is_mini and (text_at(info, "mini_version") or "1"),
+        "openai-chat": is_chat and ("rows" if row.get("response") is None else "completions"),
+        "openai-responses": has_input and "responses",
+        "otel-genai": isinstance(at(row, "resourceSpans"), list) and "otlp",
+    }
+    return {name: version for name, version in found.items() if version}
 
 
 class TraceUnit(NamedTuple):
@@ -73,28 +98,35 @@ class TraceUnit(NamedTuple):
     paths: tuple[Path, ...]
 
 
-@dataclass(slots=True)
-class UnitSums:
-    """What became of one unit: a part file with a line a trace, and of each trace what tells duplicates and what it counts."""
+class TraceSums(NamedTuple):
+    """Of a trace what tells duplicates, what it counts, and what its placeholders stand for."""
+
+    trace_id: str
+    chain: tuple[int, ...]
+    sketch: Any
+    counts: tuple[int, int, int, int]
+    secrets: dict[str, str]
+
+
+class UnitSums(NamedTuple):
+    """What became of one unit; its traces stand in ``part``, a line each, but for those without an answer of a model."""
 
     part: Path
-    ledger: Ledger = field(default_factory=Ledger)
-    redactions: Counter[str] = field(default_factory=Counter)
-    secrets: dict[str, dict[str, str]] = field(default_factory=dict)
-    chains: list[tuple[int, ...]] = field(default_factory=list)
-    sketches: list[Any] = field(default_factory=list)
-    counts: list[tuple[int, int, int, int]] = field(default_factory=list)
-    num_without_answer: int = 0
+    ledger: Ledger
+    redactions: Counter[str]
+    traces: list[TraceSums]
+    without_answer: list[str]
 
 
 def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     """The formats that a file fits, with its version; none where it cannot be read. ``only`` names the one that is looked for."""
-    try:
-        head = list(itertools.islice(read_records(path, Ledger()), _NUM_HEAD))
-    except OSError:
-        head = []
-    kinds = ([only] if only else FORMATS) if head else ()
-    return [(name, version) for name in kinds if (version := FORMATS[name].matches(head))]
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for row in itertools.islice(values.read_records(path, Ledger()), _NUM_HEAD):
+            found |= {
+                kind: version for kind, version in _fits(row).items() if found.get(kind, _UNKNOWN) == _UNKNOWN
+            }
+    return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
 
 def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], Counter[str]]:
@@ -109,13 +141,11 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
         if not path.exists():
             problem = "there is no such file or folder."
             raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
-        for file in trace_files(path):
+        for file in values.trace_files(path):
             fits = detect(file, only)
             if len(fits) > 1 and file == path:
                 problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
-                fix = (
-                    "give each program's files in a folder of their own, and name the format: --format NAME."
-                )
+                fix = "name the one that it is read as: --format NAME."
                 raise InputError("CR0206", problem, where=str(path), fix=fix)
             if len(fits) == 1:
                 # one call or one event a file: the files of a folder are one conversation
@@ -154,8 +184,10 @@ def ingest(
             sums.append(each)
             if report is not None:
                 report(sum(sizes[: len(sums)]), max(1, sum(sizes)), "read, in bytes")
-        twice = _write(sums, out)
-    kept = [counts for n, counts in enumerate(c for each in sums for c in each.counts) if n not in twice]
+        traces = [trace for each in sums for trace in each.traces]
+        twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
+        _write(sums, twice, out)
+    kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
     became = sum((each.ledger.counts for each in sums), Counter())
     redactions = sum((each.redactions for each in sums), Counter())
     num_records = sum(each.ledger.num_records for each in sums)
@@ -167,7 +199,7 @@ def ingest(
         "records": num_records,
         "became": dict(became.most_common()),
         "is_balanced": num_records == became.total(),
-        "traces_without_answer": sum(each.num_without_answer for each in sums),
+        "traces_without_answer": sum(len(each.without_answer) for each in sums),
         "duplicates": dict(Counter(twice.values())),
         "near_duplicates": missing if rensa is None else "looked for",
         "redactions": {rule.name: redactions[rule.name] for rule in RULES},
@@ -195,7 +227,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 problem = f"line {number} is not a trace."
-                yield atif.trace_of(json_value(line))
+                yield messages.trace_of(values.json_value(line))
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         problem = f"there are no traces to read: {error.strerror}." if isinstance(error, OSError) else problem
         fix = "composer-rl traces ingest PATH --out DIR"
@@ -204,48 +236,40 @@ def read_traces(folder: Path) -> Iterator[Trace]:
 
 def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
     """Read the files of a unit into a part file, redacted; nothing that they hold raises."""
-    sums = UnitSums(part)
-    records = (record for path in unit.paths for record in read_records(path, sums.ledger))
+    sums = UnitSums(part, Ledger(), Counter(), [], [])
+    records = (record for path in unit.paths for record in values.read_records(path, sums.ledger))
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     try:
         with part.open("wb") as file:
-            for trace in FORMATS[unit.kind].read(records, sums.ledger, unit.paths[0].stem):
+            for trace in FORMATS[unit.kind](records, sums.ledger, unit.paths[0].stem):
                 if not any(trace.agent_steps()):
-                    sums.num_without_answer += 1
+                    sums.without_answer.append(trace.trace_id)
                     continue
                 trace.version = trace.version or unit.version
-                sums.chains.append(step_chain(trace))
-                redactor = Redactor()
+                chain, redactor = step_chain(trace), Redactor()
                 redactor.trace(trace)
-                sums.redactions += redactor.counts
-                sums.secrets |= {trace.trace_id: redactor.values} if redactor.values else {}
-                sums.sketches.append(minhash(trace))
-                sums.counts.append(trace.counts)
-                file.write(json_bytes(atif.trace_row(trace)) + b"\n")
+                sums.redactions.update(redactor.counts)
+                own = TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)
+                sums.traces.append(own)
+                file.write(values.json_bytes(messages.trace_row(trace)) + b"\n")
     finally:
         gc.enable()
     return sums
 
 
-def _write(sums: Sequence[UnitSums], out: Path) -> dict[int, str]:
-    """Everything but the report; the places of traces that are left out, and why."""
-    chains, sketches = (
-        [each for own in sums for each in getattr(own, key)] for key in ("chains", "sketches")
-    )
-    twice = duplicates(chains, sketches)
-    places = itertools.count()
-    temporary = out / f"{TRACES_NAME}.new"
+def _write(sums: Sequence[UnitSums], left_out: Container[int], out: Path) -> None:
+    """The lines of all parts but those that are left out, and what the placeholders stand for."""
+    temporary, places = out / f"{TRACES_NAME}.new", itertools.count()
     with temporary.open("wb") as file:
         for each in sums:
             with each.part.open("rb") as part:
-                file.writelines(line for line in part if next(places) not in twice)
+                file.writelines(line for line in part if next(places) not in left_out)
     temporary.replace(out / TRACES_NAME)
     (out / SECRETS_NAME).unlink(missing_ok=True)  # readable for this user alone, and kept from git
     (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)
-    secrets = {name: values for each in sums for name, values in each.secrets.items()}
-    (out / SECRETS_NAME).write_bytes(json_bytes(secrets))
+    secrets = {trace.trace_id: trace.secrets for each in sums for trace in each.traces if trace.secrets}
+    (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
-    return twice
 
 
 def step_chain(trace: Trace) -> tuple[int, ...]:

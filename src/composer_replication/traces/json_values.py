@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +14,9 @@ from composer_replication.traces.trace_records import Ledger
 
 MAX_LINE_BYTES = 64 * 1024**2
 MAX_DOCUMENT_BYTES = 256 * 1024**2
+"""Of longer ones the pieces are damaged JSON, and counted as that."""
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
-_FIRST_KEY = re.compile(r'\{"(?:parentUuid|timestamp|type|messageId|uuid)"')
-"""Where another record may begin inside a damaged line."""
-_DAMAGED = (ValueError, RecursionError)
 _T = TypeVar("_T")
 
 
@@ -36,51 +34,31 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
     A line of two objects gives both; a document that is a list gives itself, whole.
     """
     is_lines = path.suffix in _LINES
-    if not is_lines and path.stat().st_size > MAX_DOCUMENT_BYTES:
-        ledger.dropped("a document above 256 MiB")
-        return
-    for line in _lines_of(path, ledger) if is_lines else [path.read_bytes()]:
-        found: Iterator[Any] = iter(())
-        try:
-            found = iter([json_value(line)])
-        except _DAMAGED:
-            if is_lines:
-                found = _saved(line.decode("utf-8", "replace").strip(), ledger)
-            else:
-                ledger.dropped("damaged JSON")
-        for record in found:
-            if isinstance(record, dict) or (isinstance(record, list) and not is_lines):
-                ledger.num_records += 1
-                yield record
-            else:
-                ledger.dropped(f"a {'line' if is_lines else 'document'} that is no object")
-
-
-def _lines_of(path: Path, ledger: Ledger) -> Iterator[bytes]:
+    kinds, what = (dict, "line") if is_lines else (dict | list, "document")
     with path.open("rb", buffering=256 * 1024) as file:  # 8 KiB at a time take four times as long
-        while line := file.readline(MAX_LINE_BYTES):
-            if not line.endswith(b"\n") and len(line) >= MAX_LINE_BYTES:
-                while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-                    pass
-                ledger.dropped("a line above 64 MiB")
-            elif not line.isspace():
-                yield line
+        lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
+        for piece in lines if is_lines else [file.read(MAX_DOCUMENT_BYTES)]:
+            try:
+                found: Any = [json_value(piece)]
+            except (ValueError, RecursionError):
+                found = _saved(piece.decode("utf-8", "replace").strip(), ledger)
+            for record in found:
+                if isinstance(record, kinds):
+                    ledger.num_records += 1
+                    yield record
+                else:
+                    ledger.dropped(f"a {what} that is no object")
 
 
 def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
-    """The objects of a line in which one record ends and another begins; what is left of it counts as one record."""
-    decoder, place, is_whole = json.JSONDecoder(), 0, True
-    while place < len(text):
-        try:
+    """The values of a line onto which several were written, up to the first that is damaged."""
+    decoder, place = json.JSONDecoder(), 0
+    try:
+        while place < len(text):
             _, end = decoder.raw_decode(text, place)
-            found, place = json_value(text[place:end].encode()), end
-        except _DAMAGED:
-            is_whole = False
-            following = _FIRST_KEY.search(text, place + 1)
-            place = len(text) if following is None else following.start()
-        else:
-            yield from [found] if isinstance(found, dict) else []
-    if not is_whole:
+            yield json_value(text[place:end].encode())
+            place = end
+    except (ValueError, RecursionError):
         ledger.dropped("damaged JSON")
 
 
@@ -115,8 +93,7 @@ def text_at(value: Any, *path: str) -> str:
 
 def items_at(value: Any, *path: str) -> list[Any]:
     """The list at the end of a path; an empty one where there is none."""
-    found = at(value, *path)
-    return found if isinstance(found, list) else []
+    return typed(list, at(value, *path)) or []
 
 
 def typed(kind: type[_T], value: Any) -> _T | None:

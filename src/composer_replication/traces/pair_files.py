@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from composer_replication.errors import InputError, needs_extra
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import PreferencePair
+from composer_replication.traces.json_values import parsed
 
 _SIDES = ("prompt", "chosen", "rejected")
 PairRow = dict[str, Any]
@@ -67,22 +68,57 @@ def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[
         InputError: a pair that the chat template does not take, or that has no ids (CR0751); messages, and the tokenizer
             has no template (CR0810).
     """
-    return tuple(_tokenised(row, tokenizer, place) for place, row in rows.items())
+    pairs = []
+    for where, row in rows.items():
+        prompt, chosen, rejected = tokenised(row, _SIDES, tokenizer, where)
+        if chosen == rejected:
+            raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
+        known = (float(row.get("weight", 1.0)), str(row.get("source", "")))
+        pairs.append(PreferencePair(prompt, chosen, rejected, *known))
+    return tuple(pairs)
 
 
-def _parquet_rows(path: Path) -> list[Any]:
+def tokenised(row: PairRow, sides: Sequence[str], tokenizer: Tokenizer, where: str) -> list[tuple[int, ...]]:
+    """The ids of a prompt, the first of ``sides``, and of its answers, the others, as ``tokenised_pairs`` has them."""
+    is_text = isinstance(row["prompt"], str)
+    texts = [row[side] for side in sides] if is_text else _rendered(row, sides, tokenizer, where)
+    # A template writes the tokens that begin a text itself.
+    ids = [
+        tuple(tokenizer.encode(text, add_special_tokens=is_text and number == 0))
+        for number, text in enumerate(texts)
+    ]
+    if not all(ids):
+        raise _unusable("a side of the pair has no token", where)
+    return ids
+
+
+def _rendered(row: PairRow, sides: Sequence[str], tokenizer: Tokenizer, where: str) -> list[str]:
+    """Prompt and answers as the chat template writes them."""
+    if getattr(tokenizer, "chat_template", "") is None:
+        problem = "the model has no chat template, and this pair's sides are messages."
+        fix = "give prompt, chosen and rejected as texts, or take an instruction-tuned model."
+        raise InputError("CR0810", problem, where=where, fix=fix)
+    render = partial(tokenizer.apply_chat_template, tools=parsed(row.get("tools")) or None, tokenize=False)
+    try:
+        prompt = str(render(row["prompt"], add_generation_prompt=True))
+        chats = ([*row["prompt"], *row[side]] for side in sides[1:])
+        wholes = [str(render(chat, add_generation_prompt=False)) for chat in chats]
+    except Exception as error:  # whatever the template raises
+        raise _unusable(f"the chat template does not take the messages: {error}", where) from error
+    if not all(whole.startswith(prompt) for whole in wholes):
+        raise _unusable("the chat template writes the prompt otherwise when an answer follows it", where)
+    return [prompt, *(whole[len(prompt) :].rstrip("\n") for whole in wholes)]
+
+
+def _parquet_rows(path: Path) -> list[PairRow]:
     """The rows of a Parquet file; messages stand in it as JSON of their own."""
     with needs_extra("traces", f"Parquet for {path.name}"):
         import pyarrow.parquet as pq
-    rows = [
-        {key: value for key, value in row.items() if value is not None}
-        for row in pq.read_table(path).to_pylist()
-    ]
+    rows: list[PairRow] = pq.read_table(path).to_pylist()
     for row in rows:
-        for side in _SIDES:
-            if isinstance(row.get(side), list):
-                row[side] = [json.loads(each) if isinstance(each, str) else each for each in row[side]]
-    return rows
+        messages = {side: row[side] for side in _SIDES if isinstance(row.get(side), list)}
+        row |= {side: [parsed(each) for each in found] for side, found in messages.items()}
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def _row(line: Any, where: str) -> PairRow:
@@ -90,73 +126,28 @@ def _row(line: Any, where: str) -> PairRow:
         row = json.loads(line) if isinstance(line, str) else line
     except ValueError as error:
         raise _unusable(f"a line is not JSON: {error}", where) from error
-    problem = _problem(row) if isinstance(row, dict) else "a line is not a JSON object"
-    if problem:
+    if problem := _problem(row) if isinstance(row, dict) else "a line is not a JSON object":
         raise _unusable(problem, where)
     return dict(row)
 
 
 def _problem(row: PairRow) -> str:
     """What is wrong with a row; an empty text where nothing is."""
-    for side in _SIDES:
-        if not row.get(side):
-            return f"{side} is {'empty' if side in row else 'missing'}"
+    if empty := next((side for side in _SIDES if not row.get(side)), ""):
+        return f"{empty} is {'empty' if empty in row else 'missing'}"
     sides, weight = [row[side] for side in _SIDES], row.get("weight", 1.0)
     if not (all(isinstance(side, str) for side in sides) or all(map(_is_messages, sides))):
         return "prompt, chosen and rejected are neither three texts nor three lists of messages"
-    if not isinstance(_tools(row), list):
+    if not isinstance(parsed(row.get("tools")) or [], list):
         return "tools is neither a list of functions nor the JSON of one"
     if sides[1] == sides[2]:
         return "the chosen and the rejected answer are the same"
-    if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-        return f"weight is {weight!r}, not a number from 0 up"
-    return ""
+    is_weight = type(weight) in (int, float) and 0 <= weight < math.inf
+    return "" if is_weight else f"weight is {weight!r}, not a number from 0 up"
 
 
 def _is_messages(side: Any) -> bool:
     return isinstance(side, list) and all(isinstance(one, dict) and "role" in one for one in side)
-
-
-def _tools(row: PairRow) -> Any:
-    """The tools of a row; a text that is no JSON is handed back, to be refused."""
-    tools = row.get("tools") or []
-    try:
-        return json.loads(tools) if isinstance(tools, str) else tools
-    except ValueError:
-        return tools
-
-
-def _tokenised(row: PairRow, tokenizer: Tokenizer, where: str) -> PreferencePair:
-    is_text = isinstance(row["prompt"], str)
-    texts = [row[side] for side in _SIDES] if is_text else _rendered(row, tokenizer, where)
-    # A template writes the tokens that begin a text itself.
-    prompt, chosen, rejected = (
-        tuple(tokenizer.encode(text, add_special_tokens=is_text and number == 0))
-        for number, text in enumerate(texts)
-    )
-    if not (prompt and chosen and rejected):
-        raise _unusable("a side of the pair has no token", where)
-    if chosen == rejected:
-        raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
-    return PreferencePair(prompt, chosen, rejected, float(row.get("weight", 1.0)), str(row.get("source", "")))
-
-
-def _rendered(row: PairRow, tokenizer: Tokenizer, where: str) -> list[str]:
-    """Prompt and answers as the chat template writes them."""
-    if getattr(tokenizer, "chat_template", "") is None:
-        problem = "the model has no chat template, and this pair's sides are messages."
-        fix = "give prompt, chosen and rejected as texts, or take an instruction-tuned model."
-        raise InputError("CR0810", problem, where=where, fix=fix)
-    render = partial(tokenizer.apply_chat_template, tools=_tools(row) or None, tokenize=False)
-    try:
-        prompt = str(render(row["prompt"], add_generation_prompt=True))
-        talks = [[*row["prompt"], *row[side]] for side in ("chosen", "rejected")]
-        wholes = [str(render(talk, add_generation_prompt=False)) for talk in talks]
-    except Exception as error:  # whatever the template raises
-        raise _unusable(f"the chat template does not take the messages: {error}", where) from error
-    if not all(whole.startswith(prompt) for whole in wholes):
-        raise _unusable("the chat template writes the prompt otherwise when an answer follows it", where)
-    return [prompt, *(whole[len(prompt) :].rstrip("\n") for whole in wholes)]
 
 
 def _unusable(sentence: str, where: str) -> InputError:

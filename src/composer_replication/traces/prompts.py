@@ -1,13 +1,15 @@
 """Recorded calls, prompts and answers as our tools and the messages of a chat have them, and which steps are worth asking about.
 
-One table says what the tools of other agents are called here, so that a recorded call can be executed and trained on.
+``tool_names.toml`` has the one table of what the tools of other agents are called here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from composer_replication.records import ToolCall
@@ -19,28 +21,15 @@ from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 _SCHEMAS = [function_schema(tool) for tool in TOOLS]
 _OURS = {each["function"]["name"]: each["function"]["parameters"]["properties"] for each in _SCHEMAS}
 """Our tools, and what they take."""
-_TOOLS: Mapping[str, str] = {
-    **{name: name for name in _OURS},
-    **dict.fromkeys(("Bash", "Glob", "exec_command", "shell", "terminal", "execute_bash"), "bash"),
-    **dict.fromkeys(("Read", "view"), "read_file"),
-    **dict.fromkeys(("Write", "create"), "write_file"),
-    "Edit": "str_replace",
-    "Grep": "search",
-    "LS": "list_files",
-    "finish": "submit",
-}
-_ARGUMENTS = {
-    "cmd": "command", "file_path": "path", "old_string": "old_str", "new_string": "new_str", "file_text": "content",
-}  # fmt: skip
+_NAMES = tomllib.loads(Path(__file__).with_name("tool_names.toml").read_text(encoding="utf-8"))
+_TOOLS = {foreign: name for name in _OURS for foreign in (name, *_NAMES["tools"].get(name, ()))}
 USUAL_FOLDER = "/testbed"
 """Where images of SWE-bench and its kin have the repository."""
-_EDITORS = {"str_replace_editor", "file_editor"}
-"""The editor of OpenHands and SWE-agent, which is several tools in one: its argument ``command`` says which."""
 EDITS = frozenset({"write_file", "str_replace"})
 _PATCH = re.compile(
-    r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(.*?)\n\*\*\* End Patch", re.DOTALL
+    r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(?:@@[^\n]*\n)?((?:[ +-][^\n]*\n)+)\*\*\* End Patch"
 )
-"""A patch of Codex: a file is added, or places of one are changed."""
+"""A patch of Codex that adds a file or changes one place of one; others are no tool of ours."""
 Message = dict[str, Any]
 """Of a chat, as chat templates take it: arguments of calls are objects where they can be."""
 REBUILT_PROMPT = """\
@@ -59,55 +48,53 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
 
     ``folder`` is where the session worked: absolute paths below it become relative.
     """
-    given = parsed(call.arguments or "{}")
+    given, folder = parsed(call.arguments or "{}"), folder or USUAL_FOLDER
     if not isinstance(given, dict):
         return None
-    patch = _PATCH.search(str(given.get("input") or given.get("cmd") or given.get("command")))
-    if patch is not None and "apply_patch" in f"{call.name} {call.arguments}":
-        return _patched(call, patch, folder)
-    foreign = str(given.get("command")) if call.name in _EDITORS else call.name
-    name = _TOOLS.get(foreign, "")
-    if not name or (call.name in _EDITORS and foreign not in ("view", "create", "str_replace")):
+    patch = str(given.get("input") or given.get("cmd") or given.get("command"))
+    if "*** Begin Patch" in patch and "apply_patch" in f"{call.name} {call.arguments}":
+        foreign, (name, given) = "apply_patch", _patched(patch)
+    elif call.name in _NAMES["editor"]["names"]:
+        foreign = str(given.get("command"))
+        name = str(_NAMES["editor"].get(foreign))
+    else:
+        foreign = call.name
+        name = _TOOLS.get(foreign, "")
+    if name not in _OURS:
         return None
-    renamed = {_ARGUMENTS.get(str(key), str(key)): value for key, value in given.items()}
-    ours: dict[str, Any] = {
-        key: _inside(value, key, folder) for key, value in renamed.items() if key in _OURS[name]
-    }
-    first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
-    lines = items_at(given, "view_range")
+    renamed = {_NAMES["arguments"].get(key, key): value for key, value in given.items()}
+    ours = {key: value for key, value in renamed.items() if key in _OURS[name]}
+    first, limit, lines = (
+        typed(int, given.get("offset")),
+        typed(int, given.get("limit")),
+        items_at(given, "view_range"),
+    )
     if foreign == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
-    elif words := [str(word) for word in items_at(ours, "command")]:  # of Codex, most often a shell's
-        is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
-        ours["command"] = words[2] if is_shell else " ".join(words)
     elif foreign == "Read" and first is not None:
         ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
     elif foreign == "view" and len(lines) == 2:
         ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
+    if words := [str(word) for word in items_at(ours, "command")]:  # of Codex, most often a shell's
+        is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
+        ours["command"] = words[2] if is_shell else " ".join(words)
+    for key in {"path", "command"} & ours.keys():
+        if isinstance(text := ours[key], str):
+            is_path = key == "path"
+            inside = text.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
+            ours[key] = text.removeprefix(f"{folder}/") if is_path else inside
     return ToolCall(name, json_text(ours), call.call_id)
 
 
-def _patched(call: ToolCall, patch: re.Match[str], folder: str) -> ToolCall | None:
-    """A patch that adds one file or changes one place of it; None for others."""
-    hunks = [hunk for hunk in re.split(r"(?m)^@@.*(?:\n|\Z)", patch[3]) if hunk]
-    if len(hunks) != 1 or "\n*** " in patch[3]:
-        return None
-    lines = hunks[0].rstrip("\n").split("\n")
+def _patched(text: str) -> tuple[str, dict[str, Any]]:
+    """Our tool for a patch, and what it takes; no name where there is none."""
+    if (patch := _PATCH.search(text)) is None:
+        return "", {}
+    lines = patch[3].splitlines()
     old, new = ("\n".join(line[1:] for line in lines if line[:1] != left_out) for left_out in "+-")
-    given = {"path": _inside(patch[2].strip(), "path", folder)}
     if patch[1] == "Add":
-        return ToolCall("write_file", json_text({**given, "content": f"{new}\n"}), call.call_id)
-    return ToolCall("str_replace", json_text({**given, "old_str": old, "new_str": new}), call.call_id)
-
-
-def _inside(value: Any, name: str, folder: str) -> Any:
-    """A path, or a command, as it is spelled inside the folder."""
-    if name not in ("path", "command") or not isinstance(value, str):
-        return value
-    folder = folder or USUAL_FOLDER
-    if name == "path":
-        return value.removeprefix(f"{folder}/")
-    return value.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
+        return "write_file", {"path": patch[2].strip(), "content": f"{new}\n"}
+    return "str_replace", {"path": patch[2].strip(), "old_str": old, "new_str": new}
 
 
 def our_calls(trace: Trace, idx: int) -> list[ToolCall]:
@@ -118,17 +105,12 @@ def our_calls(trace: Trace, idx: int) -> list[ToolCall]:
 def assistant_message(text: str, calls: list[ToolCall]) -> Message:
     """An answer."""
     message: Message = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = [
-            {"id": call.call_id or f"call-{n}", "type": "function", "function": _function(call)}
-            for n, call in enumerate(calls)
-        ]
+    for number, call in enumerate(calls):
+        given = parsed(call.arguments or "{}")
+        function = {"name": call.name, "arguments": given if isinstance(given, dict) else call.arguments}
+        row = {"id": call.call_id or f"call-{number}", "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(row)
     return message
-
-
-def _function(call: ToolCall) -> dict[str, Any]:
-    value = parsed(call.arguments or "{}")
-    return {"name": call.name, "arguments": value if isinstance(value, dict) else call.arguments}
 
 
 def recorded_answer(trace: Trace, idx: int) -> Message:

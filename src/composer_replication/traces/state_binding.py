@@ -16,19 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from composer_replication import sandbox
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec, ToolCall, ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.command_tools import VisibleTests
 from composer_replication.rollouts.tools.toolbox import Toolbox
-from composer_replication.sandbox import (
-    base_interpreter,
-    base_python,
-    choose_backend,
-    open_sandbox,
-    require_selftest,
-)
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.git_source import fetch_commit, read_commit
@@ -37,7 +31,7 @@ from composer_replication.tasks.views import write_files
 from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, our_calls
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.trace_records import StepResult, Trace
+from composer_replication.traces.trace_records import Trace
 
 Call = Callable[[ToolCall], ToolResult]
 Outcome = Literal["the same", "another result", "not compared", "no tool of ours"]
@@ -62,11 +56,10 @@ def commit_of(trace: Trace, repository: str, commit: str) -> str:
 
     What the user gives comes before what the session recorded. A folder is never taken from a session.
     """
-    state = trace.state
-    where = f"file://{Path(repository).resolve()}" if repository else state.repository
+    where = f"file://{Path(repository).resolve()}" if repository else trace.state.repository
     if re.fullmatch(r"[\w.-]+/[\w.-]+", where):  # as rows of SWE-bench name it
         where = f"https://github.com/{where}"
-    which = commit or state.commit
+    which = commit or trace.state.commit
     is_known = repository or where.startswith(("https://", "ssh://", "git@"))
     prefix = "" if where.startswith("git@") else "git+"
     return f"{prefix}{where}@{which}" if is_known and is_full_id(which) else ""
@@ -105,16 +98,16 @@ def tools_at(commit: str, backend: str) -> Iterator[Call]:
         SandboxFailure: the sandbox cannot be opened, or does not hold (CR0306).
     """
     files = read_commit(fetch_commit(commit), lambda _names, _links: lambda _path: True, skip=lambda _: False)
-    jail = choose_backend(backend)
-    require_selftest(jail)
+    jail = sandbox.choose_backend(backend)
+    sandbox.require_selftest(jail)
     with tempfile.TemporaryDirectory(prefix="attempt-", dir=process_folder()) as folder:
         Path(folder).chmod(0o755)  # a jail of another user must be able to reach the tree
         tree = Path(folder) / "tree"
         write_files(tree, with_git(files))
-        python = base_interpreter()
-        path = f"{base_python().parent}:{VARIABLES['PATH']}"
-        with open_sandbox(SandboxSpec(tree, python.read_only, python.masked), jail) as sandbox:
-            yield Toolbox(sandbox, VisibleTests(()), {**VARIABLES, "PATH": path}).call
+        python = sandbox.base_interpreter()
+        path = f"{sandbox.base_python().parent}:{VARIABLES['PATH']}"
+        with sandbox.open_sandbox(SandboxSpec(tree, python.read_only, python.masked), jail) as opened:
+            yield Toolbox(opened, VisibleTests(()), {**VARIABLES, "PATH": path}).call
 
 
 def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]:
@@ -126,14 +119,20 @@ def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]
             says_nothing = ours.name in _TEXTS["no_state"] or _TEXTS["last_command"] in ours.arguments
             if ours.call_id not in known or says_nothing:
                 continue
-            result = call(ours)
+            before, result = known[ours.call_id], call(ours)
             if result.fault == "invalid" and ours is recorded:
                 yield "no tool of ours"
-            elif ours.name in _TEXTS["own_words"] and ours is not recorded:
+                continue
+            if ours.name in _TEXTS["own_words"] and ours is not recorded:
                 yield "not compared"
+                continue
+            if ours.name in EDITS:  # each program says in its own words that it was done
+                is_same = before.failed == result.failed
             else:
-                is_same = _is_same(trace, ours, known[ours.call_id], result)
-                yield "the same" if is_same else "another result"
+                texts = (before.text, Redactor().text(result.text))
+                is_same = len({_plain(text, ours.name, trace.state.folder) for text in texts}) == 1
+                is_same = is_same and before.exit_code in (None, result.exit_code)
+            yield "the same" if is_same else "another result"
 
 
 def proof(trace: Trace, call: Call) -> dict[str, Any]:
@@ -155,14 +154,6 @@ def proof(trace: Trace, call: Call) -> dict[str, Any]:
     calls = Counter(outcome for each in outcomes.values() for outcome in each)
     row = {"steps": len(made), "reproduced_steps": len(set(made) - broken), "executable": executable}
     return row | {"calls": dict(calls)}
-
-
-def _is_same(trace: Trace, ours: ToolCall, recorded: StepResult, result: ToolResult) -> bool:
-    if ours.name in EDITS:  # each program says in its own words that it was done
-        return recorded.failed == result.failed
-    is_code = recorded.exit_code in (None, result.exit_code)
-    texts = (recorded.text, Redactor().text(result.text))
-    return is_code and len({_plain(text, ours.name, trace.state.folder) for text in texts}) == 1
 
 
 def _plain(text: str, tool: str, folder: str) -> str:

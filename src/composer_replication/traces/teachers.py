@@ -12,15 +12,16 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import at, json_text, typed
+from composer_replication.traces.json_values import at, json_text
 from composer_replication.traces.prompts import Message, assistant_message
 from composer_replication.traces.readers.messages import parts_of
 from composer_replication.traces.trace_records import Dropped
@@ -38,14 +39,20 @@ INSERT INTO charges (key, dollars, tokens, state)
 SELECT :key, :dollars, :tokens, 'reserved' FROM spent
 WHERE spent.dollars + :dollars <= :max_dollars AND spent.tokens + :tokens <= :max_tokens
 """
-
-
-class Answer(NamedTuple):
-    """What a teacher said; the message is None where it ran out of tokens, and would again."""
-
-    message: Message | None
-    num_prompt: int | None = None
-    num_completion: int | None = None
+_PASSING = {"http-408", "http-409", "http-425", "http-429"}
+_ONE_REQUEST = {"http-400", "http-413", "http-422"}
+"""Refusals that speak of the request and not of the server: a prompt that is too long, for example."""
+_BILLED = {"not-an-answer", "cut-off", "timed-out"}
+"""Ends without a usable answer after which the server may have done its work."""
+_RAN_OUT = "cut-off at --answer-tokens"
+MAX_FAILURES = 3
+"""Requests in a row without an answer, after which a teacher is left out."""
+MAX_TRIES = 5
+"""Times one request is sent; each has a reservation of its own, so the client's own tries are off."""
+MAX_PAUSE_SECONDS = 30.0
+_NUM_AT_A_TIME = 32
+"""Requests that are held in memory."""
+_T = TypeVar("_T")
 
 
 class AnswerStore:
@@ -57,11 +64,12 @@ class AnswerStore:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.executescript(_TABLES)
+        self.close = self._database.close
 
-    def answer(self, key: str) -> Answer | None:
-        """The stored answer, None where there is none."""
+    def answer(self, key: str) -> str | None:
+        """The JSON of the stored answer, which is ``null`` for one that ran out of tokens; None where there is none."""
         row = self._database.execute("SELECT answer FROM messages WHERE key = ?", (key,)).fetchone()
-        return None if row is None else Answer(json.loads(row[0]))
+        return None if row is None else str(row[0])
 
     def spent(self) -> tuple[float, int]:
         """Dollars and tokens, what is set aside included."""
@@ -74,35 +82,23 @@ class AnswerStore:
         made = self._database.execute(_RESERVE, values)
         return made.lastrowid if made.rowcount else None
 
-    def settle(self, charge: int, key: str, answer: Answer, dollars: float, tokens: int) -> None:
+    def settle(self, charge: int, key: str, answer: str, cost: tuple[float, int]) -> None:
         """Keep an answer, and then what it did cost in the place of what was set aside."""
-        text = json.dumps(answer.message, ensure_ascii=False)
-        self._database.execute("INSERT OR IGNORE INTO messages VALUES (?, ?)", (key, text))
+        self._database.execute("INSERT OR IGNORE INTO messages VALUES (?, ?)", (key, answer))
         change = "UPDATE charges SET dollars = ?, tokens = ?, state = 'paid' WHERE id = ?"
-        self._database.execute(change, (dollars, tokens, charge))
+        self._database.execute(change, (*cost, charge))
 
     def free(self, charge: int) -> None:
         """A request that the server did not work on costs nothing."""
         self._database.execute("DELETE FROM charges WHERE id = ?", (charge,))
 
-    def close(self) -> None:
-        self._database.close()
-
-
-_PASSING = {"http-408", "http-409", "http-425", "http-429"}
-_ONE_REQUEST = {"http-400", "http-413", "http-422"}
-"""Refusals that speak of the request and not of the server: a prompt that is too long, for example."""
-_BILLED = {"not-an-answer", "cut-off", "timed-out"}
-"""Ends without a usable answer after which the server may have done its work."""
-MAX_FAILURES = 3
-"""Requests in a row without an answer, after which a teacher is left out."""
-MAX_TRIES = 5
-"""Times one request is sent; each has a reservation of its own, so the client's own tries are off."""
-MAX_PAUSE_SECONDS = 30.0
-
 
 class BudgetSpent(Exception):
     """The budget has no room for the next request; what was answered is kept."""
+
+
+class UnfitTeacher(Exception):
+    """The server answers, and not as it is needed: the message is the reason for which it is left out."""
 
 
 @dataclass(slots=True)
@@ -128,9 +124,6 @@ class Teacher:
     def num_answered(self) -> int:
         """Whole answers, those that ran out of tokens among them."""
         return sum(self.counts[what] for what in ("answered", "cached", _RAN_OUT))
-
-
-_RAN_OUT = "cut-off at --answer-tokens"
 
 
 def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[float, float]]) -> Teacher:
@@ -170,7 +163,7 @@ class Classroom:
         self.store, self.max_tokens = store, max_tokens
         self._answer_seconds, self._pause_seconds = answer_seconds, pause_seconds
         self._limits = {name: asyncio.Semaphore(max_concurrent) for name in self.teachers}
-        self._num_reserved = 0
+        self._num_reserved, self.is_spent = 0, False
 
     def request(
         self, messages: Sequence[Message], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
@@ -183,10 +176,22 @@ class Classroom:
     def most(self, teacher: Teacher, request: Mapping[str, Any]) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
         num_prompt = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
-        return teacher.dollars(num_prompt, self.max_tokens), num_prompt + self.max_tokens
+        return teacher.dollars(num_prompt, request["max_tokens"]), num_prompt + request["max_tokens"]
 
-    async def ask(self, name: str, request: Mapping[str, Any]) -> Message | None:
+    def cost(self, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """What asking every teacher all of this can cost at most; nothing is sent."""
+        most = [[self.most(teacher, each) for teacher in self.teachers.values()] for each in requests]
+        calls = [each for own in most for each in own]
+        dollars, tokens = sum(each[0] for each in calls), sum(each[1] for each in calls)
+        return {"steps": len(most), "calls": len(calls), "most_dollars": dollars, "most_tokens": tokens}
+
+    async def ask(
+        self, name: str, request: Mapping[str, Any], read: Callable[[Any], Any] | None = None
+    ) -> Any:
         """A stored answer, else one of the server; None where the teacher is left out or did not answer this.
+
+        ``read`` takes what is wanted from the choice of the server's answer, by default the message; a request with ``prompt``
+        goes to the completions API.
 
         Raises:
             BudgetSpent: no room for the request.
@@ -198,34 +203,63 @@ class Classroom:
         async with self._limits[name]:
             if (found := self.store.answer(key)) is not None:
                 teacher.counts["cached"] += 1
-            elif not teacher.left_out and (found := await self._bought(teacher, key, request)) is not None:
-                teacher.counts["answered" if found.message else _RAN_OUT] += 1
-        return None if found is None else found.message
+            elif not teacher.left_out:
+                found = await self._bought(teacher, key, request, read or _message_in)
+        return None if found is None else json.loads(found)
 
-    async def _bought(self, teacher: Teacher, key: str, request: Mapping[str, Any]) -> Answer | None:
-        """An answer of the server, which is stored; None where there is none."""
+    async def ask_all(
+        self,
+        things: Sequence[_T],
+        request_of: Callable[[_T], Mapping[str, Any]],
+        read_of: Callable[[_T], Callable[[Any], Any] | None] = lambda _: None,
+        report: Callable[[int, int, str], None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """What every teacher answers to each, by name, None where it did not; ``is_spent`` says whether the budget ended it."""
+        at_a_time, num_done = asyncio.Semaphore(_NUM_AT_A_TIME), 0
+
+        async def asked(name: str, request: Mapping[str, Any], thing: _T) -> Any:
+            with suppress(BudgetSpent):
+                return await self.ask(name, request, read_of(thing))
+            return None
+
+        async def about(thing: _T) -> dict[str, Any]:
+            nonlocal num_done
+            async with at_a_time:
+                request = request_of(thing)
+                answers = await asyncio.gather(*(asked(name, request, thing) for name in self.teachers))
+            num_done += 1
+            if report is not None:
+                report(num_done, len(things), f"asked, {self.store.spent()[0]:.2f} dollars")
+            return dict(zip(self.teachers, answers, strict=True))
+
+        return list(await asyncio.gather(*map(about, things)))
+
+    async def _bought(
+        self, teacher: Teacher, key: str, request: Mapping[str, Any], read: Callable[[Any], Any]
+    ) -> str | None:
+        """The JSON of an answer of the server, which is stored; None where there is none."""
         most = self.most(teacher, request)
         for number in range(MAX_TRIES):
             # what others of this process have reserved may become free again, and is waited for
             while (charge := self.store.reserve(key, *most)) is None:
                 if self._num_reserved == 0:
+                    self.is_spent = True
                     raise BudgetSpent
                 await asyncio.sleep(0.05)
             self._num_reserved += 1
-            answer, reason, asked_seconds = await self._posted(teacher, key, request)
+            found, reason, asked_seconds = await self._posted(teacher, key, request, read)
             self._num_reserved -= 1
-            if answer is not None:
-                cost = most  # where the server does not count
-                if answer.num_prompt is not None and answer.num_completion is not None:
-                    num_tokens = (answer.num_prompt, answer.num_completion)
-                    cost = (teacher.dollars(*num_tokens), sum(num_tokens))
-                self.store.settle(charge, key, answer, *cost)
+            if found is not None:
+                text, counts = found
+                cost = (teacher.dollars(*counts), sum(counts)) if counts else most
+                self.store.settle(charge, key, text, cost)
+                teacher.counts[_RAN_OUT if text == "null" else "answered"] += 1
                 teacher.num_failures = 0
-                return answer
+                return text
             if reason not in _BILLED:
                 self.store.free(charge)
             teacher.counts[reason] += 1
-            if reason in _ONE_REQUEST:
+            if reason in _ONE_REQUEST or teacher.left_out:
                 return None
             if reason.startswith(("http-3", "http-4")) and reason not in _PASSING:
                 teacher.left_out = f"it refuses every request ({reason})"
@@ -239,9 +273,9 @@ class Classroom:
         return None
 
     async def _posted(
-        self, teacher: Teacher, key: str, request: Mapping[str, Any]
-    ) -> tuple[Answer | None, str, float]:
-        """One try: an answer, or None, the reason and the seconds that the server asks to wait."""
+        self, teacher: Teacher, key: str, request: Mapping[str, Any], read: Callable[[Any], Any]
+    ) -> tuple[tuple[str, list[int]] | None, str, float]:
+        """One try: what was read, or None, the reason and the seconds that the server asks to wait."""
         openai = openai_package()
         try:
             # The key is for the server that was named, and for no other one that it points to.
@@ -250,10 +284,14 @@ class Classroom:
                 openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
                 openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
             ):
-                answer = await client.chat.completions.with_raw_response.create(
+                route = client.completions if "prompt" in request else client.chat.completions
+                answer = await route.with_raw_response.create(
                     model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
                 )
-                return _read_answer(answer.http_response.content), "not-an-answer", 0.0
+                return _read(answer.http_response.content, read), "not-an-answer", 0.0
+        except UnfitTeacher as error:
+            teacher.left_out = str(error)
+            return None, "not-an-answer", 0.0
         except TimeoutError:
             return None, "timed-out", 0.0
         except openai.APIStatusError as error:
@@ -264,22 +302,27 @@ class Classroom:
             return None, "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
 
 
-def _read_answer(body: bytes) -> Answer | None:
-    """Of a whole chat completion: one that says or calls something, or that ran out of tokens."""
+def _read(body: bytes, read: Callable[[Any], Any]) -> tuple[str, list[int]] | None:
+    """The JSON of what is wanted from a body, and how many tokens were counted, if they were; None where it is no answer."""
     try:
         found = json.loads(body)
-        choice = found["choices"][0]
-        parts = list(parts_of({**choice["message"], "role": "assistant"}))
-        has_ended = choice.get("finish_reason") != "length"
+        text = json.dumps(read(found["choices"][0]), ensure_ascii=False)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, Dropped):
+        return None
+    counts = [at(found, "usage", key) for key in ("prompt_tokens", "completion_tokens")]
+    return text, counts if all(type(count) is int and count >= 0 for count in counts) else []
+
+
+def _message_in(choice: Any) -> Message | None:
+    """What a choice says or calls; None where it ran out of tokens, and would again."""
+    parts = list(parts_of({**choice["message"], "role": "assistant"}))
+    if choice.get("finish_reason") == "length":
         return None
     text = "\n".join(part for part in parts if isinstance(part, str))
     calls = [replace(part, call_id="") for part in parts if isinstance(part, ToolCall)]
-    if has_ended and not (text or calls):
-        return None
-    counts = (typed(int, at(found, "usage", key)) for key in ("prompt_tokens", "completion_tokens"))
-    message = assistant_message(text, calls) if has_ended else None
-    return Answer(message, *(None if count is None or count < 0 else count for count in counts))
+    if not (text or calls):
+        raise ValueError("an empty answer")
+    return assistant_message(text, calls)
 
 
 def _with_text(message: Message) -> Message:

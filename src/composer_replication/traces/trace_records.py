@@ -106,10 +106,9 @@ class Trace:
     @property
     def counts(self) -> tuple[int, int, int, int]:
         """Answers, calls, results, failed results."""
-        answers = [step for _, step in self.agent_steps()]
-        rows = [(1, len(step.calls), len(step.results), step.num_errors) for step in answers]
-        num_answers, num_calls, num_results, num_failed = map(sum, zip((0, 0, 0, 0), *rows, strict=True))
-        return num_answers, num_calls, num_results, num_failed
+        steps = [step for _, step in self.agent_steps()]
+        num_calls, num_results = (sum(len(getattr(s, key)) for s in steps) for key in ("calls", "results"))
+        return len(steps), num_calls, num_results, sum(step.num_errors for step in steps)
 
 
 class Dropped(Exception):
@@ -200,56 +199,49 @@ class TraceBuilder:
         Raises:
             Dropped: nothing but results that answer no call, or a call that has a result.
         """
-        place, why, has_results = None, "", False
-        for part in parts:
-            if isinstance(part, StepResult):
-                has_results, why = True, self._answer(part) or why
-                continue
-            place = self._place(source, key, parent) if place is None else place
-            step = self.trace.steps[place]
-            if isinstance(part, ToolCall):
-                self._call(step, part)
-            elif isinstance(part, Thought):
-                step.reasoning = "\n".join(filter(None, (step.reasoning, part.text)))
-                step.sealed += filter(None, [part.sealed])
-            else:
-                step.text = f"{step.text}\n{part}" if step.text and part else step.text or part
-        if place is None and why:
-            raise Dropped(why)
-        if place is None and has_results:
-            return self.last if parent is None else parent
-        place = self._place(source, key, parent) if place is None else place
+        parts = list(parts)
+        results = [part for part in parts if isinstance(part, StepResult)]
+        parent = self.last if parent is None else parent
+        if results and len(results) == len(parts):
+            if whys := list(filter(None, map(self._answer, results))):
+                raise Dropped(whys[-1])
+            return parent
+        place = self.answers.get(key) if source == "agent" else None
+        if place is None:
+            self.trace.steps.append(TraceStep(source, parent=parent))
+            self.close()
+            place = self.last
+            if source == "system":
+                self.trace.prompt_origin = "recorded"
         step = self.trace.steps[place]
+        for part in parts:
+            self._put(step, part)
+        for result in results:
+            self._answer(result)
         step.flags.update(flags)
         if source == "agent":
-            self.answers[""] = place  # also after results of its own, of tools that the model's server runs
+            self.answers |= {key or "": place, "": place}  # also after results of the server's own tools
             step.model = step.model or (model if isinstance(model, str) else "")
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place
 
-    def _place(self, source: Source, key: str | None, parent: int | None) -> int:
-        """Of the answer that is continued, or of a new step."""
-        if source == "agent" and key in self.answers:
-            return self.answers[key]
-        self.trace.steps.append(TraceStep(source, parent=self.last if parent is None else parent))
-        self.close()
-        if source == "system":
-            self.trace.prompt_origin = "recorded"
-        elif source == "agent" and key:
-            self.answers[key] = self.last
-        return self.last
-
-    def _call(self, step: TraceStep, call: ToolCall) -> None:
-        """A call without an id, or with one that another call has, gets one of its own."""
-        if not call.call_id or call.call_id in self._step_of_call:
-            call = replace(call, call_id=f"{call.call_id or 'call'}-{len(self._step_of_call)}")
-        step.calls.append(call)
-        self._step_of_call[call.call_id] = step
+    def _put(self, step: TraceStep, part: Part) -> None:
+        if isinstance(part, ToolCall):
+            # a call without an id, or with one that another call has, gets one of its own
+            if not part.call_id or part.call_id in self._step_of_call:
+                part = replace(part, call_id=f"{part.call_id or 'call'}-{len(self._step_of_call)}")
+            step.calls.append(part)
+            self._step_of_call[part.call_id] = step
+        elif isinstance(part, Thought):
+            step.reasoning = "\n".join(filter(None, (step.reasoning, part.text)))
+            step.sealed += filter(None, [part.sealed])
+        elif isinstance(part, str):
+            step.text = f"{step.text}\n{part}" if step.text and part else step.text or part
 
     def _answer(self, result: StepResult) -> str:
         """Put a result to its call, and say what is wrong with it; without an id it answers the first call that waits."""
-        step = self._step_of_call.get(result.call_id)
         self.close()
+        step = self._step_of_call.get(result.call_id)
         if not result.call_id and self.trace.steps:
             last = self.trace.steps[-1]
             answered = {each.call_id for each in last.results}

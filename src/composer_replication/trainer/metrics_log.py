@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -245,7 +245,7 @@ class StepLines(TrainerCallback):
     def begin(self) -> None:
         """Forget the steps of a run before."""
         self._window, self._loss_seen, self._step_began = StepWindow(), 0.0, time.monotonic()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @property
     def _metrics(self) -> dict[str, list[float]]:

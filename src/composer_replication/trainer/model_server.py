@@ -1,7 +1,7 @@
 """A chat server over a model of this process, as OpenAI-compatible clients expect one: a teacher of one's own.
 
-Tools go through the model's chat template; where it knows none, the model acts by code blocks, as in training. Answers
-carry their log-probabilities and token counts. One request is computed at a time.
+Tools go through the model's chat template; where it knows none, the model acts by code blocks, as in training. Answers carry
+their log-probabilities and token counts, and so do ids that are given (``prompt_logprobs``, as of vLLM). One request at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import torch
+
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
@@ -21,6 +23,7 @@ from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_
 from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
 
 MAX_REQUEST_BYTES = 64 * 1024**2
+_UNKNOWN = {"error": {"message": "known are /v1/models, /v1/chat/completions and /v1/completions"}}
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class BadRequestError(Exception):
 
 
 class ChatModel:
-    """Answers requests of ``/v1/chat/completions``; safe to use from several threads.
+    """Answers requests of ``/v1/chat/completions`` and ``/v1/completions``; safe to use from several threads.
 
     Args:
         model, tokenizer: of ``load_model``.
@@ -44,7 +47,7 @@ class ChatModel:
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
-        self.name, self._tokenizer = name, tokenizer
+        self.name, self._model, self._tokenizer = name, model, tokenizer
         self._sampler = ModelSampler(
             model, _Unfiltered(), tokenizer, eos_token_ids=end_token_ids(model, tokenizer)
         )
@@ -74,6 +77,28 @@ class ChatModel:
             )
         return self._body(request, prompt, completion, tools)
 
+    def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A completion without text, which says of each id of its prompt but the first what the model gave it, at temperature 1.
+
+        Raises:
+            BadRequestError: the prompt is no list of the model's ids, is too long, or nobody asks for ``prompt_logprobs``.
+        """
+        ids: Any = request.get("prompt")
+        every = range(len(self._tokenizer))
+        is_known = isinstance(ids, list) and all(type(token) is int and token in every for token in ids)
+        if not is_known or not 0 < len(ids) <= self._max_tokens or request.get("prompt_logprobs") is None:
+            raise BadRequestError("prompt has to be a list of the model's token ids, beside prompt_logprobs")
+        with self._lock, torch.inference_mode():
+            ids_1T = torch.tensor([ids], device=self._model.device)
+            logits_TV = self._model(input_ids=ids_1T).logits[0, :-1].float()
+            logp_T = logits_TV.gather(-1, ids_1T[0, 1:, None])[:, 0] - logits_TV.logsumexp(-1)
+        pairs = zip(ids[1:], logp_T.tolist(), strict=True)
+        said = [{n: {"logprob": logp, "decoded_token": self._tokenizer.decode([n])}} for n, logp in pairs]
+        choice = {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *said]}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
+        known = {"id": "cmpl-local", "object": "text_completion", "model": self.name}
+        return {**known, "choices": [choice], "usage": usage}
+
     def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int]:
         if self._dialect == "fenced":
             return chat_prompt_ids(self._tokenizer, _without_tools(messages, has_tools=bool(tools)))
@@ -93,17 +118,12 @@ class ChatModel:
         content = completion.text.split("<tool_call>")[0].strip() if calls else completion.text
         message: dict[str, Any] = {"role": "assistant", "content": content or None}
         if calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.call_id or f"call_{n}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for n, call in enumerate(calls)
-            ]
-        reason = (
-            "tool_calls" if calls else "stop" if completion.stop_reason is StopReason.FINISHED else "length"
-        )
+            functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+            ids = [call.call_id or f"call_{n}" for n, call in enumerate(calls)]
+            rows = zip(ids, functions, strict=True)
+            message["tool_calls"] = [{"id": n, "type": "function", "function": own} for n, own in rows]
+        is_finished = completion.stop_reason is StopReason.FINISHED
+        reason = "tool_calls" if calls else "stop" if is_finished else "length"
         choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
         if request.get("logprobs"):
             pairs = zip(completion.token_ids, completion.token_logp, strict=True)
@@ -113,19 +133,10 @@ class ChatModel:
                     for token, logp in pairs
                 ]
             }
-        num_prompt, num_said = len(prompt), len(completion.token_ids)
-        usage = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_said,
-            "total_tokens": num_prompt + num_said,
-        }
-        return {
-            "id": "chatcmpl-local",
-            "object": "chat.completion",
-            "model": self.name,
-            "choices": [choice],
-            "usage": usage,
-        }
+        num_in, num_out = len(prompt), len(completion.token_ids)
+        usage = {"prompt_tokens": num_in, "completion_tokens": num_out, "total_tokens": num_in + num_out}
+        known = {"id": "chatcmpl-local", "object": "chat.completion", "model": self.name}
+        return {**known, "choices": [choice], "usage": usage}
 
 
 class ModelServer(ThreadingHTTPServer):
@@ -142,15 +153,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: ModelServer
 
     def do_GET(self) -> None:
-        name = self.server.chat_model.name
-        if self.path.rstrip("/").endswith("/models"):
-            self._say(200, {"object": "list", "data": [{"id": name, "object": "model"}]})
-        else:
-            self._say(404, {"error": {"message": "known are /v1/models and /v1/chat/completions"}})
+        models = [{"id": self.server.chat_model.name, "object": "model"}]
+        is_known = self.path.rstrip("/").endswith("/models")
+        self._say(*((200, {"object": "list", "data": models}) if is_known else (404, _UNKNOWN)))
 
     def do_POST(self) -> None:
-        if not self.path.endswith("/chat/completions"):
-            self._say(404, {"error": {"message": "known are /v1/models and /v1/chat/completions"}})
+        model = self.server.chat_model
+        routes = {"/chat/completions": model.answer, "/completions": model.score}
+        if (respond := routes.get(self.path.removeprefix("/v1"))) is None:
+            self._say(404, _UNKNOWN)
             return
         try:
             length = int(self.headers.get("Content-Length", ""))
@@ -159,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             request = json.loads(self.rfile.read(length))
             if not isinstance(request, dict) or request.get("stream"):
                 raise ValueError("an object without stream is wanted")
-            body = self.server.chat_model.answer(request)
+            body = respond(request)
         except (ValueError, RecursionError, BadRequestError) as error:
             self._say(400, {"error": {"message": str(error)}})
         else:
@@ -180,14 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of calls as objects, which templates want, and no content as an empty text."""
     found = {**message, "content": message.get("content") or ""}
-    if message.get("tool_calls"):
-        found["tool_calls"] = [
-            {
-                **call,
-                "function": {**call["function"], "arguments": _object(call["function"].get("arguments"))},
-            }
-            for call in message["tool_calls"]
-        ]
+    if calls := message.get("tool_calls"):
+        functions = [{**c["function"], "arguments": _object(c["function"].get("arguments"))} for c in calls]
+        found["tool_calls"] = [{**c, "function": own} for c, own in zip(calls, functions, strict=True)]
     return found
 
 
@@ -202,13 +208,7 @@ def _without_tools(messages: Sequence[Mapping[str, Any]], *, has_tools: bool) ->
     """The chat for a template that knows no tools: results come as the user's words, and the rules in the first of them."""
     found: list[dict[str, str]] = []
     for message in messages:
-        role = (
-            "user"
-            if message["role"] == "tool"
-            else "system"
-            if message["role"] == "developer"
-            else message["role"]
-        )
+        role = {"tool": "user", "developer": "system"}.get(message["role"], message["role"])
         text = str(message.get("content") or "")
         if has_tools and role == "user" and not any(each["role"] == "user" for each in found):
             text = f"{text}\n\n{SHELL_RULES}"

@@ -14,7 +14,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.traces.ingest import FORMATS, detect, find_units, step_chain
 from composer_replication.traces.json_values import json_bytes, read_records
-from composer_replication.traces.readers.atif_files import trace_of, trace_row
+from composer_replication.traces.readers.messages import trace_of, trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import Ledger, RepositoryState, Trace
 
@@ -92,7 +92,7 @@ def traces_of(path: Path) -> tuple[list[Trace], Ledger]:
     found: list[Trace] = []
     for unit in find_units([path])[0]:
         records = (record for each in unit.paths for record in read_records(each, ledger))
-        found += FORMATS[unit.kind].read(records, ledger, unit.paths[0].stem)
+        found += FORMATS[unit.kind](records, ledger, unit.paths[0].stem)
     return found, ledger
 
 
@@ -282,7 +282,7 @@ def test_ten_thousand_damaged_records(seed: int) -> None:
             records = [r for r in records if isinstance(r, dict | list)]
             ledger = Ledger()
             ledger.num_records = len(records)
-            for trace in FORMATS[unit.kind].read(iter(records), ledger, "damaged"):
+            for trace in FORMATS[unit.kind](iter(records), ledger, "damaged"):
                 Redactor().trace(trace)
                 row = json.loads(json_bytes(trace_row(trace)))
                 assert step_chain(trace_of(row)) is not None

@@ -22,7 +22,7 @@ from composer_replication.records import ToolCall
 from composer_replication.traces.branches import Branching, replay_cost, replay_steps
 from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.prompts import chosen_steps, prompt_of, tools_of
-from composer_replication.traces.readers.atif_files import trace_row
+from composer_replication.traces.readers.messages import trace_row
 from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 from composer_replication.traces.trace_records import StepResult, Trace, TraceBuilder
 

@@ -1,33 +1,22 @@
 """What coding agents write themselves: Claude Code, Codex, OpenHands (from version 1 on), SWE-agent and mini-swe-agent.
 
-Claude Code (``~/.claude/projects/PATH/SESSION.jsonl``, files of sub-agents) spreads one answer over lines with one
-``message.id``; results stand in later user records; the order is that of the file, never of the times. A sub-agent is a trace of
-its own: of its own file, of side-chain records, or of progress records that repeat its messages. Of Codex
-(``~/.codex/sessions``) only response items become steps: events repeat them. Without an envelope (2025) the record is the item.
-
-OpenHands has one event a file (``events/event-00012-ID.json``), one a line, or rows with a history of them. SWE-agent's ``.traj``
-and mini-swe-agent's ``.traj.json`` are one document each. SWE-agent repeats its whole prompt in every step of ``trajectory``: the
-messages are read from ``history``, where calls have ids. mini-swe-agent has three shapes: calls, blocks of code in text, and items
-of Responses.
+Claude Code spreads one answer over lines with one ``message.id``; results stand in later user records; the order is that of the
+file, never of the times. A sub-agent is a trace of its own: of its own file, of side-chain records, or of progress records that
+repeat its messages. Of Codex only response items become steps: events repeat them. SWE-agent repeats its whole prompt in every step
+of ``trajectory``: the messages are read from ``history``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
-from composer_replication.traces.readers.messages import (
-    ROLES,
-    add_message,
-    content_parts,
-    function_tools,
-    is_item,
-    parts_of,
-)
+from composer_replication.traces.readers import messages as chat
 from composer_replication.traces.trace_records import (
     Dropped,
     Ledger,
@@ -39,22 +28,12 @@ from composer_replication.traces.trace_records import (
 
 # ------------------------------------------------------------------------------ Claude Code
 
+CLAUDE_RECORDS = set(
+    "user assistant file-history-snapshot queue-operation summary attachment system progress".split()
+)
 _INTERRUPTED = "[Request interrupted by user"
 _DENIED = ("The user doesn't want to proceed", "The user doesn't want to take this action")
 _FLAGS = {"isMeta": "injected", "isCompactSummary": "compacted", "isApiErrorMessage": "synthetic"}
-_RECORDS = {
-    "user", "assistant", "file-history-snapshot", "queue-operation", "summary", "attachment", "system", "progress",
-}  # fmt: skip
-
-
-def matches_claude_code(head: Sequence[Any]) -> str:
-    """The version that the first record with one names."""
-    own_keys = {"file-history-snapshot": {"type"}, "summary": {"leafUuid"}}
-    kinds = ((row, text_at(row, "type")) for row in head)
-    known = ((row, kind) for row, kind in kinds if kind in _RECORDS)
-    is_ours = any(own_keys.get(kind, {"uuid", "sessionId"}) <= row.keys() for row, kind in known)
-    versions = (text_at(row, "version") for row in head)
-    return next(filter(None, versions), "unknown") if is_ours else ""
 
 
 def read_claude_code(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -89,84 +68,74 @@ class _Session:
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
         else:
-            raise Dropped(f"{kind} record" if kind in _RECORDS else f"a record of the kind {kind!r:.40}")
+            raise Dropped(
+                f"{kind} record" if kind in CLAUDE_RECORDS else f"a record of the kind {kind!r:.40}"
+            )
         return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message, source = record.get("uuid"), record["message"], ROLES[record["type"]]
+        uuid, message, source = record.get("uuid"), record["message"], chat.ROLES[record["type"]]
         key = f"{agent}/{uuid}"
         if uuid and key in self._step_of:
             raise Dropped("a record that the file repeats")
         if "content" not in message:
             raise Dropped("a message without content")
-        builder = self.builders.get(agent) or self._begun(record, agent)
-        parts = list(content_parts(message["content"]))
-        known = self._step_of.get(record.get("parentUuid"))
-        parent = known[1] if known is not None and known[0] == agent else builder.last
-        flags = {flag for key, flag in _FLAGS.items() if record.get(key) is True}
-        if message.get("model") == "<synthetic>":
-            flags.add("synthetic")
+        if (builder := self.builders.get(agent)) is None:
+            session = text_at(record, "sessionId") or self._name
+            trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
+            trace.version, trace.state = (
+                text_at(record, "version"),
+                RepositoryState(folder=text_at(record, "cwd")),
+            )
+            trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
+            builder = self.builders[agent] = TraceBuilder(trace)
+        parts = list(chat.content_parts(message["content"]))
+        of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
+        flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
+        flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
             flags.add("injected")
             builder.last_answer.flags.add("interrupted")
-        answer_id, model = message.get("id") or uuid or "", message.get("model")
-        place = builder.add(source, parts, *flags, key=answer_id, parent=parent, model=model)
+        how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
+        place = builder.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
         if source == "user" and builder.answered is not None:
             is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
             if is_denied or record.get("toolDenialKind"):
                 builder.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
 
-    def _begun(self, record: dict[str, Any], agent: str) -> TraceBuilder:
-        """A new conversation."""
-        session = text_at(record, "sessionId") or self._name
-        trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
-        trace.version = text_at(record, "version")
-        trace.state = RepositoryState(folder=text_at(record, "cwd"))
-        trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
-        return self.builders.setdefault(agent, TraceBuilder(trace))
-
 
 # ------------------------------------------------------------------------------ Codex
 
-_ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted", "world_state"}
+CODEX_ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted", "world_state"}
 _REPEATS = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
-
-
-def matches_codex(head: Sequence[Any]) -> str:
-    """The version of the CLI, ``legacy`` for rollouts without an envelope."""
-    rows = [
-        row for row in head if text_at(row, "type") in _ENVELOPES and isinstance(at(row, "payload"), dict)
-    ]
-    is_old = any(at(r, "type") in ("function_call", "function_result") and "created_at" in r for r in head)
-    versions = (text_at(row, "payload", "cli_version") for row in rows)
-    return next(filter(None, versions), "legacy" if is_old else "unknown" if rows else "")
 
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """The one conversation of a rollout."""
-    rollout = _Rollout(name)
+    rollout = _Rollout(TraceBuilder(Trace(name, "codex", agent="codex")))
     for record in records:
         ledger.put(rollout.take, record)
     rollout.builder.trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
     yield rollout.builder.trace
 
 
+@dataclass(slots=True)
 class _Rollout:
-    def __init__(self, name: str) -> None:
-        self.builder = TraceBuilder(Trace(name, "codex", agent="codex"))
-        self._has_meta = False
-        self._first_own = 0
-        self._model = ""
+    builder: TraceBuilder
+    has_meta: bool = False
+    first_own: int = 0
+    model: str = ""
 
     def take(self, record: dict[str, Any]) -> str | None:
         kind, payload = record.get("type"), record.get("payload")
         event = at(payload, "type") if kind == "event_msg" else None
         if kind == "session_meta":
-            self._session(record["payload"])
+            if not self.has_meta:  # others speak of the sessions from which this one was forked
+                self._begin(record["payload"])
             return "kept: metadata of the session"
         if kind == "turn_context":
-            self._model = text_at(payload, "model") or self._model
+            self.model = text_at(payload, "model") or self.model
             return "kept: context of a turn"
         if event == "turn_aborted":
             self.builder.last_answer.flags.add("interrupted")
@@ -175,59 +144,44 @@ class _Rollout:
             self.builder.close()
             raise Dropped("token counts")
         if kind == "compacted":
-            self._compacted(record["payload"])
-        elif kind == "function_result":
-            self._item({"type": "function_call_output", "output": record.get("result")}, record)
-        elif kind == "response_item" or (is_item(record) and "payload" not in record):
-            self._item(payload if isinstance(payload, dict) else record, record)
+            # the conversation goes on from what the record gives in place of its history
+            first, history = self.builder.last + 1, items_at(record, "payload", "replacement_history")
+            summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
+            for item in [each for each in history if chat.is_item(each)] or [summary]:
+                chat.add_message(self.builder, {"type": "message", **item}, "compacted", "copied")
+            self.builder.trace.steps[first].parent = -1
+            self.builder.close()
+            return None
+        if kind == "function_result":
+            item = {"type": "function_call_output", "output": record.get("result")}
+        elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
+            item = payload if isinstance(payload, dict) else record
         else:
             raise Dropped(_REPEATS.get(str(kind), f"a record of the kind {kind!r:.40}"))
+        flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self.first_own else []
+        item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
+        chat.add_message(self.builder, item, *flags, model=self.model or record.get("model"))
         return None
 
-    def _session(self, payload: dict[str, Any]) -> None:
-        if self._has_meta:
-            return
-        self._has_meta = True
-        trace = self.builder.trace
+    def _begin(self, payload: dict[str, Any]) -> None:
+        self.has_meta, trace = True, self.builder.trace
         trace.trace_id = text_at(payload, "id") or trace.trace_id
         trace.version = text_at(payload, "cli_version")
         url, commit = (text_at(payload, "git", key) for key in ("repository_url", "commit_hash"))
         trace.state = RepositoryState("", url, commit, text_at(payload, "cwd"))
-        parent = text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
-        trace.parent = (parent, "") if parent else None
-        self._first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
+        if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
+            trace.parent = (parent, "")
+        self.first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
         if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
             self.builder.add("system", [text])
-
-    def _item(self, item: dict[str, Any], record: dict[str, Any]) -> None:
-        flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self._first_own else []
-        item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
-        add_message(self.builder, item, *flags, model=self._model or record.get("model"))
-
-    def _compacted(self, payload: dict[str, Any]) -> None:
-        """The conversation goes on from what the record gives in place of its history."""
-        steps, first = self.builder.trace.steps, len(self.builder.trace.steps)
-        for item in filter(is_item, items_at(payload, "replacement_history")):
-            add_message(self.builder, {"type": "message", **item}, "compacted", "copied")
-        if first == len(steps):
-            self.builder.add("user", [text_of(payload.get("message"))], "compacted", "copied")
-        steps[first].parent = -1
-        self.builder.close()
 
 
 # ------------------------------------------------------------------------------ OpenHands
 
-_EVENTS = {
+OPENHANDS_EVENTS = {
     "SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation", "AgentErrorEvent",
     "Condensation", "ConversationStateUpdateEvent",
 }  # fmt: skip
-
-
-def matches_openhands(head: Sequence[Any]) -> str:
-    """``1`` for typed events, ``evaluation`` for rows with a history of them."""
-    if any(text_at(event, "kind") in _EVENTS for event in items_at(head[0], "history")[:20]):
-        return "evaluation"
-    return "1" if any(text_at(event, "kind") in _EVENTS for event in head) else ""
 
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -251,168 +205,128 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
 
 def _event(builder: TraceBuilder, event: dict[str, Any]) -> str | None:
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
-    call_id = text_at(event, "tool_call_id")
-    if kind == "SystemPromptEvent":
-        builder.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
-        builder.trace.tools = function_tools(event.get("tools"))
-    elif kind == "MessageEvent":
-        is_answer = event.get("source") == "agent"
-        message = {**event["llm_message"], "role": "assistant" if is_answer else "user"}
-        parts = [*parts_of(message), text_of(event.get("extended_content"))]
-        builder.add("agent" if is_answer else "user", parts, key=key)
-    elif kind == "ActionEvent":
-        thoughts = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
-        answer = {**thoughts, "content": event.get("thought")}
-        given = at(event, "tool_call", "arguments")
-        if given is None:
-            given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
-        tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
-        parts = [] if key in builder.answers else [*parts_of({"role": "assistant", **answer})]
-        builder.add("agent", [*parts, ToolCall(tool, json_text(given), call_id)], key=key)
-    elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
-        if not call_id:
-            raise Dropped("a result without its call")
-        seen = event.get("observation")
-        text, is_error = text_of(at(seen, "content")), typed(bool, at(seen, "is_error"))
-        if kind != "ObservationEvent":
-            text, is_error = text_at(event, "rejection_reason") or text_at(event, "error"), True
-        builder.add("user", [StepResult(call_id, text, is_error, typed(int, at(seen, "exit_code")))])
-        if kind == "UserRejectObservation" and builder.answered is not None:
-            builder.answered.flags.add("denied")
-    elif kind == "Condensation":
-        steps = builder.trace.steps
-        place = builder.add("user", [text_of(event.get("summary"))], "compacted")
-        steps[place].parent = 0 if place and steps[0].source == "system" else -1
-    elif kind == "ConversationStateUpdateEvent":
-        return "kept: state of the conversation"
-    else:
-        raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
+    call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
+    match kind:
+        case "SystemPromptEvent":
+            builder.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
+            builder.trace.tools = chat.function_tools(event.get("tools"))
+        case "MessageEvent":
+            is_answer = event.get("source") == "agent"
+            message = {**event["llm_message"], "role": "assistant" if is_answer else "user"}
+            parts = [*chat.parts_of(message), text_of(event.get("extended_content"))]
+            builder.add("agent" if is_answer else "user", parts, key=key)
+        case "ActionEvent":
+            thoughts = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
+            answer = {"role": "assistant", **thoughts, "content": event.get("thought")}
+            given = at(event, "tool_call", "arguments")
+            if given is None:
+                given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
+            tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
+            parts = [] if key in builder.answers else [*chat.parts_of(answer)]
+            builder.add("agent", [*parts, ToolCall(tool, json_text(given), call_id)], key=key)
+        case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
+            if not call_id:
+                raise Dropped("a result without its call")
+            text, is_error = text_of(at(seen, "content")), typed(bool, at(seen, "is_error"))
+            if kind != "ObservationEvent":
+                text, is_error = text_at(event, "rejection_reason") or text_at(event, "error"), True
+            builder.add("user", [StepResult(call_id, text, is_error, typed(int, at(seen, "exit_code")))])
+            if kind == "UserRejectObservation" and builder.answered is not None:
+                builder.answered.flags.add("denied")
+        case "Condensation":
+            steps = builder.trace.steps
+            place = builder.add("user", [text_of(event.get("summary"))], "compacted")
+            steps[place].parent = 0 if place and steps[0].source == "system" else -1
+        case "ConversationStateUpdateEvent":
+            return "kept: state of the conversation"
+        case _:
+            raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
     return None
 
 
-# ------------------------------------------------------------------------------ SWE-agent
+# ------------------------------------------------------------------------------ SWE-agent and mini-swe-agent
 
-_BLOCK = re.compile(r"```(?:mswea_bash_command|bash)\n(.*?)\n?```", re.DOTALL)
-_RETURNCODE = re.compile(r"<returncode>(-?\d+)</returncode>")
-
-
-def matches_swe_agent(head: Sequence[Any]) -> str:
-    """The version that its ``info`` names."""
-    first, history = head[0], items_at(head[0], "history")
-    has_agent = any(at(each, "agent") is not None for each in history[:3])
-    is_ours = isinstance(at(first, "trajectory"), list) or has_agent
-    is_chat = bool(history) and at(history[0], "role") is not None
-    return text_at(first, "info", "swe_agent_version") or "0" if is_ours and is_chat else ""
+_CODE_BLOCK = re.compile(r"```(?:mswea_bash_command|bash)\n(.*?)\n?```", re.DOTALL)
+_RETURN_CODE = re.compile(r"<returncode>(-?\d+)</returncode>")
 
 
-def matches_mini_swe_agent(head: Sequence[Any]) -> str:
-    """The version, ``1`` where the file does not say it."""
-    first = head[0]
-    if text_at(first, "trajectory_format").startswith("mini-swe-agent"):
-        return text_at(first, "info", "mini_version") or "1"
-    messages = _messages(first)[:6] if isinstance(first, list) or at(first, "info") is not None else []
+def has_code_blocks(messages: list[Any]) -> bool:
+    """Whether these are messages of a chat in which an agent acts by blocks of code, as mini-swe-agent's do."""
     texts = [text_of(at(each, "content")) for each in messages]
     is_chat = all(at(each, "role") is not None for each in messages)
-    return "1" if is_chat and any(_BLOCK.search(text) or _RETURNCODE.search(text) for text in texts) else ""
+    return is_chat and any(_CODE_BLOCK.search(text) or _RETURN_CODE.search(text) for text in texts)
 
 
-def read_swe_agent(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """One conversation of each document; the demonstration inside is flagged ``demo``."""
+def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """One conversation of each document; the demonstration inside one of SWE-agent is flagged ``demo``."""
     for number, document in enumerate(records):
         ledger.put(lambda _: "kept: the document", document)
-        replay = parsed(at(document, "replay_config"))
+        builder = TraceBuilder(trace := Trace(f"{name}#{number}", kind, agent=kind))
+        # the first version of mini-swe-agent wrote a list of messages and nothing else
+        messages = typed(list, document) or items_at(document, "history") or items_at(document, "messages")
+        ledger.put_inner(partial(_message, builder), messages)
+        num_answers = sum(at(each, "role") == "assistant" and not at(each, "is_demo") for each in messages)
+        # the last step, which submits, may stand in the trajectory alone
+        ledger.put_inner(partial(_trajectory_step, builder), items_at(document, "trajectory")[num_answers:])
+        info, replay = at(document, "info"), parsed(at(document, "replay_config"))
+        trace.version = text_at(info, "swe_agent_version") or text_at(info, "mini_version")
+        model = text_at(replay, "agent", "model", "name") or trace.model
+        trace.model = model or text_at(info, "config", "model", "model_name")
         repository = (text_at(replay, "env", "repo", key) for key in ("github_url", "repo_name", "path"))
-        trace = Trace(f"{name}#{number}", "swe-agent", agent="swe-agent")
-        trace.version = text_at(document, "info", "swe_agent_version")
-        trace.model = text_at(replay, "agent", "model", "name")
         trace.state = RepositoryState(
             text_at(replay, "problem_statement", "id"),
             next(filter(None, repository), ""),
             text_at(replay, "env", "repo", "base_commit"),
+            text_at(info, "config", "environment", "cwd"),
         )
-        builder, history = TraceBuilder(trace), items_at(document, "history")
-        ledger.put_inner(partial(_history_message, builder), history)
-        num_answers = sum(at(each, "role") == "assistant" and not at(each, "is_demo") for each in history)
-        # the last step, which submits, may stand in the trajectory alone
-        ledger.put_inner(partial(_trajectory_step, builder), items_at(document, "trajectory")[num_answers:])
-        yield trace
-
-
-def read_mini_swe_agent(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """One conversation of each document."""
-    for number, document in enumerate(records):
-        ledger.put(lambda _: "kept: the document", document)
-        trace = Trace(f"{name}#{number}", "mini-swe-agent", agent="mini-swe-agent")
-        ledger.put_inner(partial(_mini_message, TraceBuilder(trace)), _messages(document))
-        trace.version = text_at(document, "info", "mini_version")
-        trace.model = trace.model or text_at(document, "info", "config", "model", "model_name")
-        trace.state = RepositoryState(folder=text_at(document, "info", "config", "environment", "cwd"))
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace
 
 
-def _messages(document: Any) -> list[Any]:
-    """Of mini-swe-agent: its first version wrote nothing else."""
-    return document if isinstance(document, list) else items_at(document, "messages")
-
-
-def _history_message(builder: TraceBuilder, message: dict[str, Any]) -> None:
-    flags = ("demo",) if message.get("is_demo") is True else ()
-    role, call_ids, text = (
-        message.get("role"),
+def _message(builder: TraceBuilder, message: dict[str, Any]) -> None:
+    """Results come as messages of a tool or, for a command in the text of the answer before, as the user's."""
+    extra, role, text = message.get("extra") or {}, message.get("role"), text_of(message.get("content"))
+    code, model = typed(int, at(extra, "returncode")), at(extra, "response", "model")
+    is_demo, call_ids, found = (
+        message.get("is_demo") is True,
         items_at(message, "tool_call_ids"),
-        text_of(message.get("content")),
+        _RETURN_CODE.search(text),
     )
-    is_result = role in ("tool", "user") if call_ids else role == "user" and builder.waits and not flags
+    is_result = role in ("exit", "tool") or bool(call_ids and role == "user")
+    if role == "exit" and not builder.waits:
+        raise Dropped("the end of the run")
+    if role == "user" and builder.waits and not (is_demo or is_result):
+        is_result = bool(found) or code is not None or "model_response" not in extra
+        code = code if code is not None else int(found[1]) if found else None
     if is_result:
-        call_id = typed(str, call_ids[0]) or "" if call_ids else ""
-        builder.add("user", [StepResult(call_id, text.removeprefix("OBSERVATION:\n"))])
-        return
-    add_message(builder, message, *flags)
-    step = builder.trace.steps[-1]
-    if step.source == "agent" and not step.calls and (command := text_at(message, "action").strip()):
-        _add_command(builder, command)
-        step.text = text_at(message, "thought") or step.text
+        call_id = typed(str, call_ids[0]) or "" if call_ids else text_at(message, "tool_call_id")
+        builder.add("user", [StepResult(call_id, text.removeprefix("OBSERVATION:\n"), None, code)])
+    elif role is None or message.get("object") == "response":
+        for item in items_at(message, "output") or [message]:
+            chat.add_message(builder, {"type": "message", **item}, model=model)
+        if code is not None and builder.answered is not None:
+            builder.answered.results[-1].exit_code = code
+    else:
+        choices = items_at(extra, "response", "choices") if role == "user" else []
+        # an answer without a call is taken out of the messages: a complaint about it holds it
+        taken_out = text_at(extra, "model_response") or text_at(
+            next(iter(choices), None), "message", "content"
+        )
+        if role == "user" and taken_out:
+            builder.add("agent", [taken_out], model=model)
+        flags = {"demo": is_demo, "injected": role == "user" and bool(extra)}
+        place = chat.add_message(builder, message, *(flag for flag in flags if flags[flag]), model=model)
+        step, block = builder.trace.steps[place], _CODE_BLOCK.search(text)
+        command = text_at(message, "action").strip() or (block[1] if block else "")
+        if step.source == "agent" and not step.calls and command:
+            _add_command(builder, command)
+            step.text = text_at(message, "thought") or step.text
 
 
 def _trajectory_step(builder: TraceBuilder, step: dict[str, Any]) -> None:
     builder.add("agent", [text_at(step, "thought") or text_at(step, "response")])
     _add_command(builder, text_at(step, "action").strip())
     builder.add("user", [StepResult("", text_at(step, "observation"))])
-
-
-def _mini_message(builder: TraceBuilder, message: dict[str, Any]) -> None:
-    extra, role, text = message.get("extra") or {}, message.get("role"), text_of(message.get("content"))
-    code, model = typed(int, at(extra, "returncode")), at(extra, "response", "model")
-    if role == "exit" and not builder.waits:
-        raise Dropped("the end of the run")
-    if role in ("exit", "tool"):
-        builder.add("user", [StepResult(text_at(message, "tool_call_id"), text, None, code)])
-    elif role == "user":
-        _mini_user(builder, text, extra, code)
-    elif role is None or message.get("object") == "response":
-        for item in items_at(message, "output") or [message]:
-            add_message(builder, {"type": "message", **item}, model=model)
-        if code is not None and builder.answered is not None:
-            builder.answered.results[-1].exit_code = code
-    else:
-        place = add_message(builder, message, model=model)
-        if role == "assistant" and not builder.trace.steps[place].calls and (found := _BLOCK.search(text)):
-            _add_command(builder, found[1])
-
-
-def _mini_user(builder: TraceBuilder, text: str, extra: dict[str, Any], code: int | None) -> None:
-    """A user's message is the task, the result of the code block before it, or a complaint about an answer without one."""
-    found = _RETURNCODE.search(text)
-    if builder.waits and (found or code is not None or "model_response" not in extra):
-        code = code if code is not None else int(found[1]) if found else None
-        builder.add("user", [StepResult("", text, None, code)])
-        return
-    choices = items_at(extra, "response", "choices") or [None]
-    # an answer without a call is taken out of the messages
-    if answer := text_at(extra, "model_response") or text_at(choices[0], "message", "content"):
-        builder.add("agent", [answer], model=at(extra, "response", "model"))
-    builder.add("user", [text], *(("injected",) if extra else ()))
 
 
 def _add_command(builder: TraceBuilder, command: str) -> None:

@@ -1,8 +1,8 @@
-"""Messages however chats, Responses, Anthropic's blocks and OpenTelemetry spell them, and the logs that consist of them.
+"""Messages however chats, Responses, Anthropic's blocks, OpenTelemetry and ATIF spell them, and the logs that consist of them.
 
-Logs of chat completions and of Responses, and spans of OpenTelemetry's GenAI conventions from 1.37 on (OTLP JSON): each row and each
-chat span repeats its history, and those that do become one conversation. Messages are opt-in in spans: one without them is counted.
-Results come from the spans of the tools, and where these alone were recorded, their calls are the session.
+Each row of a log of chats or Responses, and each chat span (GenAI conventions from 1.37 on, OTLP JSON), repeats its history: those
+that do become one conversation. The Agent Trajectory Interchange Format (ATIF) of the Harbor project is read leniently from 1.0 to
+1.8, and written as 1.7; a line of ours holds in ``extra`` what the format has no field for, so that it is read back as it was.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
 from composer_replication.traces.trace_records import (
+    FLAGS,
     Dropped,
     Ledger,
     Part,
@@ -28,6 +30,7 @@ from composer_replication.traces.trace_records import (
     Thought,
     Trace,
     TraceBuilder,
+    TraceStep,
 )
 
 ROLES: dict[str, Source] = {
@@ -66,8 +69,7 @@ def add_message(builder: TraceBuilder, message: Any, *flags: str, **known: Any) 
         raise Dropped(f"a message of the role {role!r:.20}")
     if not is_item(message):
         raise Dropped(f"a message of the kind {at(message, 'type')!r:.40}")
-    source = "agent" if role is None else ROLES[role]
-    parts = list(parts_of(message))
+    source, parts = "agent" if role is None else ROLES[role], list(parts_of(message))
     text = text_of(message.get("content")) if source == "user" else ""
     if role == "user" and builder.waits and _CALL_IN_TEXT in builder.trace.steps[-1].text:
         parts = [StepResult("", text.removeprefix("OBSERVATION:").lstrip())]
@@ -78,76 +80,46 @@ def add_message(builder: TraceBuilder, message: Any, *flags: str, **known: Any) 
 
 def parts_of(message: dict[str, Any]) -> Iterator[Part]:
     """Texts, thoughts, calls and results of a message, of an item, or of one block."""
-    role = message.get("role")
+    role, content = message.get("role"), message.get("content", message.get("parts"))
     if role is None and message.get("type") != "message":
-        yield from _block(message)
-        return
-    content = message.get("content", message.get("parts"))
-    if role == "tool" and "parts" not in message:
-        error = typed(bool, message.get("is_error"))
-        yield StepResult(text_at(message, "tool_call_id"), text_of(content), error)
-        return
-    if thought := text_of(message.get("reasoning_content") or message.get("reasoning")):
-        yield Thought(thought)
-    yield from (Thought("", text_at(each, "signature")) for each in items_at(message, "thinking_blocks"))
-    yield from content_parts(content)
-    given = (call for call in items_at(message, "tool_calls") if isinstance(call, dict))
-    calls = [part for call in given for part in _call(call, "")]
-    yield from calls
-    if role == "assistant" and not calls and _CALL_IN_TEXT in (text := text_of(content)):
-        yield from read_calls(f"<tool_call>{text[text.index(_CALL_IN_TEXT) :]}</tool_call>", "hermes")
+        yield from content_parts([message])
+    elif role == "tool" and "parts" not in message:
+        is_error = typed(bool, message.get("is_error"))
+        yield StepResult(text_at(message, "tool_call_id"), text_of(content), is_error)
+    else:
+        if thought := text_of(message.get("reasoning_content") or message.get("reasoning")):
+            yield Thought(thought)
+        yield from (Thought("", text_at(each, "signature")) for each in items_at(message, "thinking_blocks"))
+        yield from content_parts(content)
+        given = (call for call in items_at(message, "tool_calls") if isinstance(call, dict))
+        calls = [part for call in given for part in _call(call, "")]
+        yield from calls
+        if role == "assistant" and not calls and _CALL_IN_TEXT in (text := text_of(content)):
+            yield from read_calls(f"<tool_call>{text[text.index(_CALL_IN_TEXT) :]}</tool_call>", "hermes")
 
 
 def content_parts(content: Any) -> Iterator[Part]:
     """The parts of a content: a text, or blocks."""
     for block in content if isinstance(content, list) else [content]:
-        if isinstance(block, dict) and block.get("type") in _BLOCKS:
-            yield from _block(block)
+        kind = text_at(block, "type")
+        if kind in _THOUGHTS:
+            sealed = (text_at(block, key) for key in ("signature", "encrypted_content", "data"))
+            text = text_of(block.get("summary") or block.get("thinking") or block.get("content"))
+            yield Thought(text, next(filter(None, sealed), ""))
+        elif kind in _CALLS:
+            yield from _call(block, kind)
+        elif kind in _RESULTS:
+            yield _result(block, kind)
         elif text := text_of(block):
             yield text
 
 
-def function_tools(tools: Any) -> list[dict[str, Any]]:
-    """Definitions of tools in the form of chat completions, whichever of the forms they have."""
-    found = []
-    for tool in tools if isinstance(tools, list) else ():
-        own = at(tool, "function") or tool
-        if name := text_at(own, "name") or text_at(own, "title"):
-            schemas = (at(own, key) for key in ("parameters", "input_schema"))
-            schema = next((each for each in schemas if isinstance(each, dict)), {})
-            function = {"name": name, "description": text_at(own, "description"), "parameters": schema}
-            found.append({"type": "function", "function": function})
-    return found
-
-
-def exit_code_in(text: str) -> int | None:
-    """The exit code that Codex and others write into the text of a result."""
-    found = _EXIT_CODE.search(text[:2000])
-    return int(found[1]) if found else None
-
-
-def _block(block: dict[str, Any]) -> Iterator[Part]:
-    kind = block.get("type")
-    if kind in _THOUGHTS:
-        text = text_of(block.get("summary") or block.get("thinking") or block.get("content"))
-        sealed = (text_at(block, key) for key in ("signature", "encrypted_content", "data"))
-        yield Thought(text, next(filter(None, sealed), ""))
-    elif kind in _CALLS:
-        yield from _call(block, str(kind))
-    elif kind in _RESULTS:
-        yield _result(block, str(kind))
-    else:
-        raise Dropped(f"an item of the kind {kind!r:.40}")
-
-
 def _call(block: dict[str, Any], kind: str) -> Iterator[Part]:
-    own = block.get("function") if isinstance(block.get("function"), dict) else block
-    name = text_at(own, "name") or kind.removesuffix("_call")
+    own = typed(dict, block.get("function")) or block
     given = next((at(own, key) for key in ("arguments", "input", "action") if at(own, key) is not None), None)
-    arguments = json_text({"input": given} if kind == "custom_tool_call" else given)
     call_id = text_at(block, "call_id") or text_at(block, "id")
-    if name:
-        yield ToolCall(name, arguments, call_id)
+    if name := text_at(own, "name") or kind.removesuffix("_call"):
+        yield ToolCall(name, json_text({"input": given} if kind == "custom_tool_call" else given), call_id)
     if kind in ("mcp_call", "web_search_call") and block.get("output") is not None:
         yield StepResult(call_id, text_of(block["output"]), block.get("error") is not None)
 
@@ -167,32 +139,49 @@ def _result(block: dict[str, Any], kind: str) -> StepResult:
     return StepResult(call_id, text, is_error, code)
 
 
+def exit_code_in(text: str) -> int | None:
+    """The exit code that Codex and others write into the text of a result."""
+    found = _EXIT_CODE.search(text[:2000])
+    return int(found[1]) if found else None
+
+
+def function_tools(tools: Any) -> list[dict[str, Any]]:
+    """Definitions of tools in the form of chat completions, whichever of the forms they have."""
+    found = []
+    for tool in tools if isinstance(tools, list) else ():
+        own = at(tool, "function") or tool
+        if name := text_at(own, "name") or text_at(own, "title"):
+            schemas = (typed(dict, at(own, key)) for key in ("parameters", "input_schema"))
+            schema = next(filter(None, schemas), {})
+            function = {"name": name, "description": text_at(own, "description"), "parameters": schema}
+            found.append({"type": "function", "function": function})
+    return found
+
+
 # ------------------------------------------------------------------------------ logs
 
 
-def matches_chat(head: Sequence[Any]) -> str:
-    """The version where it is a log of chat completions: rows with messages, or pairs of request and response."""
-    first = head[0]
-    if not isinstance(first, dict) or {"info", "trajectory_format"} & first.keys() or not _messages(first):
-        return ""
-    return "completions" if first.get("response") is not None else "rows"
+def chat_messages(row: Any) -> list[Any]:
+    """Of the request of a row; none where one of them is none."""
+    messages = items_at(request_of(row), "messages")
+    return messages if all(at(each, "role") is not None for each in messages) else []
 
 
-def matches_responses(head: Sequence[Any]) -> str:
-    """Likewise for Responses, which take ``input``."""
-    request = _request(head[0])
-    return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
+def request_of(row: Any) -> Any:
+    """The request of a row, whether it stands in it, beside a response or in a batch."""
+    request = at(row, "request") or row
+    return typed(dict, parsed(at(request, "body"))) or request
 
 
 def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
-    joined = ConversationJoiner(kind, name)
+    joined = _Joiner(kind, name)
     for record in records:
         ledger.put(partial(_row, joined), record)
     yield from (builder.trace for builder in joined.builders)
 
 
-class ConversationJoiner:
+class _Joiner:
     """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
 
     def __init__(self, kind: str, name: str) -> None:
@@ -212,44 +201,39 @@ class ConversationJoiner:
             builder = TraceBuilder(Trace(f"{self._name}#{len(self.builders)}", self.kind))
             self.builders.append(builder)
         builder.trace.tools = function_tools(tools) or builder.trace.tools
-        for message in messages[known:]:
-            _add(builder, message)
-        builder.close()
-        for answer in answers:
-            _add(builder, answer, model=model)
+        for group, how in ((messages[known:], {}), (answers, {"model": model})):
+            builder.close()
+            for message in group:
+                # what cannot be added leaves the row's other messages where they are
+                with suppress(Dropped, AttributeError, TypeError, ValueError):
+                    add_message(builder, message, **how)
         builder.trace.model = builder.trace.model or (typed(str, model) or "")
         if len(chain) > known:
             self._tips[chain[-1]] = builder
         return builder.trace
 
 
-def _row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
-    request, body = _request(row), _body(row.get("response"))
-    of_responses = (
-        request if joined.kind == "openai-responses" else {}
-    )  # other rows have keys of these names, too
-    given, instructions = at(of_responses, "input"), text_at(of_responses, "instructions")
-    if at(of_responses, "previous_response_id"):
-        raise Dropped("its context is stored at the provider (previous_response_id)")
-    messages = items_at(of_responses, "input") or _messages(row)
-    if isinstance(given, str):
-        messages = [{"role": "user", "content": given}]
+def _row(joined: _Joiner, row: dict[str, Any]) -> None:
+    request, response = request_of(row), _response(row.get("response"))
+    messages = chat_messages(row)
+    if joined.kind == "openai-responses":  # rows of chats have keys of these names, too
+        if at(request, "previous_response_id"):
+            raise Dropped("its context is stored at the provider (previous_response_id)")
+        given = at(request, "input")
+        text = [{"role": "user", "content": given}] if isinstance(given, str) else []
+        messages = text or items_at(request, "input") or messages
+        if instructions := text_at(request, "instructions"):
+            messages = [{"role": "system", "content": instructions}, *messages]
     if not messages:
         raise Dropped("a row without messages")
-    if instructions:
-        messages = [{"role": "system", "content": instructions}, *messages]
-    answers = items_at(body, "output") or [at(each, "message") for each in items_at(body, "choices")[:1]]
+    answers = items_at(response, "output") or [
+        at(each, "message") for each in items_at(response, "choices")[:1]
+    ]
     tools = at(request, "tools") or at(row, "kwargs", "tools")
-    trace = joined.add(messages, answers, tools, text_at(body, "model") or at(request, "model"))
+    trace = joined.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
     if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
         trace.state = RepositoryState(task_id=task)
         trace.passed = typed(bool, row.get("resolved"))
-
-
-def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:
-    """What cannot be added leaves the row's other messages where they are."""
-    with suppress(Dropped, AttributeError, TypeError, ValueError):
-        add_message(builder, message, **known)
 
 
 def _digests(messages: Sequence[Any]) -> list[bytes]:
@@ -258,8 +242,14 @@ def _digests(messages: Sequence[Any]) -> list[bytes]:
     for message in messages:
         known = list(parts_of(message)) if is_item(message) else []
         # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
-        is_own = any(isinstance(part, ToolCall) for part in known)
-        parts = [_plain(part) for part in known if not (is_own and isinstance(part, StepResult))]
+        left_out = (Thought, StepResult) if any(isinstance(part, ToolCall) for part in known) else Thought
+        parts = [
+            [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
+            if isinstance(part, ToolCall)
+            else getattr(part, "text", part)
+            for part in known
+            if not isinstance(part, left_out)
+        ]
         if at(message, "type") == "web_search_call":
             parts = [message["type"]]
         if any(parts):
@@ -270,26 +260,7 @@ def _digests(messages: Sequence[Any]) -> list[bytes]:
     return digests
 
 
-def _plain(part: Any) -> Any:
-    if isinstance(part, ToolCall):
-        return [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
-    return part.text if isinstance(part, StepResult) else part if isinstance(part, str) else None
-
-
-def _request(row: Any) -> Any:
-    """The request of a row, whether it stands in it, beside a response or in a batch."""
-    request = at(row, "request") or row
-    body = parsed(at(request, "body"))
-    return body if isinstance(body, dict) else request
-
-
-def _messages(row: Any) -> list[Any]:
-    """Of the request of a row; none where one of them is none."""
-    messages = items_at(_request(row), "messages")
-    return messages if all(at(each, "role") is not None for each in messages) else []
-
-
-def _body(response: Any) -> Any:
+def _response(response: Any) -> Any:
     """The response's object; of a stream of events the one that completes it."""
     body = parsed(at(response, "body") or response)
     if not isinstance(body, str):
@@ -297,11 +268,6 @@ def _body(response: Any) -> Any:
     events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
     whole = [at(event, "response") for event in events if at(event, "response")]
     return whole[-1] if whole else None
-
-
-def matches_otel(head: Sequence[Any]) -> str:
-    """``otlp`` where the first record has spans."""
-    return "otlp" if isinstance(at(head[0], "resourceSpans"), list) else ""
 
 
 def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -316,9 +282,9 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
         spans += found
         if not found:
             ledger.dropped("a record without spans")
-    joined = ConversationJoiner("otel-genai", name)
+    joined = _Joiner("otel-genai", name)
     tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
-    spans.sort(key=lambda span: _number(at(span, "startTimeUnixNano")))
+    spans.sort(key=lambda span: str(at(span, "startTimeUnixNano")).zfill(20))
     ledger.put_inner(partial(_span, joined, tools), spans)
     alone = dict(tools)
     for trace in (builder.trace for builder in joined.builders):
@@ -336,10 +302,9 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     yield from (builder.trace for builder in builders.values())
 
 
-def _span(
-    joined: ConversationJoiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]
-) -> None:
-    own = {text_at(each, "key"): _value(at(each, "value")) for each in items_at(span, "attributes")}
+def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]) -> None:
+    pairs = [(text_at(each, "key"), at(each, "value")) for each in items_at(span, "attributes")]
+    own = {key: next(iter(value.values()), None) for key, value in pairs if isinstance(value, dict)}
     operation = own.get("gen_ai.operation.name")
     if operation == "execute_tool":
         call_id, content = text_at(own, "gen_ai.tool.call.id"), own.get("gen_ai.tool.call.result")
@@ -363,15 +328,121 @@ def _span(
     joined.add(messages, answers, parsed(own.get("gen_ai.tool.definitions")), model)
 
 
-def _value(value: Any) -> Any:
-    """The value of OTLP's typed object; whole numbers are texts there."""
-    if "intValue" in (value or ()):
-        return _number(value["intValue"])
-    return next(iter(value.values()), None) if isinstance(value, dict) else None
+# ------------------------------------------------------------------------------ ATIF
+
+_TRACE = "composer_replication_trace"
+_EPISODE = "composer_replication"
+_RAW_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁call")
+"""Where the markup of a call begins in an answer of our own loop, which keeps what was sampled as it is."""
+_END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 
-def _number(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
+def trace_row(trace: Trace) -> dict[str, Any]:
+    """A trace as an ATIF object, valid for the models of Harbor 0.26."""
+    known = {"model_name": trace.model, "tool_definitions": trace.tools}
+    ours = {key: getattr(trace, key) for key in ("format", "prompt_origin", "parent", "passed")}
+    return {
+        "schema_version": "ATIF-v1.7",
+        "session_id": trace.trace_id,
+        "trajectory_id": trace.trace_id,
+        "agent": {"name": trace.agent or trace.format, "version": trace.version or "unknown"} | _given(known),
+        "steps": [_step_row(step, idx) for idx, step in enumerate(trace.steps)],
+        "extra": {_TRACE: {**ours, "format_version": trace.version, "state": asdict(trace.state)}},
+    }
+
+
+def trace_of(row: dict[str, Any]) -> Trace:
+    """The trace that a line of ours holds."""
+    return next(_traces(row, Ledger(), text_at(row, "trajectory_id"), None))
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without what says nothing: false and 0 say something."""
+    return {key: value for key, value in fields.items() if value or value == 0}
+
+
+def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"step_id": idx + 1, "source": step.source, "message": step.text}
+    if step.source == "agent":
+        row |= _given({"model_name": step.model, "reasoning_content": step.reasoning})
+        row |= _given({"tool_calls": [_call_row(call) for call in step.calls]})
+    if step.results:
+        results = []
+        for result in step.results:
+            extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
+            known = _given({"source_call_id": result.call_id, "extra": extra})
+            results.append({"content": result.text} | known)
+        row |= {"observation": {"results": results}}
+    parent = step.parent + 1 if step.parent != idx - 1 else None
+    row |= _given({"extra": _given({"parent": parent, "flags": sorted(step.flags), "sealed": step.sealed})})
+    return row | ({"is_copied_context": True} if "copied" in step.flags else {})
+
+
+def _call_row(call: ToolCall) -> dict[str, Any]:
+    arguments = parsed(call.arguments)
+    row = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": arguments}
+    is_object = isinstance(arguments, dict)
+    return row if is_object else {**row, "arguments": {}, "extra": {"arguments_text": call.arguments}}
+
+
+def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """One conversation of each document or line, and of each sub-agent that is embedded in it."""
+    for number, document in enumerate(records):
+        yield from _traces(document, ledger, f"{name}#{number}", None)
+
+
+def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | None) -> Iterator[Trace]:
+    ledger.put(lambda _: "kept: the document", document)
+    ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
+    trace_id = text_at(document, "trajectory_id") or text_at(document, "session_id") or name
+    trace = Trace(trace_id, text_at(ours, "format") or "atif", agent=text_at(document, "agent", "name"))
+    trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
+    trace.tools = function_tools(at(document, "agent", "tool_definitions"))
+    trace.state = RepositoryState(*(text_at(ours, "state", key) for key in RepositoryState.__slots__))
+    take = partial(_add_step, TraceBuilder(trace), has_raw_calls=bool(episode))
+    ledger.put_inner(take, items_at(document, "steps"))
+    trace.model = text_at(document, "agent", "model_name") or trace.model
+    has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
+    is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
+    trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
+    trace.parent, trace.passed = parent, typed(bool, at(ours, "passed"))
+    match at(ours, "parent"):
+        case [str(session), str(call_id)]:
+            trace.parent = (session, call_id)
+    if episode:
+        trace.state = RepositoryState(text_at(episode, "task_id"))
+        outcomes = at(episode, "score", "outcomes")
+        if isinstance(outcomes, dict) and outcomes:
+            trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
+    yield trace
+    for number, inner in enumerate(items_at(document, "subagent_trajectories")):
+        ledger.num_records += 1
+        yield from _traces(inner, ledger, f"{name}/{number}", (trace_id, ""))
+
+
+def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool) -> None:
+    source, extra, text = row.get("source"), row.get("extra") or {}, text_of(row.get("message"))
+    if source not in ("system", "user", "agent"):
+        raise Dropped("a step without a source")
+    parts = list(_answer_parts(row)) if source == "agent" else []
+    if has_raw_calls:
+        is_call = any(isinstance(part, ToolCall) for part in parts)
+        text = _END_TOKENS.sub("", _RAW_CALL.split(text)[0].rstrip() if is_call else text)
+    flags = {each for each in items_at(extra, "flags") if each in FLAGS}
+    flags |= {"copied"} if row.get("is_copied_context") is True else set()
+    number = typed(int, at(extra, "parent"))
+    parent = number - 1 if number is not None and 0 <= number <= builder.last + 1 else None
+    builder.add(source, [text, *parts], *flags, parent=parent, model=row.get("model_name"))
+
+
+def _answer_parts(row: dict[str, Any]) -> Iterator[Part]:
+    yield Thought(text_at(row, "reasoning_content"))
+    yield from (Thought("", typed(str, each) or "") for each in items_at(row, "extra", "sealed"))
+    for call in items_at(row, "tool_calls"):
+        written = at(call, "extra", "arguments_text")
+        arguments = json_text(at(call, "arguments") if written is None else written)
+        yield ToolCall(text_at(call, "function_name"), arguments, text_at(call, "tool_call_id"))
+    for result in items_at(row, "observation", "results"):
+        is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
+        call_id, text = text_at(result, "source_call_id"), text_of(at(result, "content"))
+        yield StepResult(call_id, text, typed(bool, is_error), typed(int, code))

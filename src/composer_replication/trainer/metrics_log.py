@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -264,7 +264,8 @@ class StepLines(TrainerCallback):
     def begin(self) -> None:
         """Forget the steps of a run before."""
         self._window, self._loss_seen, self._step_began = StepWindow(), 0.0, time.monotonic()
-        self._seconds: Counter[str] = Counter()
+        self._flushed = self._step_began
+        self._seconds: dict[str, float] = defaultdict(float)
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
@@ -273,7 +274,7 @@ class StepLines(TrainerCallback):
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
-        """Inside, time counts as ``PART_seconds`` of the step under way; a checkpoint's as that of the step after it."""
+        """Inside, time counts as ``PART_seconds`` of the step under way."""
         began = time.monotonic()
         try:
             yield
@@ -297,6 +298,7 @@ class StepLines(TrainerCallback):
 
     def flush(self) -> None:
         """Write the finished step's line."""
+        self._flushed = time.monotonic()
         if self.log is not None:
             self.log.flush()
 
@@ -327,6 +329,10 @@ class StepLines(TrainerCallback):
         if self._trainer.is_asked_to_end() or self._trainer.halted_at is not None:
             control.should_save = True
             control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint, whose writing begins with ``flush``, is whole: its seconds are in the line of the step after it."""
+        self._seconds["checkpoint_seconds"] += time.monotonic() - self._flushed
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.log is not None:

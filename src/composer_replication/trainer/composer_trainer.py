@@ -434,10 +434,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
+        of_trl = super()._calculate_rewards
         with self.step_lines.timing("grading"):
-            rewards: torch.Tensor = super()._calculate_rewards(
-                inputs, prompts, completions, completion_ids_list
-            )
+            rewards: torch.Tensor = of_trl(inputs, prompts, completions, completion_ids_list)
         rewards = without_lone_punishments(rewards, self.reward_func_names)
         self.generation.rewards_NF = rewards
         return rewards
@@ -598,10 +597,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Transformers' files, ours, then the manifest; older checkpoints go only after that."""
         self.step_lines.flush()
-        with self.step_lines.timing("checkpoint"):
-            self._write_checkpoint(model, trial)
-
-    def _write_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if process_rank() == 0:

@@ -245,7 +245,8 @@ class StepLines(TrainerCallback):
     def begin(self) -> None:
         """Forget the steps of a run before."""
         self._window, self._loss_seen, self._step_began = StepWindow(), 0.0, time.monotonic()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._flushed = self._step_began
+        self._seconds: dict[str, float] = defaultdict(float)
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
@@ -254,7 +255,7 @@ class StepLines(TrainerCallback):
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
-        """Inside, time counts as ``PART_seconds`` of the step under way; a checkpoint's as that of the step after it."""
+        """Inside, time counts as ``PART_seconds`` of the step under way."""
         began = time.monotonic()
         try:
             yield
@@ -278,6 +279,7 @@ class StepLines(TrainerCallback):
 
     def flush(self) -> None:
         """Write the finished step's line."""
+        self._flushed = time.monotonic()
         if self.log is not None:
             self.log.flush()
 
@@ -308,6 +310,10 @@ class StepLines(TrainerCallback):
         if self._trainer.is_asked_to_end() or self._trainer.halted_at is not None:
             control.should_save = True
             control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint, whose writing begins with ``flush``, is whole: its seconds are in the line of the step after it."""
+        self._seconds["checkpoint_seconds"] += time.monotonic() - self._flushed
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.log is not None:

@@ -194,9 +194,13 @@ def test_a_good_candidate_passes_all(planted: PreparedRepository, fine: Subject)
 
 
 def _check_own(planted: PreparedRepository, subject: Subject, bench: Bench) -> None:
-    suite, *reports = bench.run_all(
-        [suite_trial(subject, bench), *split_trials(subject, planted.record, bench)]
+    """The gates of the task's own tests, as if its repository had no others."""
+    own = (*subject.visible, *subject.hidden)
+    record = replace(
+        planted.record,
+        places={test: planted.record.places[test] for test in own if test in planted.record.places},
     )
+    suite, *reports = bench.run_all([suite_trial(subject, bench), *split_trials(subject, record, bench)])
     check_stubs(subject, bench, judge_split(subject, bench, suite, reports))
 
 
@@ -212,7 +216,7 @@ def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted
     assert (len(subject.visible), subject.hidden) == (2, ())
     parted = replace(subject, visible=subject.visible[:1], hidden=subject.visible[1:])
     with pytest.raises(GateFailed, match=r"stub-passes: the \w+ tests pass with return None"):
-        _check_own(parted, planted.bench)
+        _check_own(planted, parted, planted.bench)
 
 
 def test_the_tests_that_call_a_function_are_known(planted: PreparedRepository) -> None:

@@ -64,7 +64,7 @@ def files(**texts: str) -> dict[str, bytes]:
 def alone(run: Trial, folder: Path, environment: Environment, backend: str | None) -> TestReport:
     write_tree(folder, run.files)
     return run_tests(
-        folder, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
+        folder, environment, run.node_ids, backend=backend, timeout_seconds=run.seconds,
         wall_factor=run.wall_factor, stop_at_first_failure=run.stop_at_first_failure,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ MAX_DOCUMENT_BYTES = 256 * 1024**2
 """Of longer ones the pieces are damaged JSON, and counted as that."""
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
+_FIRST_KEY = re.compile(r'\{"(?:parentUuid|timestamp|type|messageId|uuid)"')
+"""Where another record may begin inside a damaged line."""
 _T = TypeVar("_T")
 
 
@@ -51,14 +54,19 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
 
 
 def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
-    """The values of a line onto which several were written, up to the first that is damaged."""
-    decoder, place = json.JSONDecoder(), 0
-    try:
-        while place < len(text):
+    """The values of a line onto which several were written; what is damaged between them counts once."""
+    decoder, place, is_whole = json.JSONDecoder(), 0, True
+    while place < len(text):
+        try:
             _, end = decoder.raw_decode(text, place)
-            yield json_value(text[place:end].encode())
+            found = json_value(text[place:end].encode())
+        except (ValueError, RecursionError):
+            is_whole, following = False, _FIRST_KEY.search(text, place + 1)
+            place = len(text) if following is None else following.start()
+        else:
             place = end
-    except (ValueError, RecursionError):
+            yield found
+    if not is_whole:
         ledger.dropped("damaged JSON")
 
 

@@ -206,6 +206,9 @@ class TraceBuilder:
             if whys := list(filter(None, map(self._answer, results))):
                 raise Dropped(whys[-1])
             return parent
+        if source != "agent":  # they stand before what is said with them, and answer the step before
+            for result in results:
+                self._answer(result)
         place = self.answers.get(key) if source == "agent" else None
         if place is None:
             self.trace.steps.append(TraceStep(source, parent=parent))
@@ -216,7 +219,7 @@ class TraceBuilder:
         step = self.trace.steps[place]
         for part in parts:
             self._put(step, part)
-        for result in results:
+        for result in results if source == "agent" else ():
             self._answer(result)
         step.flags.update(flags)
         if source == "agent":

@@ -266,8 +266,20 @@ class OwnState:
         write_json(checkpoint / STATE_NAME, state)
 
     def read(self, checkpoint: Path) -> None:
-        """Restore what ``write`` wrote."""
-        trainer, saved = self._trainer, read_json(checkpoint / STATE_NAME)
+        """Restore what ``write`` wrote; another version's files are refused (CR0884)."""
+        saved = read_json(checkpoint / STATE_NAME)
+        try:
+            self._restore(saved, checkpoint)
+        except KeyError as error:
+            raise InputError(
+                "CR0884",
+                f"the checkpoint was written by another version: it has no {error}.",
+                where=str(checkpoint),
+                fix="go on with the version that wrote it, or begin a new run.",
+            ) from error
+
+    def _restore(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
+        trainer = self._trainer
         self._check_belongs(saved, checkpoint)
         trainer.guard_hook.load_state_dict(saved)
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name

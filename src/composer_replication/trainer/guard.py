@@ -291,7 +291,7 @@ class GuardHook:
             InputError, ValueError: as ``fold``.
         """
         trainer = self._trainer
-        guard, evaluate = trainer.heldout_guard, trainer.heldout_eval_fn
+        guard = trainer.heldout_guard
         if guard is None:
             return
         signals = trainer.step_lines.signals
@@ -301,6 +301,8 @@ class GuardHook:
             return
         if not is_new:
             self._count_stale_reward(reward)
+        if (evaluate := trainer.heldout_eval_fn) is None:  # only on an instance that skipped the constructor
+            raise ValueError("heldout_guard is set but heldout_eval_fn is not")
         round_idx = trainer.state.global_step
         folded = fold(
             guard,

@@ -160,7 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         model = self.server.chat_model
         routes = {"/chat/completions": model.answer, "/completions": model.score}
-        if (respond := routes.get(self.path.removeprefix("/v1"))) is None:
+        respond = next((act for end, act in routes.items() if self.path.endswith(end)), None)
+        if respond is None:
             self._say(404, _UNKNOWN)
             return
         try:

@@ -271,6 +271,47 @@ def test_two_formats_in_one_file_are_named(tmp_path: Path) -> None:
     assert [unit.kind for unit in find_units([path], "codex")[0]] == ["codex"]
 
 
+def traces_of_rows(tmp_path: Path, *rows: object, end: str = "\n") -> tuple[list[Trace], Ledger]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + end for row in rows))
+    return traces_of(path)
+
+
+def test_a_result_without_an_id_beside_words_answers_the_call_before(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    content = [{"type": "tool_result", "content": "out"}, {"type": "text", "text": "go on"}]
+    chat = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    (trace,), _ = traces_of_rows(tmp_path, {"messages": [*chat, {"role": "user", "content": content}]})
+    assert [result.text for result in trace.steps[1].results] == ["out"]
+    assert trace.steps[2].text == "go on"
+
+
+def test_the_record_behind_a_torn_one_is_read(tmp_path: Path) -> None:
+    def row(uuid: str, kind: str) -> dict[str, Any]:
+        message = {"role": kind, "content": uuid}
+        return {"type": kind, "uuid": uuid, "sessionId": "s", "version": "2", "message": message}
+
+    torn = json.dumps(row("lost", "user"))[:40] + json.dumps(row("saved", "assistant")) + "\n"
+    (trace,), ledger = traces_of_rows(tmp_path, row("first", "user"), torn)
+    assert [step.text for step in trace.steps] == ["first", "saved"]
+    assert ledger.num_records == 3
+
+
+def test_a_compaction_of_answers_alone_keeps_its_summary(tmp_path: Path) -> None:
+    def item(role: str, text: str) -> dict[str, Any]:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+    meta = {"type": "session_meta", "payload": {"id": "s", "cli_version": "1"}}
+    said = [
+        {"type": "response_item", "payload": item(*each)}
+        for each in (("user", "begin"), ("assistant", "yes"))
+    ]
+    history = {"message": "in short", "replacement_history": [item("assistant", "yes")]}
+    (trace,), _ = traces_of_rows(tmp_path, meta, *said, {"type": "compacted", "payload": history})
+    assert (trace.steps[-1].text, trace.steps[-1].parent) == ("in short", -1)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_thousand_damaged_records(seed: int) -> None:
     """Wrong types, missing keys, repeated and self-referring ids: no exception, and every record is counted."""

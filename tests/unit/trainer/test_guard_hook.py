@@ -87,6 +87,11 @@ def test_without_a_guard_nothing_is_read_called_or_logged() -> None:
     assert trainer._maybe_update_killswitch() is None
 
 
+def test_a_guard_without_an_evaluation_is_named() -> None:
+    with pytest.raises(ValueError, match="heldout_guard is set but heldout_eval_fn is not"):
+        bare_trainer(heldout_eval_fn=None)._maybe_update_killswitch()
+
+
 def test_one_fold_logs_exactly_the_contracts_keys() -> None:
     trainer = bare_trainer()
     trainer._maybe_update_killswitch()

@@ -370,11 +370,11 @@ class FeatureDeletionEnv:
         paid = min(0.0, graded) if is_flagged else graded
         return Judgement(score, paid, graded, regressions, report, patch=self._patch(tree))
 
-    def _patch(self, tree: _Tree) -> str:
-        """From the broken code to the files that were graded; empty where the tree was too large to be graded."""
+    def _patch(self, tree: _Tree) -> str | None:
+        """From the broken code to the files that were graded; None where the tree was too large to be graded."""
         store, attempt = self.grader.store, self._running
         if tree.graded is None:
-            return ""
+            return None
         files = store.files(attempt.task, "rollout")
         return readable_patch(
             {path: data for path, data in files.items() if attempt.rule.takes(path)}, tree.graded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -28,7 +29,7 @@ class EnvironmentLease(Generic[Leased]):
         self._open = open_environment
         self._thread = ThreadPoolExecutor(1, "environment")
         self._environment: Leased | None = None
-        self._is_released = False
+        self._is_released, self._lock = False, threading.Lock()
 
     def submit(self, act: Callable[[Leased], T]) -> Future[T]:
         """Have ``act`` run on the environment, after whatever runs there; refused after ``release`` (CR0800)."""
@@ -56,9 +57,10 @@ class EnvironmentLease(Generic[Leased]):
         """End the lease without waiting, from any thread: the environment is closed as soon as the job that runs there has
         ended. A job that has not begun is not begun any more.
         """
-        if self._is_released:
-            return
-        self._is_released = True
+        with self._lock:
+            if self._is_released:
+                return
+            self._is_released = True
         try:
             self._thread.submit(self._close)
         except RuntimeError:  # the interpreter ends, and takes no more

@@ -44,7 +44,7 @@ class Judgement:
     regressions: Regressions | None = None
     report: MonitorReport | None = None
     tree: Mapping[str, bytes] | None = None
-    patch: str = ""
+    patch: str | None = None
 
     @property
     def masks_reward(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from composer_replication.errors import UsageError
 from composer_replication.records import Completion
 
 
@@ -97,13 +98,19 @@ class BatchingPolicy:
         self.counts["prompts"] += len(batch)
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._thread, self._sample_batch, prompts, options)
-            answers = list(zip(batch, found, strict=True))
+            found = list(await loop.run_in_executor(self._thread, self._sample_batch, prompts, options))
+            if len(found) != len(batch) or not all(isinstance(each, Completion) for each in found):
+                raise UsageError(
+                    "CR0821",
+                    f"the sampler gave {len(found)} answers for {len(batch)} prompts, or something else than completions.",
+                    where="BatchingPolicy",
+                    fix="make it return one Completion for each prompt, in order.",
+                )
         except Exception as error:  # noqa: BLE001  everybody who waits gets it
             for request in batch:
                 if not request.answer.done():
                     request.answer.set_exception(error)
             return
-        for request, completion in answers:
+        for request, completion in zip(batch, found, strict=True):
             if not request.answer.done():
                 request.answer.set_result(completion)

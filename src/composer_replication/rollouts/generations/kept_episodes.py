@@ -63,7 +63,7 @@ class KeptEpisodes:
 
 def _line(episode: Episode) -> dict[str, Any]:
     """A rollout as those of single answers are kept: its text is all that was said, called and answered."""
-    score = episode.score
+    score, patch = episode.score, getattr(episode.judgement, "patch", None)
     said: list[str] = []
     for turn in episode.turns:
         said.append(turn.observed.turn.completion.text)
@@ -72,7 +72,7 @@ def _line(episode: Episode) -> dict[str, Any]:
         "task_id": episode.task_id,
         "step": episode.step,
         "text": "\n".join(said),
-        "patch": getattr(episode.judgement, "patch", ""),
+        **({} if patch is None else {"patch": patch}),
         "num_turns": len(episode.turns),
         "reward": episode.paid,
         "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},

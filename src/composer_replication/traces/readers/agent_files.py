@@ -149,6 +149,8 @@ class _Rollout:
             summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
             for item in [each for each in history if chat.is_item(each)] or [summary]:
                 chat.add_message(self.builder, {"type": "message", **item}, "compacted", "copied")
+            if first == len(self.builder.trace.steps):  # all of it went into an answer under way
+                chat.add_message(self.builder, {"type": "message", **summary}, "compacted", "copied")
             self.builder.trace.steps[first].parent = -1
             self.builder.close()
             return None
@@ -316,7 +318,8 @@ def _message(builder: TraceBuilder, message: dict[str, Any]) -> None:
             builder.add("agent", [taken_out], model=model)
         flags = {"demo": is_demo, "injected": role == "user" and bool(extra)}
         place = chat.add_message(builder, message, *(flag for flag in flags if flags[flag]), model=model)
-        step, block = builder.trace.steps[place], _CODE_BLOCK.search(text)
+        step, is_mini = builder.trace.steps[place], builder.trace.format == "mini-swe-agent"
+        block = _CODE_BLOCK.search(text) if is_mini else None
         command = text_at(message, "action").strip() or (block[1] if block else "")
         if step.source == "agent" and not step.calls and command:
             _add_command(builder, command)

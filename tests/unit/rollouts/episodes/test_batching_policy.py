@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts, say
 
-from composer_replication.errors import SandboxFailure
+from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_episodes
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
@@ -88,12 +88,16 @@ def test_while_a_batch_is_sampled_the_next_one_gathers() -> None:
     assert batches == [1, 4]
 
 
-@pytest.mark.parametrize("wrong", [lambda prompts: [], lambda prompts: [say("a")]])
+@pytest.mark.parametrize(
+    "wrong", [lambda prompts: [], lambda prompts: [say("a")], lambda prompts: ["text"] * len(prompts)]
+)
 def test_a_sampler_that_loses_answers_is_refused(wrong: Any) -> None:
     policy = BatchingPolicy(lambda prompts, options: wrong(prompts), window_seconds=0.01)
     found = asyncio.run(ask_all(policy, range(3)))
     assert len(found) == 3
-    assert all(isinstance(error, ValueError) for error in found)
+    for error in found:
+        assert isinstance(error, UsageError)
+        assert error.code == "CR0821"
     policy.close()
 
 

@@ -192,7 +192,17 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         return TaskStore.open(folder, backend=config.sandbox.backend or None)
 
     def located(source: str) -> str:
-        return source if needs_no_path(source) else str((recipe_folder / source).resolve())
+        if needs_no_path(source):
+            return source
+        path = (recipe_folder / source).resolve()
+        if not path.exists():
+            raise InputError(
+                "CR0402",
+                f"there is no {source!r} beside the recipe.",
+                where=f"tasks.source = {source}",
+                fix="give a path relative to the recipe's folder.",
+            )
+        return str(path)
 
     sources = [located(source) for source in section.source]
     key = _tasks_key(config, sources)

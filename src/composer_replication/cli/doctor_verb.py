@@ -31,7 +31,7 @@ QUICKSTART_MEMORY_BYTES = 6 * GIGABYTE
 CACHE_DISK_BYTES = 4 * GIGABYTE
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "gguf")
 VLLM_PAIR = "pip install vllm==0.25.1 transformers==5.23.0 trl==1.16.0"
-"""The newest that fit each other and this package; TRL 1.16 warns that it knows vLLM up to 0.31, which wants older transformers."""
+"""They keep every bound of each other and of this package, and have run on a GPU."""
 _INSTALL = "pip install 'composer-replication[quickstart]'"
 _LINUX = "run inside a Linux container: docker or podman with the python:3.12 image"
 _CGROUP = Path("/sys/fs/cgroup")

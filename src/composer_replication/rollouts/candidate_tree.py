@@ -79,9 +79,12 @@ def top_names(path: str, roots: Iterable[str] = USUAL_FOLDERS) -> frozenset[str]
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path can be written in another tree as it is."""
+    """Whether a path can be written in another tree as it is; no name that is not UTF-8 can be under sandlock."""
     pure = PurePosixPath(path)
-    names = path.encode("utf-8", "surrogatepass").split(b"/")
+    try:
+        names = path.encode().split(b"/")
+    except UnicodeEncodeError:
+        return False
     return (
         bool(pure.parts)
         and not pure.is_absolute()

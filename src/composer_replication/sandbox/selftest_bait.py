@@ -76,8 +76,11 @@ class Bait:
         self._listen(socket.AF_UNIX, socket.SOCK_STREAM, abstract, "an abstract unix socket of the host")
         os.chmod(unix_path, 0o777)
         (self.root / "outside").chmod(0o755)
-        self._plant_internet(socket.AF_INET, "127.0.0.1", (*_SERVERS, *_nameservers()), "169.254.169.254")
-        self._plant_internet(socket.AF_INET6, "::1", _SERVERS_IPV6, "fd00:ec2::254")
+        named = _nameservers()
+        servers = (*_SERVERS, *(each for each in named if ":" not in each))
+        servers_ipv6 = (*_SERVERS_IPV6, *(each for each in named if ":" in each))
+        self._plant_internet(socket.AF_INET, "127.0.0.1", servers, "169.254.169.254")
+        self._plant_internet(socket.AF_INET6, "::1", servers_ipv6, "fd00:ec2::254")
 
     def _plant_internet(self, family: int, loopback: str, servers: Iterable[str], metadata: str) -> None:
         """Listen on the loopback and the address by which others reach us; what this machine lacks of IPv6 is said in ``absent``."""

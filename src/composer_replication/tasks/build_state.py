@@ -25,6 +25,7 @@ from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.journal import Decision, Journal, decision_key
+from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.proving_sandbox import sandbox_in_force
@@ -299,8 +300,7 @@ class Build:
             in_tests = [one.path for one in repository.deletions if repository.record.helps_tests(one.path)]
             if not pins and len(in_tests) == len(repository.deletions):
                 sizes = product(self.settings.granularities, self.settings.removals)
-                asked = ", ".join(f"{size}/{way}" for size, way in sizes)
-                detail = f"its source files hold nothing of the sizes {asked} that can be deleted"
+                detail = nothing_found(repository.bench.original, sizes)
                 if in_tests:
                     detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)

@@ -92,7 +92,10 @@ def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
 
 
 def _functions(value: Mapping[str, Any]) -> list[Function]:
-    return [(str(path), int(line)) for path, line in value["functions"]]
+    found = [(path, line) for path, line in value["functions"]]
+    if not all(type(path) is str and type(line) is int for path, line in found):
+        raise TypeError("a function is no text and whole number")
+    return found
 
 
 def _chosen(functions: list[Function], numbers: Iterable[int]) -> frozenset[Function]:

@@ -67,6 +67,8 @@ from composer_replication.tasks.views import VIEWS, View, view_files, write_file
 
 Record = TypeVar("Record")
 _BASELINE = ("contexts", "places")
+_OLD_TABLES = ("tasks.parquet", "secrets.parquet")
+"""What earlier versions wrote beside the records."""
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 
 
@@ -247,6 +249,8 @@ class TaskStore:
         if not self._is_settled:
             self._write_manifest()
         if not self._is_listed:
+            for name in _OLD_TABLES:  # what is changed now is not in them
+                (self.root / name).unlink(missing_ok=True)
             begin_changes(self.root, self._records)
             self._is_listed = True
         add_changes(self.root, changes)

@@ -129,13 +129,26 @@ class RepositoryRecord:
             num_collected=value["num_collected"],
             broken_files=tuple(value["broken_files"]),
             contexts=None if value["contexts"] is None else decode(value["contexts"]),
-            flaky=None if value.get("flaky") is None else tuple(value["flaky"]),
+            flaky=_names(value.get("flaky")),
             licence=Licence.from_json(value["licence"]),
             commit=value["commit"],
             suite_seconds=float(value.get("suite_seconds", SUITE_SECONDS)),
             source=str(value.get("source", "")),
-            left_out=tuple(value.get("left_out", ())),
+            left_out=_names(value.get("left_out")) or (),
         )
+
+
+def _names(value: object) -> tuple[str, ...] | None:
+    """Node ids of a record, or None where it has none.
+
+    Raises:
+        TypeError: something else.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise TypeError("flaky is not a list of test names")
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +211,7 @@ class TaskRecord:
                 )
         if not set(fields["paid_tests"]) <= set(value["visible"]):
             raise ValueError("a paid test is not among the visible ones")
+        fields["strength"] = _figures(fields["strength"])
         fields["removed_files"] = tuple(map(inner_path, value["removed_files"]))
         return cls(**{**fields, "path": inner_path(value["path"]), "visible": tuple(value["visible"])})
 
@@ -221,6 +235,19 @@ class TaskRecord:
         )
 
 
+def _figures(value: Any) -> Mapping[str, int] | None:
+    """The strength of a record, checked: a store may come from anywhere.
+
+    Raises:
+        KeyError: a figure is missing.
+        TypeError: something else.
+    """
+    if value is not None and not all(isinstance(value[name], int) for name in _STRENGTH):
+        raise TypeError("a strength is made of counts")
+    return None if value is None else dict(value)
+
+
+_STRENGTH = ("mutants", "killed_visible", "killed_all")
 _EDITS = ("edits", "stub_edits", "test_edits", "visible_edits", "shown_edits")
 
 

@@ -12,7 +12,7 @@ import configparser
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,22 @@ def suite_arguments(tree: Path) -> list[str]:
         *_kept(_words(settings.get("addopts", ""))),
         *([] if "python_files" in settings else _unittest_files(tree)),
     ]
+
+
+def names_tried(files: Mapping[str, bytes], arguments: Sequence[str]) -> str:
+    """The names by which pytest looked for tests in files of a tree, for a sentence."""
+    _, settings = pytest_settings(files.get)
+    widened = [word.partition("=")[2] for word in arguments if word.startswith("-opython_files=")]
+    tried = {
+        "files": settings.get("python_files") or (widened or ["test_*.py *_test.py"])[0],
+        "functions": settings.get("python_functions") or "test*",
+        "classes": settings.get("python_classes") or "Test*",
+        "below": settings.get("testpaths") or ".",
+    }
+    return "; ".join(
+        f"{kind} {' '.join(map(str, names)) if isinstance(names, list) else ' '.join(str(names).split())}"
+        for kind, names in tried.items()
+    )
 
 
 def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str, Any]]:

@@ -111,7 +111,8 @@ def validate_store(
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
     with passed_tasks(journal_key(store, repeat=max(1, repeat)), task_ids, resume=resume) as journal:
-        taken = {task_id for task_id in journal.taken_over if _is_whole(store, task_id)}
+        read: set[str] = set()
+        taken = {task_id for task_id in journal.taken_over if _is_whole(store, task_id, read)}
         rest = [task_id for task_id in task_ids if task_id not in taken]
         failed = _try_all(store, rest, journal, jobs=jobs, repeat=max(1, repeat), progress=progress)
     without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
@@ -145,14 +146,16 @@ def _try_all(
     return [failed[task_id] for task_id in task_ids if task_id in failed]
 
 
-def _is_whole(store: TaskStore, task_id: str) -> bool:
-    """Whether everything that the gates read of a task is there; what is damaged now has not passed."""
+def _is_whole(store: TaskStore, task_id: str, read: set[str]) -> bool:
+    """Whether all that the gates read of a task is there; what is damaged now has not passed. ``read``: repositories that are whole."""
     try:
         task = store.get(task_id)
         store.twins(task)
         store.environment_lock(task.environment)
         written_instruction(store, task_id)
-        store.repository_files(store.record(task_id).repository_record)
+        if (repository := store.record(task_id).repository_record) not in read:
+            store.repository_files(repository)
+            read.add(repository)
     except InputError:
         return False
     return True

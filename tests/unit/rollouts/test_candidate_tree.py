@@ -58,7 +58,7 @@ def test_the_policy_may_change_its_own_files(path: str) -> None:
         "__pycache__/code.cpython-312.pyc", "pkg/__pycache__/code.py", ".git/config", ".hidden/code.py",
         "evil.dist-info/entry_points.txt", "evil.egg-info/PKG-INFO", "site-packages/x.py",
         "json.py", "json/__init__.py", "src/json.py", "lib/pytest/__init__.py", "numpy.py", "src/numpy/core.py",
-        "/etc/passwd", "../x.py", "a/../b.py", "", ".", "./x.py", "a//b.py", "a\0b", "d/" * 600 + "x", "n" * 256,
+        "/etc/passwd", "../x.py", "a/../b.py", "", ".", "./x.py", "a//b.py", "a\0b", "d/" * 600 + "x", "n" * 256, "bad\udcff.py",
     ],
 )  # fmt: skip
 def test_the_policy_has_no_say_over_tests_and_what_starts_with_them(path: str) -> None:

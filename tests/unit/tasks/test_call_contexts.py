@@ -233,7 +233,8 @@ GOOD = encode(CONTEXTS)
     "change",
     [
         {"form": 2},
-        {"functions": [["a.py", "one"]]},
+        {"functions": [["a.py", "1"]]},
+        {"functions": [["a.py", float("inf")]]},
         {"shared": [99]},
         {"sets": [["0"]]},
         {"tests": [["x", 99]]},

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.tasks.planning.candidates import find_deletions
+from composer_replication.tasks.planning.candidates import find_deletions, nothing_found
 from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS, Deletion
 from composer_replication.tasks.planning.edits import edited_files, holes_of
 
@@ -596,3 +596,25 @@ def test_every_candidate_applies_parses_and_goes_back(files):
                     back = back[: hole.start] + text[edit.start : edit.end] + back[hole.end :]
                 assert back.encode() == files[path]
         assert deletion.bodies
+
+
+# --- a repository without candidates is told why ---
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\xef\xbb\xbfdef f():\n    return 1\n", "starts with a byte order mark"),
+        ("# coding: latin-1\nx = 'é'\n".encode("latin-1"), "is not UTF-8"),
+        (b"print 'two'\n", "does not parse (SyntaxError)"),
+    ],
+)
+def test_a_file_that_cannot_be_cut_is_named(content: bytes, why: str) -> None:
+    said = nothing_found({"a.py": b"x = 1\n", "b.py": content, "c.py": content, "tests/test_a.py": b""}, [])
+    assert said.startswith("its 3 source files hold nothing")
+    assert said.endswith(f"2 of them cannot be cut, the first is b.py, which {why}")
+
+
+def test_files_that_can_be_cut_are_not_blamed() -> None:
+    said = nothing_found({"a.py": b"x = 1\n"}, [("class", "body"), ("class", "whole")])
+    assert said == "its 1 source files hold nothing of the sizes class/body, class/whole that can be deleted"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
 from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import find_projects, import_folders, read_project
 from composer_replication.tasks.intake.requirement_texts import poetry_range, read_file
-from composer_replication.tasks.intake.sources import version_files
+from composer_replication.tasks.intake.sources import open_source, version_files
 
 
 def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
@@ -28,6 +30,8 @@ def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
         ("*", ""),
         (">=1,<2", ">=1,<2"),
         ("^3.7 || ^4.0", ">=3.7,<5"),
+        ("^2.0 || ^1.0", ">=1.0,<3"),
+        ("1.2 || 1.4", ">=1.2,<=1.4"),
         ("nonsense ^^", ""),
     ],
 )
@@ -186,3 +190,17 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
         "plain": "",
         "foo": "<3,>=1",
     }
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "".join(f"def f{n}():\n    return f{n + 1}()\n" for n in range(1500))
+        + "setup(install_requires=f0())\n",
+        "points = {}\npoints[1] = ['a=b:c']\nsetup(name='x', entry_points=points)\n",
+    ],
+    ids=["a chain that is too deep to follow", "a group that is no text"],
+)
+def test_a_setup_file_that_only_running_would_tell_is_opened(tmp_path: Path, setup: str) -> None:
+    write_tree(tmp_path, {**SOURCE, "tests/test_a.py": "def test_a():\n    pass\n", "setup.py": setup})
+    assert open_source(str(tmp_path)).files

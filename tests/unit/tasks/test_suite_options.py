@@ -89,7 +89,7 @@ def test_files_are_found_by_the_names_that_unittest_is_told(
     assert found == ([f"-opython_files={patterns}"] if patterns else [])
 
 
-def test_a_suite_of_which_nothing_is_collected_is_refused(environment: Environment) -> None:
+def test_where_nothing_is_collected_the_names_that_were_tried_are_said(environment: Environment) -> None:
     files = {
         "pytest.ini": b"[pytest]\npython_functions = it_\n    they_\n",
         "tests/test_a.py": b"def test_one():\n    pass\n",
@@ -97,7 +97,8 @@ def test_a_suite_of_which_nothing_is_collected_is_refused(environment: Environme
     bench = Bench(files, environment, None, 60.0, 20.0)
     with pytest.raises(UnusableRepository, match="red-baseline") as caught:
         run_suite(bench)
-    assert caught.value.detail == "no test is collected"
+    words = "no test is collected, looked for by files test_*.py *_test.py; functions it_ they_; classes Test*; below ."
+    assert caught.value.detail == words
 
 
 STRICT = """

@@ -382,3 +382,9 @@ def test_an_export_without_golden_has_no_patch_and_cannot_be_imported(
     write_instances(tiny_store, tmp_path / "secret.jsonl", with_golden=True)
     assert [json.loads(line) for line in (tmp_path / "secret.jsonl").read_text().splitlines()] == secrets
     assert list(secrets[0]) == list(SECRET_COLUMNS)
+
+
+def test_a_section_of_another_form_is_not_passed_over() -> None:
+    """``git diff --no-prefix``: that it does not apply is said, in place of a patch without it."""
+    patch = "diff --git planted.py planted.py\n--- planted.py\n+++ planted.py\n@@ -1 +1 @@\n-a\n+b\n"
+    assert swebench_import._inside(patch, {"planted.py": b"a\n"}) == patch

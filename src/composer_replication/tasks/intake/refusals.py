@@ -40,9 +40,9 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
     as long as no module has the same name in both.
     """
     roots = recorded_folders(source.files)
-    own = sorted({below_root(path, roots) for path in source.files if is_subject_path(path)})
+    own = {below_root(path, roots) for path in source.files if is_subject_path(path)}
     for folder in environment.root.glob("lib/python*/site-packages"):
-        clash = next(filter(None, (_clash(path, own, folder) for path in own)), "")
+        clash = next(filter(None, (_clash(path, own, folder) for path in sorted(own))), "")
         if clash:
             raise UnusableRepository("runner-dependency", f"the environment holds a module {clash}, too")
 

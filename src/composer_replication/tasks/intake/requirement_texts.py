@@ -193,14 +193,22 @@ def _python_marker(versions: SpecifierSet) -> str:
 def poetry_range(text: str) -> SpecifierSet:
     """Poetry's range as a set of bounds, the upper one kept: ``^1.2`` is ``>=1.2,<2``, ``~1.2`` is ``>=1.2,<1.3``.
 
-    Of alternatives (``||``) it is from the lower bound of the first to the upper one of the last, since a set of
-    bounds has no "or".
+    Of alternatives (``||``) it is the range from the lowest to the highest, since a set of bounds has no "or".
     """
-    parts = [_one_range(part) for part in re.split(r"\|\|?", text)]
-    if len(parts) == 1:
-        return parts[0]
-    lows = [str(one) for one in parts[0] if one.operator in (">=", ">")]
-    return SpecifierSet(",".join([*lows, *(str(one) for one in parts[-1] if one.operator in ("<", "<="))]))
+    alternatives = [_one_range(part) for part in re.split(r"\|\|?", text)]
+    if len(alternatives) == 1:
+        return alternatives[0]
+    lows = [[one for one in part if one.operator in (">=", ">", "==")] for part in alternatives]
+    highs = [[one for one in part if one.operator in ("<", "<=", "==")] for part in alternatives]
+    kept = []
+    if all(lows):
+        kept.append(f">={min(_plain(one.version) for part in lows for one in part)}")
+    if all(highs):
+        highest = max((one for part in highs for one in part), key=lambda one: _plain(one.version))
+        kept.append(f"{'<' if highest.operator == '<' else '<='}{highest.version.removesuffix('.*')}")
+        if highest.version.endswith(".*"):
+            kept[-1] = f"<{_next(highest.version.removesuffix('.*'), -1)}"
+    return SpecifierSet(",".join(kept))
 
 
 def _one_range(text: str) -> SpecifierSet:
@@ -224,8 +232,14 @@ def _one_range(text: str) -> SpecifierSet:
 
 def _next(version: str, place: int) -> str:
     """The version after all that are equal up to a place: ``1.2.3`` and 1 give ``1.3``."""
-    try:
-        release = [*Version(version.removesuffix(".*")).release, 0, 0, 0, 0]
-    except InvalidVersion:
-        return ""  # no bound can be told
+    release = list(_plain(version).release)
+    place = place if place >= 0 else len(release) - 1
+    release += [0] * (place + 1 - len(release))
     return ".".join(map(str, [*release[:place], release[place] + 1]))
+
+
+def _plain(version: str) -> Version:
+    try:
+        return Version(version.removesuffix(".*"))
+    except InvalidVersion:
+        return Version("0")

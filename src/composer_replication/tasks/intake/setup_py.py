@@ -26,7 +26,13 @@ def setup_arguments(data: bytes, text_files: Collection[str]) -> dict[str, Any]:
     tree = parsed(data)
     if tree is None:
         return {}
-    reader = _Reader(tree, text_files)
+    try:
+        return _arguments(tree, _Reader(tree, text_files))
+    except (RecursionError, ValueError, TypeError, MemoryError):  # what only running would tell
+        return {}
+
+
+def _arguments(tree: ast.Module, reader: _Reader) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and _called(call) == "setup":

@@ -19,6 +19,7 @@ from composer_replication.tasks.planning.source_file import SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import parses_after
 from composer_replication.tasks.planning.whole_removal import moved_import_edits, remove_whole
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 
 def find_deletions(
@@ -210,3 +211,32 @@ def _text(content: bytes) -> str | None:
         return content.decode()
     except UnicodeDecodeError:
         return None
+
+
+def nothing_found(files: Mapping[str, bytes], sizes: Iterable[tuple[str, str]]) -> str:
+    """A sentence's part: what was looked for, in how many files, and which of them could not be cut.
+
+    Args:
+        files: the files of the task tree by path.
+        sizes: the (granularity, removal) pairs that were planned.
+    """
+    subjects = [path for path in sorted(files) if is_subject_path(path)]
+    unread = {path: why for path in subjects if (why := _why_unread(files[path]))}
+    asked = ", ".join(f"{size}/{way}" for size, way in sizes)
+    said = f"its {len(subjects)} source files hold nothing of the sizes {asked} that can be deleted"
+    if not unread:
+        return said
+    first, why = next(iter(unread.items()))
+    return f"{said}; {len(unread)} of them cannot be cut, the first is {first}, which {why}"
+
+
+def _why_unread(content: bytes) -> str:
+    if content.startswith(b"\xef\xbb\xbf"):
+        return "starts with a byte order mark"
+    try:
+        parse_syntax(content.decode())
+    except UnicodeDecodeError:
+        return "is not UTF-8"
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"does not parse ({type(error).__name__})"
+    return ""

@@ -16,6 +16,7 @@ from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.suite_options import names_tried, suite_arguments
 from composer_replication.tasks.test_run import Ended, TestReport, run_tests
 from composer_replication.tasks.views import write_files
 
@@ -113,6 +114,7 @@ def run_suite(
         with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
             write_files(tree, bench.original)
+            arguments = suite_arguments(tree)
             report = run_tests(
                 tree, bench.environment, None, backend=bench.backend, with_places=True, with_contexts=map_calls and not reports,
                 timeout_seconds=max(1.0, deadline - time.monotonic()), shuffle_seed=shuffle_seed, backwards=backwards,
@@ -134,7 +136,8 @@ def run_suite(
         parts.set_aside([report.running], report.broke)
     joined = _joined(reports, parts)
     if not (joined.collected or joined.collect_errors or joined.skips):
-        raise UnusableRepository("red-baseline", "no test is collected")
+        tried = names_tried(bench.original, arguments)
+        raise UnusableRepository("red-baseline", f"no test is collected, looked for by {tried}")
     return joined, parts.bad
 
 

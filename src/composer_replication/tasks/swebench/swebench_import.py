@@ -292,8 +292,12 @@ def _inside(patch: str, files: Mapping[str, bytes]) -> str:
     rules = TreeRules(set(files).union(*named.values()))
     return "".join(
         section if section.endswith("\n") else f"{section}\n"
-        for section, names in named.items()
-        if any(rules.belongs(path) or is_metadata_path(path) for path in map(PurePosixPath, names))
+        for section in sections
+        if (
+            (names := named.get(section))
+            and any(rules.belongs(path) or is_metadata_path(path) for path in map(PurePosixPath, names))
+        )
+        or (names is None and section.startswith("diff --git "))  # of another form: ``apply_patch`` says so
     )
 
 

@@ -97,9 +97,11 @@ class RayConnection:
         try:
             with _own_way_to_end(), _silence():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:
+        except BaseException as error:
             ray.shutdown()
-            raise _refusal(address, error) from error
+            if isinstance(error, Exception):
+                raise _refusal(address, error) from error
+            raise
         head = address if match and match["client"] else ray.get_runtime_context().gcs_address
         host, _, port = head.removeprefix("ray://").rpartition(":")
         self.head = Head(host.strip("[]"), int(port))

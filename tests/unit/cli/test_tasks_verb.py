@@ -208,14 +208,7 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
 
 
 def test_flaky_tests_are_named() -> None:
-    counts = {
-        "tasks": 1,
-        "hidden": 0,
-        "recorded": 0,
-        "fail_to_pass": 1,
-        "candidates": 1,
-        "rejected": {},
-    }
+    counts = {"tasks": 1, "hidden": 0, "recorded": 0, "fail_to_pass": 1, "candidates": 1, "rejected": {}}
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
     result = {
         **counts,

@@ -109,12 +109,7 @@ def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer, masks_trunc
 
 @pytest.mark.parametrize(
     ("weight", "column", "reward", "num_dull"),
-    [
-        (0.0, None, 1.0, 1.0),
-        (0.1, None, 1.0, 0.0),
-        (0.1, [{"turn": 1}] * 4, 1.0, 1.0),
-        (0.1, None, 0.0, 1.0),
-    ],
+    [(0.0, None, 1.0, 1.0), (0.1, None, 1.0, 0.0), (0.1, [{"turn": 1}] * 4, 1.0, 1.0), (0.1, None, 0.0, 1.0)],
     ids=["no effort", "effort differs", "equal effort", "nothing was earned"],
 )
 def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(

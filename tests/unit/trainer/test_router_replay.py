@@ -31,12 +31,7 @@ from composer_replication.trainer.generation import (
 )
 from composer_replication.trainer.policy_terms import merge_rows
 from composer_replication.trainer.preset_settings import PolicyOptions
-from composer_replication.trainer.router_replay import (
-    UNKNOWN,
-    Routers,
-    laid_out,
-    routers_of,
-)
+from composer_replication.trainer.router_replay import UNKNOWN, Routers, laid_out, routers_of
 
 MakeTrainer = Callable[..., Any]
 SIZES = Routers(num_experts=(6, 6), top_k=2, layers=(1, 2), num_layers=3)
@@ -56,8 +51,7 @@ def routed_rows(draw: Any) -> tuple[list[list[int]], list[list[int]], list[Any]]
         num_tokens = num_prompt + num_completion - draw(st.integers(0, 1))
         num_layers = draw(st.sampled_from([2, 3]))
         choice = st.one_of(
-            st.just([UNKNOWN, UNKNOWN]),
-            st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True),
+            st.just([UNKNOWN, UNKNOWN]), st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True)
         )
         layers = st.lists(choice, min_size=num_layers, max_size=num_layers)
         row = draw(st.lists(layers, min_size=num_tokens, max_size=num_tokens))

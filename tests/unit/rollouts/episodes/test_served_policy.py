@@ -186,12 +186,7 @@ def test_an_address_that_is_none_is_refused(url: str, variable: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"token_ids": None},
-        {"prompt_token_ids": None},
-        {"logprobs": None},
-        {"prompt_token_ids": [5, 7]},
-    ],
+    [{"token_ids": None}, {"prompt_token_ids": None}, {"logprobs": None}, {"prompt_token_ids": [5, 7]}],
 )
 def test_a_server_without_the_ids_is_refused(server: PolicyServer, changes: dict[str, Any]) -> None:
     server.changes.update(changes)

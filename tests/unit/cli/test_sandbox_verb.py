@@ -170,9 +170,8 @@ def test_output_that_was_cut_is_said_to_be() -> None:
 
 @pytest.mark.usefixtures("works_here")
 def test_a_tree_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0304"):
         sandbox_verb.run(parse("exec", "--tree", str(tmp_path / "absent"), "--", "ls"))
-    assert caught.value.code == "CR0304"
 
 
 def test_an_unknown_backend() -> None:
@@ -182,9 +181,8 @@ def test_an_unknown_backend() -> None:
 
 def test_a_backend_that_does_not_work_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("composer_replication.sandbox.bubblewrap.find_bwrap", lambda: None)
-    with pytest.raises(MissingError, match="bwrap is not installed") as caught:
+    with pytest.raises(MissingError, match=r"CR0301.*bwrap is not installed"):
         sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))
-    assert caught.value.code == "CR0301"
 
 
 @pytest.fixture
@@ -216,9 +214,8 @@ def test_guards_have_names_that_a_reader_can_rely_on() -> None:
 
 
 def test_no_isolation_is_said_in_the_result(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0340"):
         sandbox_verb.run(parse("exec", "--backend", "none", "--", "true"))
-    assert caught.value.code == "CR0340"
     try:
         words = ("exec", "--backend", "none", "--i-accept-no-isolation", "--tree", str(tmp_path))
         result, code = sandbox_verb.run(parse(*words, "--", "echo", "on"))
@@ -242,6 +239,5 @@ def test_one_guard_may_be_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     text = sandbox_verb.render(result)
     assert "FAIL disk: why" in text
     assert "does NOT hold, as was accepted" in text
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0340"):
         sandbox_verb.run(parse("selftest", "--i-accept-no-isolation", "dsik"))
-    assert caught.value.code == "CR0340"

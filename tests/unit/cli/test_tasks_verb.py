@@ -365,9 +365,8 @@ def test_leakscan(
 
 
 def test_leakscan_of_no_store(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0411"):
         call("leakscan", str(tmp_path), "--quiet")
-    assert caught.value.code == "CR0411"
 
 
 @pytest.mark.parametrize(
@@ -376,7 +375,6 @@ def test_leakscan_of_no_store(tmp_path: Path) -> None:
 def test_an_empty_store_is_not_called_whole(tmp_path: Path, words: tuple[str, ...]) -> None:
     TaskStore.create(tmp_path / "store")
     verb, *more = [word.replace("OUT", str(tmp_path)) for word in words]
-    with pytest.raises(NothingToDoError) as error:
+    with pytest.raises(NothingToDoError, match="CR0604"):
         call(verb, str(tmp_path / "store"), *more)
-    assert error.value.code == "CR0604"
     assert not (tmp_path / "set.jsonl").exists()

@@ -343,7 +343,6 @@ def test_nothing_of_a_repository_runs_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(SandboxFailure, match="the sandbox open does not hold: network") as caught:
+    with pytest.raises(SandboxFailure, match=r"CR0306.*the sandbox open does not hold: network"):
         use(tiny_project, tiny_store.root, tmp_path / "out")
-    assert caught.value.code == "CR0306"
     assert not (tmp_path / "out" / "journal.jsonl").exists()

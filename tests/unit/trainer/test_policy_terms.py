@@ -144,9 +144,8 @@ def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
         policy_options=PolicyOptions(effort=EffortSection()),
         **UNSCALED,
     )
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0777"):
         trainer.train()
-    assert caught.value.code == "CR0777"
 
 
 def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) -> None:

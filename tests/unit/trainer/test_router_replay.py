@@ -142,18 +142,15 @@ def test_a_router_with_fewer_experts_has_its_own_limit() -> None:
 
 
 def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(InputError, match="transformers names no router of Qwen2ForCausalLM") as caught:
+    with pytest.raises(InputError, match=r"CR0777.*transformers names no router of Qwen2ForCausalLM"):
         Routers.of(make_trainer(max_steps=1).model)
-    assert caught.value.code == "CR0777"
     model = tiny_model("mixtral", 258)
     routers_of(model)[1].top_k = 3
-    with pytest.raises(InputError, match=r"choose \[2, 3\] experts a token") as caught:
+    with pytest.raises(InputError, match=r"CR0777.*choose \[2, 3\] experts a token"):
         Routers.of(model)
-    assert caught.value.code == "CR0777"
     del routers_of(model)[0].num_experts
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0757"):
         Routers.of(model)
-    assert caught.value.code == "CR0757"
 
 
 def test_the_layers_of_routers_are_read_off_their_names() -> None:
@@ -167,9 +164,8 @@ def test_chains_with_routing_are_refused() -> None:
         SEGMENT_STARTS: [[1]],
         ROUTED_EXPERTS: [good_row()],
     }
-    with pytest.raises(InputError, match="chain of conversations") as caught:
+    with pytest.raises(InputError, match=r"CR0777.*chain of conversations"):
         CheckedRollouts(lambda prompts, trainer: output)([], None)
-    assert caught.value.code == "CR0777"
 
 
 def test_rows_of_two_generations_are_merged_with_unknown_in_the_padding() -> None:

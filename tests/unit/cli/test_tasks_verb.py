@@ -75,26 +75,11 @@ def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()  # of the build of the folder, where this test is the first
     result, code, text = call("build", str(TINY), "--out", str(out), "--symbol", PINS[0], "--json")
     assert set(result) == {
-        "tasks",
-        "candidates",
-        "valid",
-        "rejected",
-        "seconds",
-        "bytes",
-        "fingerprint",
-        "flaky",
-        "unrecorded",
-        "restricted_licences",
-        "unusable",
-        "unused_tests",
+        *"tasks candidates valid rejected seconds bytes fingerprint flaky unrecorded".split(),
+        *"restricted_licences unusable unused_tests".split(),
     }
-    assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (
-        0,
-        1,
-        1,
-        1,
-        {},
-    )
+    counts = (result["tasks"], result["candidates"], result["valid"], result["rejected"])
+    assert (code, *counts) == (0, 1, 1, 1, {})
     assert "1 tasks of 1 candidates" in text
     assert result["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
@@ -111,16 +96,8 @@ def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_show_and_stats(folder: Path) -> None:
     shown, code, text = call("show", str(folder))
-    assert set(shown) == {
-        "tasks",
-        "by_repo",
-        "by_granularity",
-        "by_removal",
-        "fail_to_pass",
-        "hidden",
-        "recorded",
-        "proved_by",
-    }
+    keys = "tasks by_repo by_granularity by_removal fail_to_pass hidden recorded proved_by"
+    assert set(shown) == set(keys.split())
     assert (code, len(shown["tasks"]), shown["by_repo"]) == (0, 2, {"tinymath==1.0": 2})
     row = shown["tasks"][0]
     assert row["task_id"] in text

@@ -21,20 +21,12 @@ from composer_replication.rollouts.tokens.call_dialects import (
 )
 
 OF_TEMPLATES = {
-    "qwen2_5": "hermes",
-    "qwen3": "hermes",
-    "glm4moe": "hermes",
-    "qwen3_5_think": "hermes",
-    "nemotron_3_nano": "hermes",
-    "llama3_1": "llama",
-    "llama3_2": "llama",
+    **dict.fromkeys("qwen2_5 qwen3 glm4moe qwen3_5_think nemotron_3_nano".split(), "hermes"),
+    **dict.fromkeys("llama3_1 llama3_2".split(), "llama"),
     "deepseekv3": "deepseek",
     "gptoss": "harmony",
     "kimi_k2": "kimi",
-    "smollm2": "fenced",
-    "gemma3": "fenced",
-    "mistral": "fenced",
-    "phi3": "fenced",
+    **dict.fromkeys("smollm2 gemma3 mistral phi3".split(), "fenced"),
 }
 ONE_CALL = {"llama3_1", "llama3_2", "gptoss"}
 KNOWN = {family.name: family for family in FAMILIES}

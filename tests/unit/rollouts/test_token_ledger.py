@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from chat_templates import FAMILIES, Family, TemplateTokenizer
+from chat_templates import FAMILIES, TOOLS, Family, TemplateTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -20,12 +20,6 @@ from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 
 BEGIN = [{"role": "user", "content": "Begin."}]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "read", "description": "", "parameters": {"type": "object", "properties": {}}},
-    }
-]
 ENDS = {
     "gemma": "<end_of_turn>",
     "gemma3": "<end_of_turn>",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,25 @@ from composer_replication.tasks.store import TaskStore
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / folder) for folder in (".", "openenv", "verifiers", "../fakes")]
+
+PINNED = {
+    "harbor": ["harbor"],
+    "inspect": ["inspect-ai"],
+    "launch": ["skypilot"],
+    "openenv": ["openenv"],
+    "swebench": ["swebench"],
+    "verifiers": ["verifiers"],
+    "verl": ["verl", "ray", "transformers"],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pins(request: pytest.FixtureRequest) -> None:
+    """The environment holds what it is pinned to."""
+    name = request.path.relative_to(HERE).parts[0]
+    lines = HERE.joinpath(f"{name}.txt").read_text().splitlines()
+    for library in [*PINNED.get(name, []), "pytest"]:
+        assert f"{library}=={version(library)}" in lines
 
 
 @pytest.fixture(scope="session")

@@ -74,14 +74,15 @@ def test_what_does_not_start_is_one_sentence(
 
 def test_an_image_is_asked_for(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMPOSER_RL_HARBOR_IMAGE", raising=False)
-    with pytest.raises(ComposerError, match="no image") as caught:
+    with pytest.raises(ComposerError, match=r"CR0301.*no image"):
         choose_backend("harbor:docker").open(SandboxSpec(tree))
-    assert caught.value.code == "CR0301"
     assert not choose_backend("harbor:docker").is_available().ok
 
 
 def test_a_command_that_is_lost_is_no_result(tree: Path) -> None:
-    with choose_backend("harbor:broken_environments:LosesCommands").open(SandboxSpec(tree)) as sandbox:
-        with pytest.raises(ComposerError, match="hung up") as caught:
-            sandbox.exec(["true"], timeout_seconds=60)
-        assert caught.value.code == "CR0302"
+    backend = choose_backend("harbor:broken_environments:LosesCommands")
+    with (
+        backend.open(SandboxSpec(tree)) as sandbox,
+        pytest.raises(ComposerError, match=r"CR0302.*hung up"),
+    ):
+        sandbox.exec(["true"], timeout_seconds=60)

@@ -205,9 +205,8 @@ def test_a_job_that_is_there_already_is_not_said_to_be_submitted(
 def test_what_is_not_there_is_one_sentence(
     server: kmock.KubernetesEmulator, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="object is not found") as caught:
+    with pytest.raises(UsageError, match=r"CR0932.*object is not found"):
         opened("kubernetes").status("job/run")
-    assert caught.value.code == "CR0932"
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     with pytest.raises(UsageError, match="refused"):
         opened("kubernetes").stop("job/run")

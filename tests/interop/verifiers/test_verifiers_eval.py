@@ -45,10 +45,7 @@ def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def configured(store: TaskStore, url: str, *, symbol: str = "clamp", **changes: Any) -> EvalConfig:
     """An evaluation of one task as ``vf-eval`` reads it; ``changes`` are of the task, ``agent`` of the agent."""
     agent = changes.pop("agent", {})
-    env = {
-        "taskset": {"id": NAME, "task": {"store": str(store.root), **changes}},
-        "agent": agent,
-    }
+    env = {"taskset": {"id": NAME, "task": {"store": str(store.root), **changes}}, "agent": agent}
     return EvalConfig.model_validate(
         {
             "env": env,

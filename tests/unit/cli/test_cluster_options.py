@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.assembly import (
-    MANY_GRADINGS,
-    attempt_options,
-    cluster_options,
-    reward_options,
-)
+from composer_replication.cli.assembly import MANY_GRADINGS, attempt_options, cluster_options, reward_options
 from composer_replication.cli.cluster import placed_at
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError

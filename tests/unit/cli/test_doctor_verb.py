@@ -32,12 +32,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("found", "is_ok"),
-    [
-        ([GOOD], True),
-        ([GOOD, BAD], False),
-        ([GOOD, *OPTIONAL], True),
-    ],
+    ("found", "is_ok"), [([GOOD], True), ([GOOD, BAD], False), ([GOOD, *OPTIONAL], True)]
 )
 def test_ok_means_all_that_is_required(
     findings: Callable[..., None], capsys: pytest.CaptureFixture[str], found: list[Check], *, is_ok: bool

@@ -27,6 +27,5 @@ def recipe(writing: dict[str, Any]) -> RunConfig:
     ],
 )
 def test_hints_that_nobody_can_write_are_refused_before_the_run(writing: dict[str, Any], code: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=code):
         check_recipe(recipe(writing), Path())
-    assert caught.value.code == code

@@ -89,6 +89,9 @@ def test_texts_are_asked_for_once(sized_store: TaskStore, url: str) -> None:
     assert again["instructions"]["kept"] == changed["instructions"]["written"]
 
 
+GIVEN = ("--instructions-from", "http://h", "--instructions-model", "m")
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -96,14 +99,7 @@ def test_texts_are_asked_for_once(sized_store: TaskStore, url: str) -> None:
         ("--instructions-from", "http://h"),
         ("--instructions-model", "m"),
         ("--instructions-key-env", "K"),
-        (
-            "--instructions-from",
-            "http://h",
-            "--instructions-model",
-            "m",
-            "--instructions-key-env",
-            "NO_SUCH_VARIABLE",
-        ),
+        (*GIVEN, "--instructions-key-env", "NO_SUCH_VARIABLE"),
     ],
 )
 def test_flags_are_checked_before_anything_is_built(

@@ -49,11 +49,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
         (("--to", "local", "--name", "A_b"), "CR0930", "the name"),
         (("--to", "local", "--env", "1=2"), "CR0930", "no name of a variable"),
         (("--to", "local", "--accelerate", "no.yaml"), "CR0930", "no file no.yaml"),
-        (
-            (*KUBERAY, "--replicas", "2", "--set", "replicas.transport=s3://b"),
-            "CR0930",
-            "one replica",
-        ),
+        ((*KUBERAY, "--replicas", "2", "--set", "replicas.transport=s3://b"), "CR0930", "one replica"),
         (("--to", "slurm", "--replicas", "2"), "CR0204", "replicas.transport is missing"),
         (("--to", "slurm", "--set", "replicas.transport=s3://b"), "CR0930", "for 2 replicas"),
         (

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.cluster import (
-    file_part,
-    launched_rank,
-    launched_size,
-    shards_weights,
-)
+from composer_replication.cli.cluster import file_part, launched_rank, launched_size, shards_weights
 from composer_replication.cli.main import main
 
 

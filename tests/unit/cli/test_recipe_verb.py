@@ -93,11 +93,7 @@ def test_a_stored_split_is_used(store: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_an_existing_file_stays(
-    is_link: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_existing_file_stays(is_link: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.toml"
     if is_link:
         out.symlink_to(tmp_path / "nowhere")

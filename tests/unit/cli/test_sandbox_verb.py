@@ -32,12 +32,8 @@ def works_here() -> None:
 
 def test_arguments() -> None:
     args = parse("exec", "--timeout", "2.5", "--backend", "sandlock", "--json", "--", "ls", "-la", "--json")
-    assert (args.command, args.timeout, args.backend, args.json) == (
-        ["ls", "-la", "--json"],
-        2.5,
-        "sandlock",
-        True,
-    )
+    assert args.command == ["ls", "-la", "--json"]
+    assert (args.timeout, args.backend, args.json) == (2.5, "sandlock", True)
     assert args.run == "composer_replication.cli.sandbox_verb:run"
     assert parse("selftest").run == args.run
 
@@ -59,17 +55,8 @@ def test_a_time_out_that_is_no_number_is_said_in_words() -> None:
 def test_exec_gives_the_command_s_own_code_and_leaves_the_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     (tmp_path / "link").symlink_to("file")
-    result, code = sandbox_verb.run(
-        parse(
-            "exec",
-            "--tree",
-            str(tmp_path),
-            "--",
-            "sh",
-            "-c",
-            "cat link; echo new > file; touch more; echo err >&2; exit 5",
-        )
-    )
+    script = "cat link; echo new > file; touch more; echo err >&2; exit 5"
+    result, code = sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "sh", "-c", script))
     assert code == 0
     is_as_usual = {"timed_out": False, "out_of_memory": False, "truncated": False}
     assert result == {"exit_code": 5, "stdout": "text", "stderr": "err\n", **is_as_usual}
@@ -170,9 +157,8 @@ def test_output_that_was_cut_is_said_to_be() -> None:
 
 @pytest.mark.usefixtures("works_here")
 def test_a_tree_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0304"):
         sandbox_verb.run(parse("exec", "--tree", str(tmp_path / "absent"), "--", "ls"))
-    assert caught.value.code == "CR0304"
 
 
 def test_an_unknown_backend() -> None:
@@ -182,9 +168,8 @@ def test_an_unknown_backend() -> None:
 
 def test_a_backend_that_does_not_work_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("composer_replication.sandbox.bubblewrap.find_bwrap", lambda: None)
-    with pytest.raises(MissingError, match="bwrap is not installed") as caught:
+    with pytest.raises(MissingError, match=r"CR0301.*bwrap is not installed"):
         sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))
-    assert caught.value.code == "CR0301"
 
 
 @pytest.fixture
@@ -216,9 +201,8 @@ def test_guards_have_names_that_a_reader_can_rely_on() -> None:
 
 
 def test_no_isolation_is_said_in_the_result(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0340"):
         sandbox_verb.run(parse("exec", "--backend", "none", "--", "true"))
-    assert caught.value.code == "CR0340"
     try:
         words = ("exec", "--backend", "none", "--i-accept-no-isolation", "--tree", str(tmp_path))
         result, code = sandbox_verb.run(parse(*words, "--", "echo", "on"))
@@ -242,6 +226,5 @@ def test_one_guard_may_be_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     text = sandbox_verb.render(result)
     assert "FAIL disk: why" in text
     assert "does NOT hold, as was accepted" in text
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0340"):
         sandbox_verb.run(parse("selftest", "--i-accept-no-isolation", "dsik"))
-    assert caught.value.code == "CR0340"

@@ -110,9 +110,8 @@ def test_a_quota_of_sagemaker_is_one_sentence(
     target = open_target("sagemaker", OPTIONS, tmp_path)
     said = {"__type": "ResourceLimitExceeded", "message": "the limit for ml.p5.48xlarge is 0 instances"}
     answered(target, monkeypatch, creations=[(400, json.dumps(said).encode())], stops=(200, b""))
-    with pytest.raises(UsageError, match=r"ResourceLimitExceeded.*is 0 instances\.") as caught:
+    with pytest.raises(UsageError, match=r"CR0932.*ResourceLimitExceeded.*is 0 instances\."):
         submitted(target, job(), tmp_path)
-    assert caught.value.code == "CR0932"
 
 
 def answered(
@@ -152,9 +151,8 @@ def test_without_a_bucket_or_credentials_it_says_what_aws_said(
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps what it has found
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="Unable to locate credentials") as caught:
+    with pytest.raises(UsageError, match=r"CR0932.*Unable to locate credentials"):
         submitted(target, job(), tmp_path)
-    assert caught.value.code == "CR0932"
 
 
 def test_a_profile_that_is_not_there_is_one_sentence(

@@ -28,6 +28,8 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+READ = {"name": "read", "description": "", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": READ}]
 
 
 @dataclass(frozen=True)

@@ -114,11 +114,7 @@ class Asked:
 class ScriptedPolicy:
     """Answers with ``script(asked)``, a text, after ``pause(asked)`` if there is one."""
 
-    def __init__(
-        self,
-        script: Callable[[Asked], str],
-        pause: Callable[[Asked], Any] | None = None,
-    ) -> None:
+    def __init__(self, script: Callable[[Asked], str], pause: Callable[[Asked], Any] | None = None) -> None:
         self.script, self.pause = script, pause
         self.asked: list[Asked] = []
 
@@ -217,7 +213,5 @@ class FakeEnvironment:
 
 def parts(policy: Any, lives: Lives, *, how: dict[str, Any] | None = None, **more: Any) -> EpisodeParts:
     return EpisodeParts(
-        policy=policy,
-        open_environment=lambda: lives.open(**(how or {})),
-        **({"talk": IdTalk()} | more),
+        policy=policy, open_environment=lambda: lives.open(**(how or {})), **({"talk": IdTalk()} | more)
     )

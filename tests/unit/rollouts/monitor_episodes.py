@@ -6,12 +6,7 @@ import json
 from collections.abc import Mapping
 
 from composer_replication.records import ToolCall, ToolResult
-from composer_replication.rollouts.monitor import (
-    EpisodeEvidence,
-    HackMonitor,
-    MonitorReport,
-    PublicTask,
-)
+from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, MonitorReport, PublicTask
 
 TEST = """import pytest
 

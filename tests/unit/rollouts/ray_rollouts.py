@@ -155,10 +155,7 @@ def refusals_of(address: str, store: TaskStore) -> dict[str, Any]:
     return result
 
 
-SCENARIOS = {
-    "faces": run_faces_on,
-    "refusals": refusals_of,
-}
+SCENARIOS = {"faces": run_faces_on, "refusals": refusals_of}
 
 if __name__ == "__main__":
     print("\n" + json.dumps(SCENARIOS[sys.argv[3]](sys.argv[1], TaskStore.open(Path(sys.argv[2])))))

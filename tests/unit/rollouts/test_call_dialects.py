@@ -21,20 +21,12 @@ from composer_replication.rollouts.tokens.call_dialects import (
 )
 
 OF_TEMPLATES = {
-    "qwen2_5": "hermes",
-    "qwen3": "hermes",
-    "glm4moe": "hermes",
-    "qwen3_5_think": "hermes",
-    "nemotron_3_nano": "hermes",
-    "llama3_1": "llama",
-    "llama3_2": "llama",
+    **dict.fromkeys("qwen2_5 qwen3 glm4moe qwen3_5_think nemotron_3_nano".split(), "hermes"),
+    **dict.fromkeys("llama3_1 llama3_2".split(), "llama"),
     "deepseekv3": "deepseek",
     "gptoss": "harmony",
     "kimi_k2": "kimi",
-    "smollm2": "fenced",
-    "gemma3": "fenced",
-    "mistral": "fenced",
-    "phi3": "fenced",
+    **dict.fromkeys("smollm2 gemma3 mistral phi3".split(), "fenced"),
 }
 ONE_CALL = {"llama3_1", "llama3_2", "gptoss"}
 KNOWN = {family.name: family for family in FAMILIES}
@@ -95,22 +87,19 @@ def test_of_several_templates_that_for_tools_says_the_dialect() -> None:
 def test_a_tokenizer_without_a_template(nothing: Any) -> None:
     talk = LedgerTalk(tokenizer_of(family_of("qwen3")), nothing)
     for ask in (lambda: dialect_of(nothing), lambda: talk.open("Begin.", TOOLS)):
-        with pytest.raises(InputError, match="no chat template") as error:
+        with pytest.raises(InputError, match=r"CR0810.*no chat template"):
             ask()
-        assert error.value.code == "CR0810"
 
 
 def test_a_dialect_that_there_is_not_is_refused_before_anything_is_said() -> None:
-    with pytest.raises(UsageError, match="'nonsense'") as error:
+    with pytest.raises(UsageError, match=r"CR0818.*'nonsense'"):
         LedgerTalk(tokenizer_of(family_of("qwen3")), "", dialect="nonsense")
-    assert error.value.code == "CR0818"
 
 
 @pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer"])
 def test_a_template_with_tools_in_another_way_is_not_guessed_at(name: str) -> None:
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match="CR0818"):
         dialect_of((TRL / f"{name}.jinja").read_text())
-    assert error.value.code == "CR0818"
 
 
 @pytest.mark.parametrize("name", [name for name, dialect in OF_TEMPLATES.items() if dialect != "fenced"])
@@ -244,9 +233,8 @@ def test_the_end_token_right_behind_a_fence_hides_nothing() -> None:
 
 
 def test_an_unknown_dialect() -> None:
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match="CR0818"):
         read_calls("x", "qwen")
-    assert error.value.code == "CR0818"
 
 
 PIECES = st.sampled_from(

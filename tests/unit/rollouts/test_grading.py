@@ -211,6 +211,5 @@ def test_no_reward_is_given_where_the_sandbox_shows_the_hidden_tests(
     monkeypatch.setattr(ShowsTheStore, "store", store.root)
     for path in (store.root, *store.root.rglob("*")):  # the jail of root is another user
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
-    with pytest.raises(SandboxFailure, match=r"host_files .*/secrets/") as caught:
+    with pytest.raises(SandboxFailure, match=r"CR0306.*host_files .*/secrets/"):
         Grader(store, backend=f"{__name__}:ShowsTheStore")
-    assert caught.value.code == "CR0306"

@@ -86,10 +86,7 @@ def test_long_hints_are_wrapped() -> None:
 
 
 @settings(max_examples=30)
-@given(
-    st.text(alphabet="ab (\n'é🙂)#.", max_size=40),
-    st.sampled_from([0, 1]),
-)
+@given(st.text(alphabet="ab (\n'é🙂)#.", max_size=40), st.sampled_from([0, 1]))
 def test_the_prompt_is_only_added_to(text: str, tokenizer: int) -> None:
     prompt = place(f'{text}\ndef f(x):\n    """D."""', tokenizer=tokenizer)
     assert HINT in text_of(prompt, tokenizer)

@@ -15,12 +15,7 @@ from pydantic import ValidationError
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
 from composer_replication.records import Score
-from composer_replication.rollouts.hints.hint_context import (
-    FailedTest,
-    Fault,
-    HintContext,
-    ObservedRollout,
-)
+from composer_replication.rollouts.hints.hint_context import FailedTest, Fault, HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import find_faults
 from composer_replication.rollouts.hints.layers import (
     clamp,

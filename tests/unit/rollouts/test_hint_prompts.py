@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from chat_templates import FAMILIES, Family, TemplateTokenizer, tokenizer_of, tool_messages
+from chat_templates import FAMILIES, TOOLS, Family, TemplateTokenizer, tokenizer_of, tool_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,12 +23,6 @@ from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.trainer.collator import differs_by_hint
 
 HINT = "Hint: The available tools are: bash, read_file."
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "read", "description": "", "parameters": {"type": "object", "properties": {}}},
-    }
-]
 WITH_TOOLS = [family for family in FAMILIES if family.tool_place]
 texts = st.text(
     alphabet=st.one_of(

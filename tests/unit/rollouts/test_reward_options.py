@@ -8,10 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from composer_replication.records import Outcome, Score
-from composer_replication.rollouts.environment.reward_options import (
-    RewardOptions,
-    reward_of,
-)
+from composer_replication.rollouts.environment.reward_options import RewardOptions, reward_of
 from composer_replication.rollouts.regressions import Regressions
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
@@ -21,11 +18,7 @@ BROKEN = Regressions(("t.py::d",), 4)
 
 
 @pytest.mark.parametrize(
-    ("options", "share"),
-    [
-        (RewardOptions(), 0.5),
-        (RewardOptions(rule="all_or_nothing"), 0.0),
-    ],
+    ("options", "share"), [(RewardOptions(), 0.5), (RewardOptions(rule="all_or_nothing"), 0.0)]
 )
 def test_the_share_of_the_tests(options: RewardOptions, share: float) -> None:
     assert reward_of(SCORE, options) == pytest.approx(share)
@@ -55,12 +48,7 @@ def test_invalid_calls_cost() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"rule": "some"},
-        {"breaks": "never"},
-        {"break_sample": -1},
-        {"invalid_call_cost": float("inf")},
-    ],
+    [{"rule": "some"}, {"breaks": "never"}, {"break_sample": -1}, {"invalid_call_cost": float("inf")}],
 )
 def test_options_that_make_no_reward_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -113,11 +113,7 @@ def test_a_step_of_grpo_over_two_attempts(
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     before = set(process_folder().glob("attempt-*"))
     golden = store.files(clamp, "golden")[NUMBERS].decode()
-    solving = [
-        said("write_file", path=NUMBERS, content=golden),
-        said("submit"),
-        f"Done.{END}",
-    ]
+    solving = [said("write_file", path=NUMBERS, content=golden), said("submit"), f"Done.{END}"]
     failing = [said("bash", cmd="ls"), said("bash", command="echo hello-from-the-jail"), f"I give up.{END}"]
     factory = environment_factory(grader, reward=RewardOptions(invalid_call_cost=0.25))
     tokenizer, log, batch = stepped(factory, store, clamp, tmp_path, [solving, failing])

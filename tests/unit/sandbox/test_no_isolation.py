@@ -56,9 +56,8 @@ def test_the_names_are_those_of_the_self_test() -> None:
 def test_it_is_refused_until_everything_is_accepted(name: str) -> None:
     for names in ([], ["disk"], list(acceptance.GUARD_NAMES)):
         acceptance.accept(names)
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match="CR0340"):
             choose_backend(name)
-        assert caught.value.code == "CR0340"
     acceptance.accept(["everything"])
     assert choose_backend(name).name == "none"
 
@@ -73,9 +72,8 @@ def test_an_unknown_guard() -> None:
 
 
 def test_a_reward_needs_every_guard_that_is_not_accepted(tried: list[str]) -> None:
-    with pytest.raises(SandboxFailure, match=r"memory.*disk") as caught:
+    with pytest.raises(SandboxFailure, match=r"CR0306.*memory.*disk"):
         require_selftest(Lacking())
-    assert caught.value.code == "CR0306"
     with pytest.raises(SandboxFailure) as caught:
         require_selftest(Lacking(), accepted=("disk", "network"))
     assert "memory" in str(caught.value)

@@ -182,9 +182,8 @@ def test_nothing_runs_without_room_for_what_it_may_write(
     limits = Limits(disk_bytes=8 << 20)
     with backend.open(SandboxSpec(tmp_path, limits=limits)) as sandbox:
         free((8 << 20) - 1, 9)
-        with pytest.raises(SandboxFailure, match=r"8\.4 MB left, and a command may write 8\.4 MB") as caught:
+        with pytest.raises(SandboxFailure, match=r"CR0104.*8\.4 MB left, and a command may write 8\.4 MB"):
             sandbox.exec("touch began", timeout_seconds=20)
-        assert caught.value.code == "CR0104"
         assert not (tmp_path / "began").exists()
         free(8 << 20, 9)
         assert sandbox.exec("head -c 5000000 /dev/zero > kept", timeout_seconds=20).exit_code == 0

@@ -17,11 +17,7 @@ import pytest
 
 from composer_replication.records import Limits
 from composer_replication.sandbox import base_python, process_memory
-from composer_replication.sandbox.process_memory import (
-    Mappings,
-    MapsTooLongError,
-    lines_of_maps,
-)
+from composer_replication.sandbox.process_memory import Mappings, MapsTooLongError, lines_of_maps
 from composer_replication.sandbox.process_tree import kill_descendants
 from composer_replication.sandbox.supervised_run import Verdict, Watched
 

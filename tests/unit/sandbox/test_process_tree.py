@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ CHILDREN = (
 
 def num_unlinked_bytes(pids: list[int]) -> int:
     return process_memory.unlinked_files(pids, Mappings.of(pids)).num_bytes
+
+
+@contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that has said "up", killed at the end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", *words], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -100,14 +114,9 @@ def test_threads_of_all_processes_count() -> None:
         "for _ in range(5): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "print('up', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            assert process_tree.num_threads([process.pid]) == 6
-            assert process_tree.num_threads([process.pid, 2**22 + 5]) == 6  # one that is gone
-        finally:
-            process.kill()
+    with running(code) as process:
+        assert process_tree.num_threads([process.pid]) == 6
+        assert process_tree.num_threads([process.pid, 2**22 + 5]) == 6  # one that is gone
 
 
 def test_descriptors_on_their_way_in_a_socket_are_seen() -> None:
@@ -115,22 +124,17 @@ def test_descriptors_on_their_way_in_a_socket_are_seen() -> None:
         "import socket, sys, time\n"
         "one, two = socket.socketpair()\n"
         "socket.send_fds(one, [b'x'], [0])\n"
-        "print('sent', flush=True); sys.stdin.readline()\n"
+        "print('up', flush=True); sys.stdin.readline()\n"
         "socket.recv_fds(two, 1, 1)\n"
         "print('received', flush=True); time.sleep(60)"
     )
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            assert process.stdout.readline() == "sent\n"
-            assert process_tree.hides_descriptors([process.pid])
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "received\n"
-            assert not process_tree.hides_descriptors([process.pid])
-        finally:
-            process.kill()
+    with running(code) as process:
+        assert process_tree.hides_descriptors([process.pid])
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "received\n"
+        assert not process_tree.hides_descriptors([process.pid])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root sees the descriptors of everybody")
@@ -138,13 +142,8 @@ def test_a_process_that_shows_its_descriptors_to_nobody_hides_them() -> None:
     code = (
         "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print('up', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            assert process_tree.hides_descriptors([process.pid])
-        finally:
-            process.kill()
+    with running(code) as process:
+        assert process_tree.hides_descriptors([process.pid])
 
 
 AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
@@ -198,17 +197,10 @@ time.sleep(60)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the kernel shows the files behind mappings to root alone")
 @pytest.mark.parametrize("kind", ["anonymous", "memfd"])
 def test_shared_memory_that_nobody_touches_at_the_moment_counts(kind: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", UNTOUCHED, kind], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-            for count in (process_memory.memory_bytes, process_memory.proportional_memory_bytes):
-                assert 40 << 20 <= count([process.pid]) < 140 << 20
-                assert count([process.pid, process.pid]) - 40 * 2**20 < 100 << 20  # one block, seen twice
-        finally:
-            process.kill()
+    with running(UNTOUCHED, kind) as process:
+        for count in (process_memory.memory_bytes, process_memory.proportional_memory_bytes):
+            assert 40 << 20 <= count([process.pid]) < 140 << 20
+            assert count([process.pid, process.pid]) - 40 * 2**20 < 100 << 20  # one block, seen twice
 
 
 def test_a_deleted_program_that_runs_counts(tmp_path: Path) -> None:
@@ -240,23 +232,16 @@ ctypes.CDLL(None).pthread_exit(None)
 
 def test_a_process_lives_on_when_its_first_thread_has_ended() -> None:
     start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    with subprocess.Popen(
-        [sys.executable, "-c", start, FIRST_THREAD_ENDED], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        try:
-            assert parent.stdout is not None
-            assert parent.stdout.readline() == "up\n"
-            (process,) = process_tree.descendants(parent.pid)
-            assert process_memory.memory_bytes([process]) == 0
-            (speaker,) = threads = process_tree.speakers([process])
-            assert speaker != process
-            assert 50 << 20 <= process_memory.memory_bytes(threads) < 150 << 20
-            assert process_memory.proportional_memory_bytes(threads) >= 50 << 20
-            assert num_unlinked_bytes(threads) == 8 << 20
-            assert process_tree.kill_descendants(parent.pid)
-            assert process_tree.speakers([process]) == []
-        finally:
-            parent.kill()
+    with running(start, FIRST_THREAD_ENDED) as parent:
+        (process,) = process_tree.descendants(parent.pid)
+        assert process_memory.memory_bytes([process]) == 0
+        (speaker,) = threads = process_tree.speakers([process])
+        assert speaker != process
+        assert 50 << 20 <= process_memory.memory_bytes(threads) < 150 << 20
+        assert process_memory.proportional_memory_bytes(threads) >= 50 << 20
+        assert num_unlinked_bytes(threads) == 8 << 20
+        assert process_tree.kill_descendants(parent.pid)
+        assert process_tree.speakers([process]) == []
 
 
 def test_a_jail_whose_folder_is_gone_is_ended_and_no_other(tmp_path: Path) -> None:

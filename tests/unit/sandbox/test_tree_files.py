@@ -80,9 +80,8 @@ def test_a_machine_without_descriptors_is_no_fault_of_the_files(deep: Path) -> N
     files = TreeFiles(deep, None)
     with few_descriptors(0):
         for ask in (lambda: files.list("."), lambda: files.read("a/f", 9)):
-            with pytest.raises(SandboxFailure) as caught:
+            with pytest.raises(SandboxFailure, match="CR0302"):
                 ask()
-            assert caught.value.code == "CR0302"
 
 
 def test_a_folder_that_becomes_a_link_or_goes_away_is_left_out(tmp_path: Path) -> None:
@@ -118,9 +117,8 @@ def test_there_is_a_most_to_look_through(
     assert len(TreeFiles(tmp_path, None).list(".")) == 3
     (tmp_path / "a" / "inner").mkdir()
     monkeypatch.setattr(folders, name, most)
-    with pytest.raises(SandboxFileError, match=f"more than {most} ") as caught:
+    with pytest.raises(SandboxFileError, match=rf"CR0309.*more than {most} "):
         TreeFiles(tmp_path, None).list(".")
-    assert caught.value.code == "CR0309"
 
 
 def test_closed_folders_are_opened_to_their_owner(tmp_path: Path) -> None:
@@ -176,9 +174,8 @@ def test_a_tree_too_deep_for_a_copy_is_data_and_no_failure(tree: Path, tmp_path:
         here = below
     os.close(here)
     snapshots = TreeSnapshots(tree, tmp_path / "copies")
-    with pytest.raises(SandboxFileError, match="too long") as caught:
+    with pytest.raises(SandboxFileError, match=r"CR0309.*too long"):
         snapshots.take()
-    assert caught.value.code == "CR0309"
     assert list((tmp_path / "copies").iterdir()) == []
     assert "snapshot-0" not in snapshots
 

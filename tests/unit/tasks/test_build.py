@@ -256,45 +256,31 @@ def test_a_refused_folder_stays_as_it_was(make_project: MakeProject, strange: st
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
 
 
+def with_tests(tests: str, code: str = "x = 1\n") -> dict[str, str]:
+    return {"planted.py": code, "test_planted.py": tests}
+
+
+BY_ADDRESS = '[project]\nname = "p"\ndependencies = ["x @ git+https://example.invalid/x"]\n'
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
         (
-            {
-                "planted.py": "x = 1\n",
-                "test_planted.py": "def test_a():\n    assert False\n\n\ndef test_b():\n    assert False\n",
-            },
+            with_tests("def test_a():\n    assert False\n\n\ndef test_b():\n    assert False\n"),
             "red-baseline",
         ),
-        (
-            {
-                "planted.py": "x = 1\n",
-                "test_planted.py": "import os\nos._exit(0)\n\n\ndef test_a():\n    pass\n",
-            },
-            "red-baseline",
-        ),
+        (with_tests("import os\nos._exit(0)\n\n\ndef test_a():\n    pass\n"), "red-baseline"),
         ({"pyproject.toml": '[project]\nname = "pluggy"\nversion = "9"\n', **PLANTED}, "runner-dependency"),
-        (
-            {
-                "pyproject.toml": '[project]\nname = "p"\ndependencies = ["x @ git+https://example.invalid/x"]\n',
-                **PLANTED,
-            },
-            "dependency-by-url",
-        ),
+        ({"pyproject.toml": BY_ADDRESS, **PLANTED}, "dependency-by-url"),
         ({"packaging.py": "def f():\n    return 1\n", **PLANTED}, "runner-dependency"),
         (
-            {
-                "planted.py": "x = 1\n",
-                "test_planted.py": "import pytest\npytest.importorskip('no_such')\ndef test_a(): pass\n",
-            },
+            with_tests("import pytest\npytest.importorskip('no_such')\ndef test_a(): pass\n"),
             "missing-requirement .*no_such",
         ),
         (
-            {
-                "planted.py": "\ufeffdef one():\n    return 7\n",
-                "test_planted.py": "def test_a():\n    pass\n",
-            },
+            with_tests("def test_a():\n    pass\n", "\ufeffdef one():\n    return 7\n"),
             "nothing-to-delete .*nothing of the sizes function/body .*1 of them cannot be cut, the first is planted.py, which",
         ),
     ],
@@ -343,7 +329,6 @@ def test_nothing_of_a_repository_runs_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(SandboxFailure, match="the sandbox open does not hold: network") as caught:
+    with pytest.raises(SandboxFailure, match=r"CR0306.*the sandbox open does not hold: network"):
         use(tiny_project, tiny_store.root, tmp_path / "out")
-    assert caught.value.code == "CR0306"
     assert not (tmp_path / "out" / "journal.jsonl").exists()

@@ -181,9 +181,8 @@ def test_an_address_is_taken_apart(source: str, url: str, ref: str, name: str) -
     ],
 )
 def test_what_git_may_not_be_given_is_refused(source: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0402"):
         open_source(source)
-    assert caught.value.code == "CR0402"
 
 
 def test_a_password_is_not_repeated() -> None:
@@ -199,9 +198,8 @@ def test_a_password_is_not_repeated() -> None:
 
 def test_no_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repository: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingError) as caught:
+    with pytest.raises(MissingError, match="CR0440"):
         open_source(f"git+file://{repository}")
-    assert caught.value.code == "CR0440"
 
 
 def test_unreachable_and_unknown_are_told_apart(tmp_path: Path, repository: Path) -> None:

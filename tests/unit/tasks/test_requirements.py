@@ -31,26 +31,16 @@ PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 
 def read(metadata: Mapping[str, str], files: Mapping[str, str] | None = None) -> Requirements:
-    return read_requirements(
-        RepositorySource(
-            source="x",
-            name="thing",
-            version="1",
-            sha256="",
-            files={name: text.encode() for name, text in (files or {}).items()},
-            metadata={name: text.encode() for name, text in metadata.items()},
-        )
-    )
+    read_files = {name: text.encode() for name, text in (files or {}).items()}
+    about = {name: text.encode() for name, text in metadata.items()}
+    return read_requirements(RepositorySource("x", "thing", "1", "", read_files, about))
 
 
 def texts(found: Requirements) -> set[str]:
     return {str(requirement) for requirement in (*found.required.values(), *found.wanted.values())}
 
 
-def test_pyproject_dependencies_and_test_groups() -> None:
-    found = read(
-        {
-            "pyproject.toml": """
+GROUPS = """
 [project]
 dependencies = ["alpha>=1", "old ; python_version < '3'"]
 [project.optional-dependencies]
@@ -61,18 +51,43 @@ tests = ["gamma[extra]<3", {include-group = "more"}]
 more = ["delta"]
 docs = ["sphinx"]
 """
-        }
-    )
-    assert texts(found) == {"alpha>=1", "beta", "gamma[extra]<3", "delta"}
+POETRY = """
+[tool.poetry]
+name = "thing"
+[tool.poetry.dependencies]
+python = "^3.8"
+alpha = "^1.2"
+beta = {version = ">=2", optional = true}
+gamma = {version = "~3.1"}
+[tool.poetry.group.test.dependencies]
+delta = "*"
+"""
+MARKERS = """
+[tool.poetry.dependencies]
+never = {version = "^1", markers = "sys_platform == 'nowhere'"}
+old = {version = "^1", python = "<3"}
+new = {version = "^1", python = "^3.6"}
+other = {version = "^1", platform = "nowhere"}
+both = [{version = "^1", python = "<3"}, {version = "^2", python = ">=3"}]
+"""
+MARKED = f"pywin32==306; sys_platform == 'nowhere'\ntomli>=1; python_version == '{PYTHON}'\npinned==1\n"
+INCLUDES_ITSELF = '[dependency-groups]\ntest = ["a", {include-group = "test"}, {include-group = "x"}]'
+ENDS_THE_PROCESS = "import os\nos._exit(9)\nsetup(install_requires=compute() + ['x'], tests_require=('y',))\n"
 
 
-def test_a_group_that_includes_itself_ends() -> None:
-    found = read(
-        {
-            "pyproject.toml": '[dependency-groups]\ntest = ["a", {include-group = "test"}, {include-group = "x"}]'
-        }
-    )
-    assert texts(found) == {"a"}
+@pytest.mark.parametrize(
+    ("name", "text", "more", "wanted"),
+    [
+        ("pyproject.toml", GROUPS, "", {"alpha>=1", "beta", "gamma[extra]<3", "delta"}),
+        ("pyproject.toml", POETRY, "", {"alpha<2,>=1.2", "gamma<3.2,>=3.1", "delta"}),
+        ("pyproject.toml", MARKERS, MARKED, {"new<2,>=1", "both<3,>=2", "tomli>=1", "pinned"}),
+        ("pyproject.toml", INCLUDES_ITSELF, "", {"a"}),
+        ("setup.py", ENDS_THE_PROCESS, "", {"x", "y"}),  # it is read and not run
+    ],
+    ids=["groups of tests", "poetry", "markers", "a group that includes itself", "setup.py"],
+)
+def test_what_a_project_file_asks_for(name: str, text: str, more: str, wanted: set[str]) -> None:
+    assert texts(read({name: text, "requirements-test.txt": more})) == wanted
 
 
 def test_package_info_setup_cfg_setup_py_and_requirement_files() -> None:
@@ -107,25 +122,6 @@ def test_an_extra_of_package_info_may_ask_for_more_than_an_extra() -> None:
     assert not {"elsewhere", "old", "never"} & set(found.declared)
 
 
-def test_poetry() -> None:
-    found = read(
-        {
-            "pyproject.toml": """
-[tool.poetry]
-name = "thing"
-[tool.poetry.dependencies]
-python = "^3.8"
-alpha = "^1.2"
-beta = {version = ">=2", optional = true}
-gamma = {version = "~3.1"}
-[tool.poetry.group.test.dependencies]
-delta = "*"
-"""
-        }
-    )
-    assert texts(found) == {"alpha<2,>=1.2", "gamma<3.2,>=3.1", "delta"}
-
-
 def test_declared_ones_are_taken_where_tests_import_them() -> None:
     metadata = {
         "tox.ini": "[testenv]\ndeps =\n    py{38,39}: needed==1.0\n    other\n    pytest-mock\n    pytest-cov\n"
@@ -138,9 +134,8 @@ def test_declared_ones_are_taken_where_tests_import_them() -> None:
 
 
 def test_addresses_are_refused_and_never_passed_on() -> None:
-    found = read(
-        {"pyproject.toml": '[project]\ndependencies = ["evil @ git+https://example.invalid/evil", "a"]'}
-    )
+    evil = '[project]\ndependencies = ["evil @ git+https://example.invalid/evil", "a"]'
+    found = read({"pyproject.toml": evil})
     assert found.refused == ["evil"]
     assert texts(found) == {"a"}
 
@@ -148,15 +143,6 @@ def test_addresses_are_refused_and_never_passed_on() -> None:
 def test_broken_files_say_nothing() -> None:
     found = read({"pyproject.toml": "[[", "setup.cfg": "no section", "setup.py": "def (", "tox.ini": "[x\n"})
     assert (found.required, found.refused) == ({}, [])
-
-
-def test_setup_py_is_read_and_not_run() -> None:
-    found = read(
-        {
-            "setup.py": "import os\nos._exit(9)\nsetup(install_requires=compute() + ['x'], tests_require=('y',))\n"
-        }
-    )
-    assert texts(found) == {"x", "y"}
 
 
 def test_imported_modules() -> None:
@@ -202,23 +188,6 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
         {"libs/x/pyproject.toml": project, "libs/x/x.py": ""},
     )
     assert (poetry.refused, texts(poetry)) == ([], {"needed-by-x"})
-
-
-def test_markers_decide_what_is_asked_for_here() -> None:
-    found = read(
-        {
-            "pyproject.toml": """
-[tool.poetry.dependencies]
-never = {version = "^1", markers = "sys_platform == 'nowhere'"}
-old = {version = "^1", python = "<3"}
-new = {version = "^1", python = "^3.6"}
-other = {version = "^1", platform = "nowhere"}
-both = [{version = "^1", python = "<3"}, {version = "^2", python = ">=3"}]
-""",
-            "requirements-test.txt": f"pywin32==306; sys_platform == 'nowhere'\ntomli>=1; python_version == '{PYTHON}'\npinned==1\n",
-        }
-    )
-    assert texts(found) == {"new<2,>=1", "both<3,>=2", "tomli>=1", "pinned"}
 
 
 @pytest.mark.parametrize(

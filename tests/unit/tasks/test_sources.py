@@ -125,20 +125,11 @@ def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) 
     assert open_source(str(root)).sha256 != first
 
 
-@pytest.mark.parametrize(
-    ("source", "code"),
-    [
-        ("no/such/path", "CR0402"),
-        ("", "CR0402"),  # an unset variable of a shell is not this folder
-        ("sdist:toolz", "CR0402"),
-        ("sdist:toolz>=1", "CR0402"),
-        ("sdist:../x==1", "CR0402"),
-    ],
-)
-def test_a_wrong_source_is_one_sentence(source: str, code: str) -> None:
-    with pytest.raises(InputError) as caught:
+# the second is an unset variable of a shell, and not this folder
+@pytest.mark.parametrize("source", ["no/such/path", "", "sdist:toolz", "sdist:toolz>=1", "sdist:../x==1"])
+def test_a_wrong_source_is_one_sentence(source: str) -> None:
+    with pytest.raises(InputError, match="CR0402") as caught:
         open_source(source)
-    assert caught.value.code == code
     assert caught.value.where == source
 
 
@@ -156,9 +147,8 @@ def without(name: str) -> dict[str, bytes]:
     ],
 )
 def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, bytes], code: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=code):
         open_source(str(write_tree(tmp_path / "thing", files)))
-    assert caught.value.code == code
 
 
 def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
@@ -264,9 +254,8 @@ def test_a_folder_that_is_too_large_is_not_called_an_archive(
 @pytest.mark.parametrize("data", [b"", b"this is no archive at all" * 40, b"\x1f\x8b\x08\x00rest"])
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0402"):
         open_source(str(tmp_path / name))
-    assert caught.value.code == "CR0402"
 
 
 # --- members of a foreign zip ---
@@ -286,9 +275,8 @@ def read_members(path: Path) -> dict[str, bytes]:
 
 
 def sentence(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0402") as caught:
         read_members(path)
-    assert caught.value.code == "CR0402"
     return caught.value.message
 
 

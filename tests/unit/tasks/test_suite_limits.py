@@ -133,9 +133,8 @@ def with_seconds(record: RepositoryRecord, seconds: float) -> RepositoryRecord:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 86_401.0])
 def test_suite_seconds_that_are_none(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(UsageError, match="suite_seconds") as caught:
+    with pytest.raises(UsageError, match=r"CR0206.*suite_seconds"):
         build_tasks(["x"], tmp_path / "out", suite_seconds=seconds)
-    assert caught.value.code == "CR0206"
 
 
 def test_the_flag_and_the_sentence(

@@ -20,14 +20,8 @@ def graph(**texts: str) -> SymbolGraph:
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("p/a.py", "p.a"),
-        ("p/__init__.py", "p"),
-        ("src/p/b/__init__.py", "p.b"),
-        ("lib/p/a.pyi", "p.a"),
-        ("src/space/p/a.py", "space.p.a"),
-        ("one.py", "one"),
-        ("src/one.py", "one"),
-        ("src.py", "src"),
+        *(("p/a.py", "p.a"), ("p/__init__.py", "p"), ("src/p/b/__init__.py", "p.b"), ("lib/p/a.pyi", "p.a")),
+        *(("src/space/p/a.py", "space.p.a"), ("one.py", "one"), ("src/one.py", "one"), ("src.py", "src")),
     ],
 )
 def test_module_names(path, name):
@@ -78,28 +72,19 @@ def test_relative_imports_count_dots_from_modules_and_packages():
     assert targets == {"p/__init__.py": ["p.a"], "p/q/__init__.py": ["p.a", "p.q"], "p/q/r.py": ["z", "p.q"]}
 
 
+AT_IMPORT = (
+    *("f()", "@f\ndef g(): pass", "def g(x=f): pass", "def g(x: f): pass", "class C(f): pass"),
+    *("class C:\n    f", "x = lambda y=f: y", "x = [f for y in z]", "if f: pass", "x: f = 1"),
+)
+AT_A_CALL = (
+    *("def g(): f", "class C:\n    def g(self): f", "x = lambda: f", "if TYPE_CHECKING:\n    f"),
+    *("if typing.TYPE_CHECKING:\n    f\nelse:\n    pass", "if __name__ == '__main__':\n    f()"),
+    *(f"from __future__ import annotations\n{text}" for text in ("def g(x: f): pass", "x: f = 1")),
+)
+
+
 @pytest.mark.parametrize(
-    ("text", "when"),
-    [
-        ("f()", True),
-        ("@f\ndef g(): pass", True),
-        ("def g(x=f): pass", True),
-        ("def g(x: f): pass", True),
-        ("class C(f): pass", True),
-        ("class C:\n    f", True),
-        ("x = lambda y=f: y", True),
-        ("x = [f for y in z]", True),
-        ("if f: pass", True),
-        ("x: f = 1", True),
-        ("def g(): f", False),
-        ("class C:\n    def g(self): f", False),
-        ("x = lambda: f", False),
-        ("if TYPE_CHECKING:\n    f", False),
-        ("if typing.TYPE_CHECKING:\n    f\nelse:\n    pass", False),
-        ("if __name__ == '__main__':\n    f()", False),
-        ("from __future__ import annotations\ndef g(x: f): pass", False),
-        ("from __future__ import annotations\nx: f = 1", False),
-    ],
+    ("text", "when"), [*((text, True) for text in AT_IMPORT), *((text, False) for text in AT_A_CALL)]
 )
 def test_import_time_and_call_time(text, when):
     found = read_source("a.py", text.encode())

@@ -271,9 +271,7 @@ def test_a_run_over_the_limits_of_the_sandbox_is_named_and_harms_no_other(enviro
     eats = "pieces = [b'x' * 10**7 for _ in range(30)]; import os, time; [os.fork() for _ in range(3)]\n    pieces = [bytearray(p) for p in pieces]; time.sleep(20); return 42"
     good = Trial(project("return 42"), IDS, 60.0)
     reports = run_batch(
-        [good, Trial(project(eats), IDS, 60.0), good],
-        environment,
-        limits=Limits(memory_bytes=700 * 1024**2),
+        [good, Trial(project(eats), IDS, 60.0), good], environment, limits=Limits(memory_bytes=700 * 1024**2)
     )
     assert [len(report.passed) for report in reports] == [2, 0, 2]
     assert reports[1].error.startswith("the tests used more memory than allowed")

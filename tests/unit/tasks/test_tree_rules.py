@@ -126,26 +126,16 @@ def test_a_package_that_only_another_one_needs(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "is_in"),
-    [
-        ("tests/data/a.log", True),
-        ("tests/data/poetry.lock", True),
-        ("tests/data/.env", True),
-        ("foo/a.log", False),
-        ("foo/.env", False),
-        ("tests/a.zip", False),
-        ("tests/foo-1-py3-none-any.whl", False),
-        ("tests/old.diff", False),
-        ("tests/a.pickle", False),
-        ("tests/.coverage", False),
-        ("tests/.a.py.swp", False),
-        ("tests/.pytest_cache/a.txt", False),
-        ("tests/__pycache__/a.pyc", False),
-    ],
+DATA = "tests/data/a.log tests/data/poetry.lock tests/data/.env".split()
+NO_DATA = (
+    *"foo/a.log foo/.env tests/a.zip tests/foo-1-py3-none-any.whl tests/old.diff tests/a.pickle".split(),
+    *"tests/.coverage tests/.a.py.swp tests/.pytest_cache/a.txt tests/__pycache__/a.pyc".split(),
 )
-def test_data_of_tests(name: str, is_in: bool) -> None:
-    assert kept(name) == ({name} if is_in else set())
+
+
+@pytest.mark.parametrize("name", [*DATA, *NO_DATA])
+def test_data_of_tests(name: str) -> None:
+    assert kept(name) == ({name} if name in DATA else set())
 
 
 NAMES = st.sampled_from(

@@ -224,40 +224,20 @@ class Name(str):
     __getitem__ = __iter__ = __str__  # type: ignore[assignment]
 
 
+INSIDE = (
+    *"/proc/self/mem /proc/1/task/1/mem mem /proc/self /proc/self/ //proc/./self/fd/../ /proc".split(),
+    *"/proc/self/fd/1 //proc//self/fd//1 ../proc/self/fd/1 /dev/fd/1 /proc/self/map_files/0-1".split(),
+    *(b"/proc/self/mem", bytearray(b"/proc/self/mem"), b"../../mem", b"/proc/self/fd"),
+    *(Name("/proc/self/mem"), Path("/proc/self/mem")),
+)
+OUTSIDE = (
+    *"/proc/self/stat /proc/meminfo /etc/passwd a/fd/3 3 memory mem.txt nothing\0here \ud800".split(" "),
+    *(b"/proc/self/status", 7, None),
+)
+
+
 @pytest.mark.parametrize(
-    ("path", "is_inside"),
-    [
-        ("/proc/self/mem", True),
-        (b"/proc/self/mem", True),
-        (bytearray(b"/proc/self/mem"), True),
-        (Name("/proc/self/mem"), True),
-        (Path("/proc/self/mem"), True),
-        ("/proc/1/task/1/mem", True),
-        ("mem", True),
-        (b"../../mem", True),
-        ("/proc/self", True),
-        ("/proc/self/", True),
-        ("//proc/./self/fd/../", True),
-        ("/proc", True),
-        (b"/proc/self/fd", True),
-        ("/proc/self/fd/1", True),
-        ("//proc//self/fd//1", True),
-        ("../proc/self/fd/1", True),
-        ("/dev/fd/1", True),
-        ("/proc/self/map_files/0-1", True),
-        ("/proc/self/stat", False),
-        ("/proc/meminfo", False),
-        (b"/proc/self/status", False),
-        ("/etc/passwd", False),
-        ("a/fd/3", False),
-        ("3", False),
-        ("memory", False),
-        ("mem.txt", False),
-        ("nothing\0here", False),
-        ("\ud800", False),
-        (7, False),
-        (None, False),
-    ],
+    ("path", "is_inside"), [*((path, True) for path in INSIDE), *((path, False) for path in OUTSIDE)]
 )
 def test_which_paths_lead_into_a_process(path: object, is_inside: bool) -> None:
     assert RUNNER["make_is_inside"]()(path) is is_inside

@@ -389,9 +389,8 @@ def test_a_generation_without_any_episode_stops_the_run(
         raise SandboxFailure("CR0302", "no jail today.")
 
     scripted.setattr(FeatureDeletionEnv, "reset", reset)
-    with pytest.raises(SandboxFailure) as raised:
+    with pytest.raises(SandboxFailure, match="CR0390"):
         train(tmp_path / "run", store)
-    assert raised.value.code == "CR0390"
 
 
 @pytest.mark.long
@@ -449,15 +448,13 @@ def test_spread_weights_are_refused_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UsageError, match="spread over processes") as raised:
+    with pytest.raises(UsageError, match=r"CR0757.*spread over processes"):
         train(tmp_path / "run", store)
-    assert raised.value.code == "CR0757"
 
 
 def test_rows_without_a_task_are_refused() -> None:
-    with pytest.raises(UsageError, match="names a task") as raised:
+    with pytest.raises(UsageError, match=r"CR0412.*names a task"):
         episode_rollouts._task_ids([{"prompt": "x"}], 1)
-    assert raised.value.code == "CR0412"
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:

@@ -58,10 +58,8 @@ def test_a_vision_language_model(tmp_path: Path) -> None:
     from transformers import Gemma3Config
 
     Gemma3Config().save_pretrained(tmp_path)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"CR0701.*a gemma3 model reads images or sound"):
         load(tmp_path)
-    assert caught.value.code == "CR0701"
-    assert "a gemma3 model reads images or sound" in caught.value.message
 
 
 def test_a_tokenizer_without_pad_and_end(tmp_path: Path) -> None:
@@ -69,9 +67,8 @@ def test_a_tokenizer_without_pad_and_end(tmp_path: Path) -> None:
     _, tokenizer = make_tiny_model(0)
     tokenizer.pad_token = tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0701"):
         load(tmp_path)
-    assert caught.value.code == "CR0701"
 
 
 def test_a_tokenizer_without_a_padding_token_pads_with_its_end(tmp_path: Path) -> None:
@@ -106,17 +103,15 @@ def test_weights_that_are_not_finite(tmp_path: Path, value: float) -> None:
         model.model.layers[1].mlp.up_proj.weight[3, 5] = value
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"not finite: model.layers.1.mlp.up_proj.weight") as caught:
+    with pytest.raises(InputError, match=r"CR0701.*not finite: model.layers.1.mlp.up_proj.weight"):
         load(tmp_path)
-    assert caught.value.code == "CR0701"
 
 
 def test_a_template_that_raises() -> None:
     model, tokenizer = make_tiny_model(0)
     tokenizer.chat_template = "{{ raise_exception('only system messages') }}"
     rows = [{"prompt": [{"role": "user", "content": "x"}], "task_id": "one"}]
-    with pytest.raises(InputError, match="does not take the conversation: only system messages") as caught:
+    with pytest.raises(InputError, match=r"CR0810.*does not take the conversation: only system messages"):
         refuse_long_prompts(rows, model, tokenizer, max_new_tokens=4)
-    assert caught.value.code == "CR0810"
     with pytest.raises(InputError, match="CR0810"):
         InProcessPolicy(model, tokenizer, as_chat=True).prompt_ids("x")

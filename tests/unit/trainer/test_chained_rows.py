@@ -15,11 +15,7 @@ from tiny_trainer import build_trainer, tiny_model, tiny_tokenizer
 from composer_replication.errors import InputError
 from composer_replication.records import Rollout
 from composer_replication.trainer.batch_records import rollouts_of, sibling_tensors
-from composer_replication.trainer.chained_rows import (
-    CheckedRollouts,
-    one_conversation_rows,
-    starts_tensor,
-)
+from composer_replication.trainer.chained_rows import CheckedRollouts, one_conversation_rows, starts_tensor
 from composer_replication.trainer.generation import SEGMENT_STARTS, Generation
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion
@@ -192,11 +188,7 @@ def rollout_function(prompts: list[str], trainer: Any) -> dict[str, Any]:
 def test_a_run_on_chains_drifts_from_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Shuffled, split and used again: each row stays with its own conversations."""
     trainer = build_trainer(
-        output_dir=tmp_path,
-        max_steps=2,
-        learning_rate=0.0,
-        rollout_func=rollout_function,
-        **settings,
+        output_dir=tmp_path, max_steps=2, learning_rate=0.0, rollout_func=rollout_function, **settings
     )
     trainer.train()
     rows = [row for row in trainer.state.log_history if "checks/token_drift_max" in row]

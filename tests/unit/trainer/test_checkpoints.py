@@ -132,9 +132,8 @@ def test_choosing(tmp_path: Path) -> None:
 
 def test_a_half_written_checkpoint_cannot_be_named(tmp_path: Path) -> None:
     partial = make_checkpoint(tmp_path, 4, is_whole=False)
-    with pytest.raises(InputError, match="half-written") as caught:
+    with pytest.raises(InputError, match=r"CR0706.*half-written"):
         choose_checkpoint(str(partial), tmp_path)
-    assert caught.value.code == "CR0706"
 
 
 def test_the_step_is_in_the_name(tmp_path: Path) -> None:

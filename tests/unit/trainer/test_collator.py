@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer.collator import (
-    TokenRows,
-    collate_hinted_turns,
-    collate_pairs,
-)
+from composer_replication.trainer.collator import TokenRows, collate_hinted_turns, collate_pairs
 
 PAD = 0
 TOKENS = st.lists(st.integers(1, 50), min_size=1, max_size=6).map(tuple)

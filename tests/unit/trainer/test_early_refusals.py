@@ -39,9 +39,8 @@ def test_groups_that_lie_across_processes() -> None:
     arguments = SimpleNamespace(per_device_train_batch_size=6, steps_per_generation=1)
     refuse_split_groups(arguments, 4, num_processes=1)
     refuse_split_groups(arguments, 3, num_processes=2)
-    with pytest.raises(UsageError, match="6 rows are not a multiple of 4") as caught:
+    with pytest.raises(UsageError, match=r"CR0760.*6 rows are not a multiple of 4"):
         refuse_split_groups(arguments, 4, num_processes=2)
-    assert caught.value.code == "CR0760"
 
 
 def test_the_tasks_are_counted_before_the_model_is_loaded(
@@ -60,9 +59,8 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
     run = training_run._Run(config, RECIPE.parent, RunFolder(tmp_path), quiet=True)
     run.tasks = SimpleNamespace(train=(), split=None)
     run.arguments, run.method = check_training(config, run.folder)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0760"):
         training_run._open_parts(run)
-    assert caught.value.code == "CR0760"
 
 
 def test_no_run_sends_its_model_to_a_hub(tmp_path: Path) -> None:

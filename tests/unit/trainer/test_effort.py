@@ -23,6 +23,5 @@ def test_units_of_a_rollout_by_hand() -> None:
 
 @pytest.mark.parametrize("counts", [{"thoughts": 3}, {"turn": -1}, {"turn": float("nan")}])
 def test_counts_that_are_none(counts: dict[str, Any]) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0777"):
         effort_units(counts)
-    assert caught.value.code == "CR0777"

@@ -120,11 +120,7 @@ def test_an_evaluation_that_gives_up_halts_with_its_verdict_on_disk(strict: bool
 
     folder = RunFolder(tmp_path / "run")
     log = RunLog(folder)
-    trainer = bare_trainer(
-        PatientEvaluation(broken),
-        heldout_guard=HeldOutGuard(),
-        strict_killswitch=strict,
-    )
+    trainer = bare_trainer(PatientEvaluation(broken), heldout_guard=HeldOutGuard(), strict_killswitch=strict)
     trainer.step_lines.log = log
     for step in (0, 10):
         trainer.state.global_step = step

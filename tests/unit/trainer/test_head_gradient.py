@@ -27,10 +27,7 @@ TURNS = (
     HintedTurn((5, 6, 7), (5, 6, 90, 91, 7), (40, 41, 42)),
     HintedTurn((8,), (88, 8), (50, 51, 52, 53), weight=0.5),
 )
-PAIRS = (
-    PreferencePair((5, 6, 7), (40, 41, 42), (43,)),
-    PreferencePair((8,), (50,), (51, 52, 53, 54)),
-)
+PAIRS = (PreferencePair((5, 6, 7), (40, 41, 42), (43,)), PreferencePair((8,), (50,), (51, 52, 53, 54)))
 HINTS = HintsSection(top_k=7)
 BETA = 2.0
 

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from full_vocabulary import (
-    assert_same_gradients,
-    expected_hint_loss,
-    gradients,
-    moved,
-    plain_copy,
-    sharpened,
-)
+from full_vocabulary import assert_same_gradients, expected_hint_loss, gradients, moved, plain_copy, sharpened
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
@@ -88,11 +81,7 @@ def batch_of(trainer: Any, turns: Sequence[HintedTurn]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {},
-        {"jsd_alpha": 0.0, "top_k": 1},
-        {"jsd_alpha": 1.0, "top_k": 258},
-    ],
+    [{}, {"jsd_alpha": 0.0, "top_k": 1}, {"jsd_alpha": 1.0, "top_k": 258}],
     ids=["jsd", "forward", "reverse-all-words"],
 )
 def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(

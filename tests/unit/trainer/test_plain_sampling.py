@@ -42,10 +42,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "phi3-longrope": lambda: tf.Phi3ForCausalLM(
         tf.Phi3Config(
-            **SIZES,
-            max_position_embeddings=64,
-            original_max_position_embeddings=12,
-            rope_parameters=LONGROPE,
+            **SIZES, max_position_embeddings=64, original_max_position_embeddings=12, rope_parameters=LONGROPE
         )
     ),
     "llama-dynamic": lambda: tf.LlamaForCausalLM(

@@ -109,12 +109,7 @@ def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer, masks_trunc
 
 @pytest.mark.parametrize(
     ("weight", "column", "reward", "num_dull"),
-    [
-        (0.0, None, 1.0, 1.0),
-        (0.1, None, 1.0, 0.0),
-        (0.1, [{"turn": 1}] * 4, 1.0, 1.0),
-        (0.1, None, 0.0, 1.0),
-    ],
+    [(0.0, None, 1.0, 1.0), (0.1, None, 1.0, 0.0), (0.1, [{"turn": 1}] * 4, 1.0, 1.0), (0.1, None, 0.0, 1.0)],
     ids=["no effort", "effort differs", "equal effort", "nothing was earned"],
 )
 def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(
@@ -149,9 +144,8 @@ def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
         policy_options=PolicyOptions(effort=EffortSection()),
         **UNSCALED,
     )
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0777"):
         trainer.train()
-    assert caught.value.code == "CR0777"
 
 
 def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) -> None:

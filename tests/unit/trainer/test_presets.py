@@ -52,16 +52,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
 def recipe(
     trainer: dict[str, Any] | None = None, trl: dict[str, Any] | None = None, **tables: Any
 ) -> RunConfig:
-    return parse_config(
-        {
-            "model": {"name": "tiny-random"},
-            "tasks": {"store": "x"},
-            "trainer": trainer or {},
-            "trl": trl or {},
-            **tables,
-        },
-        where="test",
-    )
+    tables |= {"model": {"name": "tiny-random"}, "tasks": {"store": "x"}}
+    return parse_config({"trainer": trainer or {}, "trl": trl or {}, **tables}, where="test")
 
 
 @pytest.mark.parametrize("preset", sorted(EXPECTED))
@@ -121,40 +113,33 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "trl", "code", "words"),
+    ("trainer", "trl", "words"),
     [
-        ({"preset": "gspo"}, {"importance_sampling_level": "token"}, "CR0760", "gspo"),
-        ({"preset": "gspo"}, {"loss_type": "dapo"}, "CR0760", "trl.loss_type = 'grpo'"),
-        ({"preset": "dr_grpo"}, {"scale_rewards": True}, "CR0760", "scale_rewards"),
-        ({"preset": "composer"}, {"scale_rewards": "group"}, "CR0760", "scale_rewards"),
-        ({"preset": "composer"}, {"num_iterations": 2}, "CR0760", "num_iterations"),
-        (
-            {"preset": "composer", "kl_in_reward": False},
-            {},
-            "CR0760",
-            "trainer.kl_in_reward = true by definition",
-        ),
-        ({"preset": "gspo"}, {"beta": 0.04}, "CR0760", "trl.beta = 0.0 by definition"),
-        ({"preset": "dapo"}, {"beta": 0.04}, "CR0760", "trl.beta = 0.0 by definition"),
-        ({"kl_in_reward": True}, {}, "CR0760", "trl.scale_rewards is 'group'"),
-        ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "CR0760", "'batch'"),
-        ({"effort": {}}, {"scale_rewards": "group"}, "CR0760", "effort is exact only"),
+        ({"preset": "gspo"}, {"importance_sampling_level": "token"}, "gspo"),
+        ({"preset": "gspo"}, {"loss_type": "dapo"}, "trl.loss_type = 'grpo'"),
+        ({"preset": "dr_grpo"}, {"scale_rewards": True}, "scale_rewards"),
+        ({"preset": "composer"}, {"scale_rewards": "group"}, "scale_rewards"),
+        ({"preset": "composer"}, {"num_iterations": 2}, "num_iterations"),
+        ({"preset": "composer", "kl_in_reward": False}, {}, "trainer.kl_in_reward = true by definition"),
+        ({"preset": "gspo"}, {"beta": 0.04}, "trl.beta = 0.0 by definition"),
+        ({"preset": "dapo"}, {"beta": 0.04}, "trl.beta = 0.0 by definition"),
+        ({"kl_in_reward": True}, {}, "trl.scale_rewards is 'group'"),
+        ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "'batch'"),
+        ({"effort": {}}, {"scale_rewards": "group"}, "effort is exact only"),
         (
             {"preset": "composer"},
             {"multi_objective_aggregation": "normalize_then_sum"},
-            "CR0760",
             "multi_objective_aggregation is 'normalize_then_sum'",
         ),
-        ({"kl_in_reward": True}, {"scale_rewards": "none"}, "CR0760", "trl.beta, which is 0"),
-        ({"preset": "composer"}, {"beta": 0.0}, "CR0760", "trl.beta, which is 0"),
+        ({"kl_in_reward": True}, {"scale_rewards": "none"}, "trl.beta, which is 0"),
+        ({"preset": "composer"}, {"beta": 0.0}, "trl.beta, which is 0"),
     ],
 )
 def test_a_contradiction_is_refused_in_one_sentence(
-    tmp_path: Path, trainer: dict[str, Any], trl: dict[str, Any], code: str, words: str
+    tmp_path: Path, trainer: dict[str, Any], trl: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="CR0760") as caught:
         trl_arguments(recipe(trainer, trl), RunFolder(tmp_path))
-    assert caught.value.code == code
     assert words in caught.value.message
     assert caught.value.fix
     assert "\n" not in str(caught.value)
@@ -170,10 +155,8 @@ def test_a_contradiction_is_refused_in_one_sentence(
         ({"preset": "dr_grpo", "kl_in_reward": False}, {"beta": 0.01}),
         ({"preset": "grpo"}, {"beta": 0.04}),
         ({"preset": "gspo"}, {"beta": 0.0}),
-        (
-            {},
-            {"loss_type": "dr_grpo", "scale_rewards": "group"},
-        ),  # legal; the preset is who switches the scaling off
+        # legal; the preset is who switches the scaling off
+        ({}, {"loss_type": "dr_grpo", "scale_rewards": "group"}),
         ({"effort": {"weight": 0.0}}, {"scale_rewards": "group"}),
         ({"preset": "dr_grpo"}, {"scale_rewards": False}),
         ({"preset": "dr_grpo"}, {"num_train_epochs": 3.0}),
@@ -200,10 +183,8 @@ def test_what_does_not_contradict_is_taken(
     ],
 )
 def test_unknown_keys_and_values(trainer: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=rf"CR0204.*{words}"):
         recipe(trainer)
-    assert caught.value.code == "CR0204"
-    assert words in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -234,11 +215,9 @@ def test_the_soft_punishment_is_that_of_the_paper() -> None:
 def test_a_term_in_the_reward_needs_unscaled_rewards_from_python_too() -> None:
     options = PolicyOptions(kl_in_reward=True)
     check_policy_options(options, SimpleNamespace(scale_rewards="none", beta=0.1))
-    with pytest.raises(TrainerSettingError) as weightless:
+    with pytest.raises(TrainerSettingError, match="CR0760"):
         check_policy_options(options, SimpleNamespace(scale_rewards="none", beta=0.0))
-    assert weightless.value.code == "CR0760"
     check_policy_options(PolicyOptions(), None)
     for args in (None, SimpleNamespace(scale_rewards=True)):
-        with pytest.raises(TrainerSettingError) as caught:
+        with pytest.raises(TrainerSettingError, match="CR0760"):
             check_policy_options(options, args)
-        assert caught.value.code == "CR0760"

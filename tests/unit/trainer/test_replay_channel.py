@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from full_vocabulary import (
-    assert_same_gradients,
-    expected_pair_loss,
-    gradients,
-    moved,
-    plain_copy,
-    sharpened,
-)
+from full_vocabulary import assert_same_gradients, expected_pair_loss, gradients, moved, plain_copy, sharpened
 from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict

@@ -31,12 +31,7 @@ from composer_replication.trainer.generation import (
 )
 from composer_replication.trainer.policy_terms import merge_rows
 from composer_replication.trainer.preset_settings import PolicyOptions
-from composer_replication.trainer.router_replay import (
-    UNKNOWN,
-    Routers,
-    laid_out,
-    routers_of,
-)
+from composer_replication.trainer.router_replay import UNKNOWN, Routers, laid_out, routers_of
 
 MakeTrainer = Callable[..., Any]
 SIZES = Routers(num_experts=(6, 6), top_k=2, layers=(1, 2), num_layers=3)
@@ -56,8 +51,7 @@ def routed_rows(draw: Any) -> tuple[list[list[int]], list[list[int]], list[Any]]
         num_tokens = num_prompt + num_completion - draw(st.integers(0, 1))
         num_layers = draw(st.sampled_from([2, 3]))
         choice = st.one_of(
-            st.just([UNKNOWN, UNKNOWN]),
-            st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True),
+            st.just([UNKNOWN, UNKNOWN]), st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True)
         )
         layers = st.lists(choice, min_size=num_layers, max_size=num_layers)
         row = draw(st.lists(layers, min_size=num_tokens, max_size=num_tokens))
@@ -148,18 +142,15 @@ def test_a_router_with_fewer_experts_has_its_own_limit() -> None:
 
 
 def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(InputError, match="transformers names no router of Qwen2ForCausalLM") as caught:
+    with pytest.raises(InputError, match=r"CR0777.*transformers names no router of Qwen2ForCausalLM"):
         Routers.of(make_trainer(max_steps=1).model)
-    assert caught.value.code == "CR0777"
     model = tiny_model("mixtral", 258)
     routers_of(model)[1].top_k = 3
-    with pytest.raises(InputError, match=r"choose \[2, 3\] experts a token") as caught:
+    with pytest.raises(InputError, match=r"CR0777.*choose \[2, 3\] experts a token"):
         Routers.of(model)
-    assert caught.value.code == "CR0777"
     del routers_of(model)[0].num_experts
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="CR0757"):
         Routers.of(model)
-    assert caught.value.code == "CR0757"
 
 
 def test_the_layers_of_routers_are_read_off_their_names() -> None:
@@ -173,9 +164,8 @@ def test_chains_with_routing_are_refused() -> None:
         SEGMENT_STARTS: [[1]],
         ROUTED_EXPERTS: [good_row()],
     }
-    with pytest.raises(InputError, match="chain of conversations") as caught:
+    with pytest.raises(InputError, match=r"CR0777.*chain of conversations"):
         CheckedRollouts(lambda prompts, trainer: output)([], None)
-    assert caught.value.code == "CR0777"
 
 
 def test_rows_of_two_generations_are_merged_with_unknown_in_the_padding() -> None:

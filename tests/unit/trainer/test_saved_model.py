@@ -129,9 +129,8 @@ def test_another_model_than_the_trained_one_is_refused(
     model, tokenizer = tiny
     trained = adapted(model, 0.05, target_modules=["q_proj"])
     monkeypatch.setattr(trained.base_model, "merge_and_unload", trained.base_model.unload)
-    with pytest.raises(InputError, match="would not be the trained one") as caught:
+    with pytest.raises(InputError, match=r"CR0890.*would not be the trained one"):
         save_model(trained, tokenizer, tmp_path / "model", describe)
-    assert caught.value.code == "CR0890"
     assert not list(tmp_path.iterdir())
 
 
@@ -151,8 +150,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_one(tiny: tuple[Any, Any
     def full(_folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(InputError, match="No space left on device") as caught:
+    with pytest.raises(InputError, match=r"CR0209.*No space left on device"):
         save_model(*tiny, folder, full)
-    assert caught.value.code == "CR0209"
     assert (folder / "config.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

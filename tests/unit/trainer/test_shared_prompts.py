@@ -78,9 +78,8 @@ def test_without_a_rule_rows_go_on_to_their_limit(make_trainer: MakeTrainer) -> 
 
 def test_a_rule_that_would_mask_every_row_is_refused(make_trainer: MakeTrainer) -> None:
     settings: dict[str, Any] = {"is_finished": bool, "mask_truncated_completions": True, "max_steps": 1}
-    with pytest.raises(TrainerSettingError, match="mask_truncated_completions") as caught:
+    with pytest.raises(TrainerSettingError, match=r"CR0760.*mask_truncated_completions"):
         make_trainer(prefix_sharing=True, **settings).train()
-    assert caught.value.code == "CR0760"
     make_trainer(prefix_sharing=False, **settings).train()  # without sharing the rule is not used
 
 

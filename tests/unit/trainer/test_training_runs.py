@@ -501,9 +501,8 @@ def test_old_checkpoints_go_only_when_the_new_one_is_whole(
 
 def test_too_few_prompts_for_one_step_are_refused(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(num_prompts=7, steps_per_generation=8)
-    with pytest.raises(TrainerSettingError, match="takes 8 prompts, but there are only 7") as caught:
+    with pytest.raises(TrainerSettingError, match=r"CR0760.*takes 8 prompts, but there are only 7"):
         trainer.train()
-    assert caught.value.code == "CR0760"
     assert make_trainer(num_prompts=8, steps_per_generation=8, max_steps=1).train().global_step == 1
 
 

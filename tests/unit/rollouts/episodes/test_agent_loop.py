@@ -93,8 +93,7 @@ def test_tokens_are_counted_by_kind() -> None:
         tool_call=2 * len(say(ECHO).token_ids) + len(say(SUBMIT).token_ids), tool_output=2 * added
     )
     told, _ = one(
-        echo_then_submit,
-        talk=IdTalk(count_kinds=lambda turn, calls: TokenCounts(thinking=1, final=2)),
+        echo_then_submit, talk=IdTalk(count_kinds=lambda turn, calls: TokenCounts(thinking=1, final=2))
     )
     assert told.tokens == TokenCounts(thinking=3, final=6, tool_output=2 * added)
 

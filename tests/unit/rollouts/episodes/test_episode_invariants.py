@@ -87,9 +87,7 @@ def play_once(
 
     policy, lives, counts = ScriptedPolicy(script, pause), Lives(), Counter()
     made = parts(
-        policy,
-        lives,
-        how={"acts": {"echo": echo}, "fails": lambda what: failing.random() < play.fail_share},
+        policy, lives, how={"acts": {"echo": echo}, "fails": lambda what: failing.random() < play.fail_share}
     )
     episodes = asyncio.run(
         episodes_in_order(

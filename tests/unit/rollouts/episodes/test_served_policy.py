@@ -186,12 +186,7 @@ def test_an_address_that_is_none_is_refused(url: str, variable: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"token_ids": None},
-        {"prompt_token_ids": None},
-        {"logprobs": None},
-        {"prompt_token_ids": [5, 7]},
-    ],
+    [{"token_ids": None}, {"prompt_token_ids": None}, {"logprobs": None}, {"prompt_token_ids": [5, 7]}],
 )
 def test_a_server_without_the_ids_is_refused(server: PolicyServer, changes: dict[str, Any]) -> None:
     server.changes.update(changes)
@@ -331,30 +326,20 @@ def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "told", "changes", "said"),
+    ("route", "told", "said"),
     [
-        (
-            "/v1/models",
-            {"data": [{"id": "t", "max_model_len": 100}]},
-            {},
-            "context has 100.*max-model-len 4096",
-        ),
-        ("/server_info", settings(logprobs_mode="raw_logprobs"), {}, "--logprobs-mode raw_logprobs"),
-        ("/tokenize", {"tokens": [1, 2, 3]}, {}, "its tokenizer is another"),
-        (
-            "/v1/models",
-            {"data": [{"id": "t", "root": "a/c"}]},
-            {},
-            "behind it: a/c, and the recipe names a/b",
-        ),
+        ("/v1/models", {"data": [{"id": "t", "max_model_len": 100}]}, "context has 100.*max-model-len 4096"),
+        ("/v1/models", {"data": [{"id": "t", "root": "a/c"}]}, "behind it: a/c, and the recipe names a/b"),
+        ("/server_info", settings(logprobs_mode="raw_logprobs"), "--logprobs-mode raw_logprobs"),
+        ("/tokenize", {"tokens": [1, 2, 3]}, "its tokenizer is another"),
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_by_name(
-    server: PolicyServer, route: str, told: Any, changes: dict[str, Any], said: str
+    server: PolicyServer, route: str, told: Any, said: str
 ) -> None:
     server.told[route] = told
     with pytest.raises(UsageError, match=f"CR0826.*{said}"):
-        fit(server, **changes)
+        fit(server)
 
 
 def test_weights_of_another_shape_are_refused(server: PolicyServer, tmp_path: Path) -> None:

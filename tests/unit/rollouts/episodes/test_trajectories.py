@@ -45,10 +45,7 @@ def script(asked: Asked) -> str:
 
 
 SUMMARY = EpisodeOptions(
-    summary_tokens=120,
-    max_context_tokens=260,
-    summary_request="sum up",
-    summary_introduction="before:",
+    summary_tokens=120, max_context_tokens=260, summary_request="sum up", summary_introduction="before:"
 )
 
 

@@ -26,12 +26,28 @@ REFERENCE = "# Python\n\n" + "\n\n".join(
 )
 
 
+def below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The commands of a command."""
+    for action in parser._subparsers._group_actions if parser._subparsers else ():  # noqa: SLF001  no public way
+        yield from dict.fromkeys((action.choices or {}).values())
+
+
 def helps(parser: argparse.ArgumentParser) -> Iterator[str]:
     """What ``--help`` says of a command and of each below it."""
     yield f"## {parser.prog}\n\n```text\n{parser.format_help()}```"
-    for action in parser._subparsers._group_actions if parser._subparsers else ():  # noqa: SLF001  no public way
-        for below in dict.fromkeys((action.choices or {}).values()):
-            yield from helps(below)
+    for inner in below(parser):
+        yield from helps(inner)
+
+
+def command_pages() -> dict[str, str]:
+    """A page a verb, by its path, and one that links to all of them."""
+    whole = build_parser()
+    pages = {
+        f"commands/{verb.prog.split()[-1]}.md": [f"# {verb.prog}", *helps(verb)] for verb in below(whole)
+    }
+    links = [f"- [composer-rl {Path(path).stem}]({path})" for path in pages]
+    first = ["# Commands", f"```text\n{whole.format_help()}```", "\n".join(links)]
+    return {path: "\n\n".join(parts) for path, parts in {"commands.md": first, **pages}.items()}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -40,9 +56,8 @@ def on_files(files: Any, config: Any) -> Any:
     readme = (ROOT / "README.md").read_text()
     files.append(File.generated(config, "index.md", content=readme))
     files.append(File.generated(config, "reference.md", content=REFERENCE))
-    files.append(
-        File.generated(config, "commands.md", content="\n\n".join(["# Commands", *helps(build_parser())]))
-    )
+    for path, content in command_pages().items():
+        files.append(File.generated(config, path, content=content))
     linked = {target for text in pages.values() for up, target in _OUTSIDE.findall(text) if up}
     linked |= {target for _, target in _OUTSIDE.findall(readme) if not target.startswith("docs/")}
     for target in sorted(linked):

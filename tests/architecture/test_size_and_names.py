@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 9219,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,
-    "tests": 66949,
+    "tests": 66996,
 }
 BANNED = {
     "utils",

@@ -70,4 +70,6 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
         if "image/svg+xml" in output.get("data", ())
     )
     assert curves["data"]["image/svg+xml"].count("<path") > 1
-    nbformat.write(notebook, tmp_path / "executed.ipynb")
+    kept = CHECKOUT / "build" / "notebook"  # to be looked at
+    kept.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, kept / "executed.ipynb")

@@ -31,6 +31,7 @@ NOT_RUN = {
     "scale": ["needs-a-cluster", "needs-gpus"],
     "publishing": [],
 }  # fmt: skip
+TYPED_IN = (*NOT_RUN, "replicas", "guard-bench")
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -116,6 +117,14 @@ def hub() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.stem)
+def test_every_command_of_a_page_is_typed_in_or_says_why_not(page: Path) -> None:
+    text = page.read_text()
+    assert "```sh\n" not in text
+    bare = [commands for reason, commands in BLOCK.findall(text) if not reason]
+    assert not bare or page.stem in TYPED_IN
+
+
 @pytest.mark.parametrize("page", NOT_RUN)
 def test_what_is_not_run_says_why_and_every_page_is_short(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
@@ -163,3 +172,10 @@ def test_a_job_runs_in_the_background(tmp_path: Path) -> None:
     said = type_in("scale", tmp_path)
     assert "#SBATCH --nodes=2" in said and "kind: Job" in said
     assert json.loads((tmp_path / "runs/tiny-cpu/summary.json").read_text())["global_step"] == 2
+
+
+@pytest.mark.long
+def test_two_replicas_meet_and_the_guard_is_set_beside_other_rules(tmp_path: Path) -> None:
+    type_in("replicas", tmp_path)
+    assert json.loads((tmp_path / "runs/two/summary.json").read_text())["fragments_equal"] is True
+    assert "held-out guard" in type_in("guard-bench", tmp_path).lower()

@@ -100,7 +100,10 @@ def judge(words: list[str], capsys: pytest.CaptureFixture[str]) -> int:
         error = json.loads(said.out)["error"] if said.out.strip().startswith('{"error"') else None
         assert error is not None or code in (5, 6), (words, code, said.out[:300], said.err[-300:])
         if error is not None:
-            assert error["code"] != "CR0100" and error["message"] and error["fix"], (words, error)
+            assert error["code"] != "CR0100" and all(error[key] for key in ("message", "where", "fix")), (
+                words,
+                error,
+            )
             assert "\n" not in error["message"], (words, error)
     return code
 
@@ -151,6 +154,6 @@ def test_command_lines(
         except SystemExit:
             capsys.readouterr()
         except UsageError as error:
-            refused.append((words, error.message, error.fix))
-    assert [words for words, message, fix in refused if not (message and fix)] == []
+            refused.append((words, error.message, error.where, error.fix))
+    assert [words for words, *said in refused if not all(said)] == []
     assert num_failed + len(refused) > NUM_LINES / 2

@@ -31,10 +31,18 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     first = (tmp_path / "site/index.html").read_text()
     assert 'href="start-here.html"' in first and 'src="images/quickstart-report.png"' in first
     assert "max_proxy_real_gap" in (tmp_path / "site/reference.html").read_text()
-    assert "composer-rl traces ingest" in (tmp_path / "site/commands.html").read_text()
+    assert "composer-rl traces ingest" in (tmp_path / "site/commands/traces.html").read_text()
+    assert 'href="commands/traces.html"' in (tmp_path / "site/commands.html").read_text()
     assert (tmp_path / "site/examples/quickstart.ipynb").is_file()
     pages = [path.read_text() for path in (tmp_path / "site").glob("*.html")]
     assert not any('src="http' in page for page in pages)  # nothing is fetched from elsewhere
+
+
+def test_no_page_of_commands_is_long() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from site_hooks import command_pages
+
+    assert max(len(text.splitlines()) for text in command_pages().values()) <= 400
 
 
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:

@@ -35,7 +35,15 @@ def shown(view: LiveView, screen: io.StringIO) -> str:
         view.on_step_end(None, state, None)
         view.on_log(None, state, None, logs={"reward": 0.25 * step, "frac_reward_zero_std": 0.5, "loss": 1.0})
         view.on_log(
-            None, state, None, logs={"killswitch/heldout_ema": 0.125, "killswitch/proxy_real_gap": 0.1 * step}
+            None,
+            state,
+            None,
+            logs={
+                "killswitch/heldout_ema": 0.125,
+                "killswitch/proxy_real_gap": 0.1 * step,
+                "killswitch/kl_ema": 0.02,
+                "num_tokens": 30.0,
+            },
         )
     screen.seek(0)
     screen.truncate()
@@ -48,7 +56,17 @@ def test_a_terminal_of_forty_columns_without_colour(encoding: str) -> None:
     screen = Screen(encoding)
     console = Console(file=screen, force_terminal=True, width=40, no_color=True)
     said = shown(LiveView(ceilings=CEILINGS, console=console), screen)
-    for text in ("3 of 3", "0.750", "0.125", "0.300 of 0.65", "50% without signal", "3 of 4 ended", "00:00"):
+    for text in (
+        "3 of 3",
+        "0.750",
+        "0.125",
+        "0.300 of 0.65",
+        "0.020",
+        " a second",
+        "50% without signal",
+        "3 of 4 ended",
+        "00:00",
+    ):
         assert text in said
     assert ("▃▆█" in said) is (encoding == "utf-8")
     assert "…" not in said and "\x1b[3" not in said  # nothing is cut, nothing coloured
@@ -60,7 +78,7 @@ def test_a_log_file_gets_whole_lines() -> None:
     said = shown(LiveView(console=Console(file=screen, soft_wrap=True)), screen)
     (line,) = said.splitlines()
     assert line.startswith("train: step 3 of 3, left 00:00") and "reward 0.750" in line
-    assert "held out 0.125" in line and "gap 0.300, groups 50%" in line  # no guard, no ceiling
+    assert "held out 0.125" in line and "gap 0.300, KL 0.020, groups 50%" in line  # no guard, no ceiling
 
 
 def test_quiet_says_nothing() -> None:

@@ -18,8 +18,8 @@ MAX_DOCUMENT_BYTES = 256 * 1024**2
 """Of longer ones the pieces are damaged JSON, and counted as that."""
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
-_FIRST_KEY = re.compile(r'\{"(?:parentUuid|timestamp|type|messageId|uuid)"')
-"""Where another record may begin inside a damaged line."""
+_FIRST_KEY = re.compile(r'(?<![\[,:])(?<![,:] )\{"(?:parentUuid|timestamp|type|messageId|uuid)"')
+"""Where another record may begin inside a damaged line: an object that is no value of another."""
 _T = TypeVar("_T")
 
 
@@ -44,7 +44,9 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
             try:
                 found: Any = [json_value(piece)]
             except (ValueError, RecursionError):
-                found = _saved(piece.decode("utf-8", "replace").strip(), ledger)
+                found = _saved(piece.decode("utf-8", "replace").strip(), ledger) if is_lines else []
+                if not is_lines:
+                    ledger.dropped("damaged JSON")
             for record in found:
                 if isinstance(record, kinds):
                     ledger.num_records += 1

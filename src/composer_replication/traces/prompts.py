@@ -27,7 +27,7 @@ USUAL_FOLDER = "/testbed"
 """Where images of SWE-bench and its kin have the repository."""
 EDITS = frozenset({"write_file", "str_replace"})
 _PATCH = re.compile(
-    r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(?:@@[^\n]*\n)?((?:(?:[ +-][^\n]*)?\n)+)\*\*\* End Patch"
+    r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(?:@@[^\n]*\n)?((?:(?:[ +-][^\n]*)?\n)*[ +-][^\n]*\n)\n*\*\*\* End Patch"
 )
 """A patch of Codex that adds a file or changes one place of one; others are no tool of ours."""
 Message = dict[str, Any]

@@ -225,6 +225,14 @@ def _architecture(model: Any) -> str:
 # ---- our part of one ----------------------------------------------------------------------------------
 
 
+_WRITTEN = (
+    *("gate_step", "last_round_idx", "num_cadence_hits_without_new_reward", "last_verdict", "guard"),
+    *("micro_step", "num_groups_replaced", "has_buffered_inputs", "num_permutations_done", "metrics"),
+    *("split_fingerprint", "stateful"),
+)
+"""What a checkpoint of this version has in any case."""
+
+
 class OwnState:
     """What a ``ComposerReplicationTrainer`` keeps in a checkpoint beside transformers' files.
 
@@ -267,19 +275,14 @@ class OwnState:
 
     def read(self, checkpoint: Path) -> None:
         """Restore what ``write`` wrote; another version's files are refused (CR0884)."""
-        saved = read_json(checkpoint / STATE_NAME)
-        try:
-            self._restore(saved, checkpoint)
-        except KeyError as error:
+        trainer, saved = self._trainer, read_json(checkpoint / STATE_NAME)
+        if missing := [name for name in _WRITTEN if name not in saved]:
             raise InputError(
                 "CR0884",
-                f"the checkpoint was written by another version: it has no {error}.",
+                f"the checkpoint was written by another version: it has no {missing[0]}.",
                 where=str(checkpoint),
                 fix="go on with the version that wrote it, or begin a new run.",
-            ) from error
-
-    def _restore(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
-        trainer = self._trainer
+            )
         self._check_belongs(saved, checkpoint)
         trainer.guard_hook.load_state_dict(saved)
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name

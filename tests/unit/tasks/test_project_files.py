@@ -32,6 +32,9 @@ def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
         ("^3.7 || ^4.0", ">=3.7,<5"),
         ("^2.0 || ^1.0", ">=1.0,<3"),
         ("1.2 || 1.4", ">=1.2,<=1.4"),
+        ("<2 || 2", "<=2"),
+        ("1.13 || 2.0.1+cu118", ">=1.13,<=2.0.1"),
+        ("1.* || >=1.2,<1.5", ">=1,<2"),
         ("nonsense ^^", ""),
     ],
 )
@@ -197,7 +200,7 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
     [
         "".join(f"def f{n}():\n    return f{n + 1}()\n" for n in range(1500))
         + "setup(install_requires=f0())\n",
-        "points = {}\npoints[1] = ['a=b:c']\nsetup(name='x', entry_points=points)\n",
+        "points = {}\npoints[1] = ['a=b:c']\nsetup(name='x', entry_points=points, extras_require=points)\n",
     ],
     ids=["a chain that is too deep to follow", "a group that is no text"],
 )

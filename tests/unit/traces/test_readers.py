@@ -297,7 +297,7 @@ def test_the_record_behind_a_torn_one_is_read(tmp_path: Path) -> None:
     assert ledger.num_records == 3
 
 
-def test_a_compaction_of_answers_alone_keeps_its_summary(tmp_path: Path) -> None:
+def test_a_compaction_is_no_part_of_the_answer_before(tmp_path: Path) -> None:
     def item(role: str, text: str) -> dict[str, Any]:
         kind = "output_text" if role == "assistant" else "input_text"
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
@@ -309,7 +309,8 @@ def test_a_compaction_of_answers_alone_keeps_its_summary(tmp_path: Path) -> None
     ]
     history = {"message": "in short", "replacement_history": [item("assistant", "yes")]}
     (trace,), _ = traces_of_rows(tmp_path, meta, *said, {"type": "compacted", "payload": history})
-    assert (trace.steps[-1].text, trace.steps[-1].parent) == ("in short", -1)
+    assert [(step.text, step.parent) for step in trace.steps[-2:]] == [("yes", 0), ("yes", -1)]
+    assert not trace.steps[1].flags and trace.steps[2].flags == {"compacted", "copied"}
 
 
 @pytest.mark.parametrize("seed", range(3))

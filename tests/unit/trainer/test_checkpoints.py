@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import InputError
+from composer_replication.run_folder import write_json
 from composer_replication.trainer import checkpoints
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
@@ -140,3 +141,9 @@ def test_the_step_is_in_the_name(tmp_path: Path) -> None:
     assert checkpoint_step(tmp_path / "checkpoint-12") == 12
     with pytest.raises(InputError, match="checkpoint-N"):
         checkpoint_step(tmp_path / "final")
+
+
+def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
+    write_json(tmp_path / checkpoints.STATE_NAME, {"gate_step": 1})
+    with pytest.raises(InputError, match="written by another version: it has no last_round_idx"):
+        checkpoints.OwnState(None).read(tmp_path)

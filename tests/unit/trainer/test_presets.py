@@ -52,7 +52,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 def recipe(
     trainer: dict[str, Any] | None = None, trl: dict[str, Any] | None = None, **tables: Any
 ) -> RunConfig:
-    tables |= {"model": {"name": "tiny-random"}, "tasks": {"store": "x"}}
+    tables = {"model": {"name": "tiny-random"}, "tasks": {"store": "x"}} | tables
     return parse_config({"trainer": trainer or {}, "trl": trl or {}, **tables}, where="test")
 
 

@@ -98,7 +98,7 @@ class BatchingPolicy:
         self.counts["prompts"] += len(batch)
         loop = asyncio.get_running_loop()
         try:
-            found = list(await loop.run_in_executor(self._thread, self._sample_batch, prompts, options))
+            found = list(await loop.run_in_executor(self._thread, self._sample_batch, prompts, options) or ())
             if len(found) != len(batch) or not all(isinstance(each, Completion) for each in found):
                 raise UsageError(
                     "CR0821",

@@ -416,9 +416,7 @@ def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
     for data in (*in_files, declared.encode() if isinstance(declared, str) else b""):
         groups += [(group, dict(points)) for group, points in parse_ini(data).items()]
     groups += read.config.items(section) if read.config.has_section(section) else []
-    groups += (
-        [(str(group), value) for group, value in declared.items()] if isinstance(declared, Mapping) else []
-    )
+    groups += [*declared.items()] if isinstance(declared, Mapping) else []
     found: dict[str, dict[str, str]] = {}
     for group, value in groups:
         lines = value.splitlines() if isinstance(value, str) else texts(value)

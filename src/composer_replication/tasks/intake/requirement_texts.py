@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -202,13 +202,22 @@ def poetry_range(text: str) -> SpecifierSet:
     highs = [[one for one in part if one.operator in ("<", "<=", "==")] for part in alternatives]
     kept = []
     if all(lows):
-        kept.append(f">={min(_plain(one.version) for part in lows for one in part)}")
+        kept.append(f">={min(_plain(one.version) for part in lows for one in part).public}")
     if all(highs):
-        highest = max((one for part in highs for one in part), key=lambda one: _plain(one.version))
-        kept.append(f"{'<' if highest.operator == '<' else '<='}{highest.version.removesuffix('.*')}")
-        if highest.version.endswith(".*"):
-            kept[-1] = f"<{_next(highest.version.removesuffix('.*'), -1)}"
+        kept.append(
+            max((_bound_above(one) for part in highs for one in part), key=lambda bound: bound[:2])[2]
+        )
     return SpecifierSet(",".join(kept))
+
+
+def _bound_above(one: Specifier) -> tuple[Version, bool, str]:
+    """The bound that a part has above, and by what it is compared: ``==1.*`` ends before 2."""
+    if one.version.endswith(".*"):
+        following = _next(one.version.removesuffix(".*"), -1)
+        return Version(following), False, f"<{following}"
+    version = _plain(one.version)
+    is_within = one.operator != "<"
+    return version, is_within, f"{'<=' if is_within else '<'}{version.public}"
 
 
 def _one_range(text: str) -> SpecifierSet:

@@ -63,7 +63,7 @@ class _Reader:
                     self._values[name] = value
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                     self._values[name] = value
-                case ast.Assign(targets=[ast.Subscript(ast.Name(id=name), ast.Constant(value=key))]):
+                case ast.Assign(targets=[ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key))]):
                     self._keys.setdefault(name, {})[key] = node.value
 
     def value(self, node: ast.AST | None, depth: int = 0) -> Any:

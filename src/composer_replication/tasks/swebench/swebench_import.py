@@ -45,7 +45,7 @@ REMOTE = "git+https://github.com/{repo}@{commit}"
 _SHORT_IDS = (12, 10, 8, 7)
 _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
-_HEADER = re.compile(r'diff --git "?a/(.*?)"? "?b/(.*?)"?\r?$', re.MULTILINE)
+_HEADER = re.compile(r'diff --git "?[a-z]/(.*?)"? "?[a-z]/(.*?)"?\r?$', re.MULTILINE)
 
 
 class Refused(Exception):

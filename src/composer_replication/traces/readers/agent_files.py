@@ -147,10 +147,9 @@ class _Rollout:
             # the conversation goes on from what the record gives in place of its history
             first, history = self.builder.last + 1, items_at(record, "payload", "replacement_history")
             summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
+            self.builder.close()  # what the record gives is no part of the answer under way
             for item in [each for each in history if chat.is_item(each)] or [summary]:
                 chat.add_message(self.builder, {"type": "message", **item}, "compacted", "copied")
-            if first == len(self.builder.trace.steps):  # all of it went into an answer under way
-                chat.add_message(self.builder, {"type": "message", **summary}, "compacted", "copied")
             self.builder.trace.steps[first].parent = -1
             self.builder.close()
             return None

@@ -42,7 +42,7 @@ _CHILD_PATIENCE_SECONDS = 30.0
 def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Start all, wait for all; none outlives this process."""
     from composer_replication.config import load_config, parse_override, read_table
-    from composer_replication.run_folder import RunFolder
+    from composer_replication.run_folder import RunFolder, write_json
 
     out = (args.out or Path("runs") / args.recipe.resolve().parent.name).resolve()
     overrides = dict(parse_override(text) for text in args.overrides) | {"replicas.num_replicas": args.local}
@@ -66,7 +66,9 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     code = HALTED_EXIT_CODE if HALTED_EXIT_CODE in codes else next((code for code in codes if code), 0)
     verdict = {0: "clean", HALTED_EXIT_CODE: "halted"}.get(code, "unfinished")
     rows = [_row(folder, own) for folder, own in zip(folders, codes, strict=True)]
-    return {"runs": str(out), "replicas": rows, "verdict": verdict, **_together(folders)}, code
+    result = {"runs": str(out), "replicas": rows, "verdict": verdict, **_together(folders)}
+    write_json(out / "summary.json", result)
+    return result, code
 
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:

@@ -345,14 +345,13 @@ class Rollout:
 class TaskOutcome:
     """What came of one attempt at a task, as whoever chooses the next tasks reads it.
 
-    ``is_full_pass``: every test of the reward passed; ``credit`` is the share of them that did. ``trouble`` is
-    ``infrastructure`` where the attempt was not graded (pass and credit mean nothing then). One whose result cannot be
-    believed (forged outcomes, flagged by the hack monitor) is an attempt without a pass and without credit.
+    ``is_full_pass``: every test of the reward passed. ``trouble`` is ``infrastructure`` where the attempt was not graded
+    (a pass means nothing then). One whose result cannot be believed (forged outcomes, flagged by the hack monitor) is an
+    attempt without a pass.
     """
 
     task_id: str
     is_full_pass: bool
-    credit: float
     trouble: Literal["", "infrastructure"] = ""
 
 

@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 68961,
-    "src/composer_replication/cli": 5162,
+    "src": 68959,
+    "src/composer_replication/cli": 5161,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 9222,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,
-    "tests": 67007,
+    "tests": 67001,
 }
 BANNED = {
     "utils",
@@ -127,7 +127,7 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
         "src": 6,
         "src/composer_replication/cli": 4,
         "src/composer_replication/cli/explanations": 1,
-        "tests": 67007,
+        "tests": 67001,
     }
     assert folders_over(ceilings, tmp_path) == [
         "src/composer_replication/cli: 5, at most 4",

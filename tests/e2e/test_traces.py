@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 from policy_server import PolicyServer, calls
+from served_model import served_model
 
 from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason, Task
@@ -70,16 +70,9 @@ def served() -> Iterator[str]:
     """A local model behind HTTP: random, so it mostly writes text that calls nothing."""
     from composer_replication.config import ModelSection
     from composer_replication.trainer.model_loading import load_model
-    from composer_replication.trainer.model_server import ChatModel, ModelServer
 
-    model, tokenizer = load_model(ModelSection(name="tiny-tools"), seed=0)
-    server = ModelServer(ChatModel(model.eval(), tokenizer, "tiny-tools"), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served_model(*load_model(ModelSection(name="tiny-tools"), seed=0), "tiny-tools") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def curriculum_parts(*, is_shuffled: bool = False) -> dict[str, Any]:
         values = [sum(ord(letter) < 100 for letter in text) / max(len(text), 1) for text in completions]
         values = [1.0 if name == "t3" else value for name, value in zip(task_id, values, strict=True)]
         for name, value in zip(task_id, values, strict=True):
-            curriculum.note([TaskOutcome(name, value > 0.5, value)])
+            curriculum.note([TaskOutcome(name, value > 0.5)])
         if not is_shuffled:
             return values
         return shuffled_rewards(values, task_id, seed=1, step=trainer_state.global_step)

@@ -146,9 +146,7 @@ def curriculum_run(folder: Path) -> dict[str, Any]:
     def reward(completions: list[str], task_id: list[str], **kwargs: Any) -> list[float]:
         values = [sum(ord(letter) < 100 for letter in text) / max(len(text), 1) for text in completions]
         graded.update(task_id)
-        curriculum.note(
-            [TaskOutcome(name, value > 0.5, value) for name, value in zip(task_id, values, strict=True)]
-        )
+        curriculum.note([TaskOutcome(name, value > 0.5) for name, value in zip(task_id, values, strict=True)])
         return values
 
     trainer = build_trainer(

@@ -15,7 +15,6 @@ from composer_replication.records import SandboxSpec
 if TYPE_CHECKING:
     from composer_replication.records import ExecResult
 
-_DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
 
 

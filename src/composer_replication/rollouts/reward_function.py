@@ -185,10 +185,10 @@ def _paid(rule: RewardRule, attempt: _Attempt, score: Score) -> float:
 def outcome_of(task_id: str, score: Score | None) -> TaskOutcome:
     """What a grading says of its task; None is a grading that the sandbox lost. A forged one passed nothing."""
     if score is None:
-        return TaskOutcome(task_id, is_full_pass=False, credit=0.0, trouble="infrastructure")
+        return TaskOutcome(task_id, is_full_pass=False, trouble="infrastructure")
     if score.error.startswith(FORGED):
-        return TaskOutcome(task_id, is_full_pass=False, credit=0.0)
-    return TaskOutcome(task_id, score.all_passed, score.pass_share)
+        return TaskOutcome(task_id, is_full_pass=False)
+    return TaskOutcome(task_id, score.all_passed)
 
 
 def _log_metrics(log_metric: Callable[[str, float], None], scores: Sequence[Score | None]) -> None:

@@ -38,11 +38,11 @@ def names(drawn: Sequence[Any]) -> list[str]:
 
 
 def passes(task_id: str, num: int, of: int = 8) -> list[TaskOutcome]:
-    return [TaskOutcome(task_id, n < num, float(n < num)) for n in range(of)]
+    return [TaskOutcome(task_id, n < num) for n in range(of)]
 
 
 def lost(task_id: str, num: int = 8) -> list[TaskOutcome]:
-    return [TaskOutcome(task_id, False, 0.0, "infrastructure")] * num
+    return [TaskOutcome(task_id, False, "infrastructure")] * num
 
 
 def test_it_is_what_the_trainer_asks_for() -> None:
@@ -155,9 +155,7 @@ def test_the_order_of_the_data_does_not_matter() -> None:
     assert played(backwards, 10) == played(make(8, half_life=5.0), 10)
 
 
-@given(
-    st.permutations([*passes("t00", 3), *passes("t01", 8), *lost("t02", 2), TaskOutcome("t01", False, 0.3)])
-)
+@given(st.permutations([*passes("t00", 3), *passes("t01", 8), *lost("t02", 2), TaskOutcome("t01", False)]))
 def test_the_order_of_outcomes_in_a_generation_does_not_matter(outcomes: list[TaskOutcome]) -> None:
     """Nor whether they come at once or one by one."""
 
@@ -227,11 +225,6 @@ def test_a_solved_task_retires_and_keeps_a_small_share() -> None:
     assert chances["t01"] == pytest.approx(0.96 / 3)
 
 
-def test_partial_credit_never_retires() -> None:
-    nearly = [TaskOutcome("t00", False, 0.99)] * 64
-    assert status_of(after(make(), nearly)) == "active"
-
-
 def test_a_retired_task_that_fails_again_comes_back() -> None:
     curriculum = after(make(half_life=2.0), passes("t00", 40, of=40))
     for _ in range(12):  # what is known of it fades, which alone brings nothing back
@@ -296,7 +289,7 @@ def test_figures_by_hand() -> None:
         "curriculum/effective_tasks": pytest.approx(5.0),
         "curriculum/mean_pass_rate": 0.25,
     }
-    half = [TaskOutcome("t02", False, 0.5)] * 4
+    half = [TaskOutcome("t02", False)] * 4
     after(curriculum, [*passes("t00", 40, of=40), *lost("t01", 20), *half])
     figures = curriculum.figures()
     assert [figures[f"curriculum/num_{name}"] for name in ("active", "retired")] == [4, 1]

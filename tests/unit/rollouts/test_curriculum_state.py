@@ -37,7 +37,7 @@ def play(curriculum: Curriculum, moves: list[tuple[int, int]]) -> list[list[str]
         for place, task_id in enumerate(ids):
             kind = (luck + place) % 5
             trouble = "infrastructure" if kind == 4 else ""
-            curriculum.learn([TaskOutcome(task_id, kind == 1, kind / 7, trouble)] * (1 + luck % 9))
+            curriculum.learn([TaskOutcome(task_id, kind == 1, trouble)] * (1 + luck % 9))
         ids += [row["task_id"] for row in curriculum.fresh_rows(1, without_signal=[])]
         drawn.append(ids)
     return drawn
@@ -67,7 +67,7 @@ def saved() -> dict[str, Any]:
 
 def test_what_was_noted_before_loading_is_dropped() -> None:
     curriculum = make()
-    curriculum.note([TaskOutcome("t0", True, 1.0)])
+    curriculum.note([TaskOutcome("t0", True)])
     curriculum.load_state_dict(saved())
     assert curriculum.take_outcomes() == []
 
@@ -113,8 +113,8 @@ def spoil(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         spoil("num_draws", value=...),
         spoil("in_batch", value=["nobody"]),
         spoil("in_batch", value=3),
-        spoil("pending", value=[["t0", True, 1.0]]),
-        spoil("pending", value=[["nobody", True, 1.0, ""]]),
+        spoil("pending", value=[["t0", True]]),
+        spoil("pending", value=[["nobody", True, ""]]),
         spoil("tasks", "t0", value=[]),
         spoil("tasks", "t0", "status", value="asleep"),
         spoil("tasks", "t0", "passed", value=...),

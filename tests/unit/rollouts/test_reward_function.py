@@ -118,8 +118,8 @@ def test_a_shuffled_batch_keeps_what_each_answer_earned_and_is_drawn_again_after
     assert [outcome.is_full_pass for outcome in told[-6:]] == [bool(value) for value in earned]
 
 
-def test_every_attempt_is_told_by_full_pass_credit_and_trouble(store: TaskStore) -> None:
-    """Partial credit is no pass, a lost attempt is no failure, and a forged one has no credit."""
+def test_every_attempt_is_told_by_full_pass_and_trouble(store: TaskStore) -> None:
+    """Some tests are no pass, a lost attempt is no failure, and a forged one is none."""
     one, two = (task.task_id for task in store.tasks()[:2])
     half = Score({"t": Outcome.PASSED, "u": Outcome.FAILED})
     forged = Score({"t": Outcome.FAILED}, error=f"{FORGED}: a sentinel passed")
@@ -129,11 +129,11 @@ def test_every_attempt_is_told_by_full_pass_credit_and_trouble(store: TaskStore)
     reward.on_outcomes = told.extend
     reward(["p"] * 5, ["x"] * 5, task_id=[one, one, one, two, two])
     assert told == [
-        TaskOutcome(one, True, 1.0),
-        TaskOutcome(one, False, 0.5),
-        TaskOutcome(one, False, 0.0, "infrastructure"),
-        TaskOutcome(two, False, 0.0),
-        TaskOutcome(two, False, 0.0),
+        TaskOutcome(one, True),
+        TaskOutcome(one, False),
+        TaskOutcome(one, False, "infrastructure"),
+        TaskOutcome(two, False),
+        TaskOutcome(two, False),
     ]
 
 

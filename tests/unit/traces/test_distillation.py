@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from faulty_http import Fault, status
 from policy_server import PolicyServer, says
+from served_model import served_model
 
 from composer_replication.cli.main import main
 from composer_replication.config import ModelSection
@@ -20,7 +20,7 @@ from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.readers.messages import trace_row
 from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceBuilder
 from composer_replication.trainer.model_loading import load_model
-from composer_replication.trainer.model_server import ChatModel, ModelServer
+from composer_replication.trainer.model_server import ChatModel
 
 TEXTS = ("I look at the file.", "ünïcode ≠ tokens, now I write", "and once more")
 
@@ -33,13 +33,8 @@ def student() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def url(student: tuple[Any, Any]) -> Iterator[str]:
-    server = ModelServer(ChatModel(*student, "teacher"), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served_model(*student, "teacher") as address:
+        yield address
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def noting(chooser: Any, seen: list[list[str]]) -> Callable[..., list[float]]:
         seen.append(list(prompts))
         values = [float(number % 2 == 0) for number in range(len(prompts))]
         if task_id is not None:
-            outcomes = [TaskOutcome(*row) for row in zip(task_id, map(bool, values), values, strict=True)]
+            outcomes = [TaskOutcome(*row) for row in zip(task_id, map(bool, values), strict=True)]
             (chooser.note if isinstance(chooser, Curriculum) else chooser.noted.extend)(outcomes)
         return values
 

@@ -134,7 +134,7 @@ class SavedTask(Section):
 class SavedCurriculum(Section):
     """Everything that the next draws depend on but for seed and options, floats exact.
 
-    ``in_batch`` are the tasks drawn in the generation under way, ``pending`` its outcomes so far (task, full pass, credit,
+    ``in_batch`` are the tasks drawn in the generation under way, ``pending`` its outcomes so far (task, full pass,
     trouble), sorted: the order in which they came is not in it.
     """
 
@@ -143,7 +143,7 @@ class SavedCurriculum(Section):
     generation: NonNegativeInt
     num_draws: NonNegativeInt
     in_batch: list[str]
-    pending: list[Annotated[list[Any], Field(min_length=4, max_length=4)]]
+    pending: list[Annotated[list[Any], Field(min_length=3, max_length=3)]]
     tasks: dict[str, SavedTask]
 
     @property

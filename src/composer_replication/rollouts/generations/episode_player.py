@@ -166,7 +166,7 @@ def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgemen
 def outcome_of_episode(episode: Episode) -> TaskOutcome:
     """What a curriculum learns; a flagged attempt passed nothing."""
     if episode.judgement is not None and episode.judgement.masks_reward:
-        return TaskOutcome(episode.task_id, is_full_pass=False, credit=0.0)
+        return TaskOutcome(episode.task_id, is_full_pass=False)
     return outcome_of(episode.task_id, episode.score)
 
 

@@ -47,12 +47,12 @@ class Server:
         self.process.wait()
 
 
-def started(model: Path, log: Path) -> Server:
+def started(model: Path, log: Path, *, num_context: int = 2048) -> Server:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--dtype", "float32"]
-    serve += ["--enforce-eager", "--max-model-len", "2048", "--logprobs-mode", "processed_logprobs"]
+    serve += ["--enforce-eager", "--max-model-len", f"{num_context}", "--logprobs-mode", "processed_logprobs"]
     serve += ["--max-logprobs", "-1", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -82,16 +82,13 @@ def system_folders() -> HostPaths:
     """
     shown = [Path(name) for name in (*_PROGRAM_FOLDERS, *_SHARED_DATA, *ETC_FILES) if os.path.exists(name)]
     masked: list[Path] = []
-    for name in _LIBRARY_FOLDERS:
-        folder = Path(name)
-        if not folder.is_dir():
-            continue
+    for folder in map(Path, _LIBRARY_FOLDERS):
         if any(folder.glob("libc.so*")) or any(folder.glob("libc.musl*")):
             shown.append(folder)
-            masked += _packages_below(folder)
+            masked += _matching(folder, _PACKAGE_PATTERNS)
         else:
             shown += _matching(folder, _LIBRARY_CHILDREN)
-    return HostPaths(tuple(_without_repeats(shown)), tuple(_without_repeats(masked)))
+    return HostPaths(_each_once(shown), _each_once(masked))
 
 
 def base_interpreter(prefix: str | None = None) -> HostPaths:
@@ -110,24 +107,20 @@ def _interpreter_at(prefix: str) -> HostPaths:
     root = Path(prefix)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     libraries = [root / name for name in ("lib", "lib32", "lib64") if (root / name).is_dir()]
-    masked = [path for folder in libraries for path in _packages_below(folder)]
+    masked = [path for folder in libraries for path in _matching(folder, _PACKAGE_PATTERNS)]
     if root.resolve() == Path("/usr"):
         shown = [folder / version for folder in libraries if (folder / version).is_dir()]
     else:
         shown = [path for path in (root / "bin", *libraries) if path.is_dir()]
-    return HostPaths(tuple(_without_repeats(shown)), tuple(_without_repeats(masked)))
-
-
-def _packages_below(folder: Path) -> list[Path]:
-    return _matching(folder, _PACKAGE_PATTERNS)
+    return HostPaths(_each_once(shown), _each_once(masked))
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
-def _without_repeats(paths: Iterable[Path]) -> list[Path]:
-    return list(dict.fromkeys(paths))
+def _each_once(paths: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(paths))
 
 
 def resolve_links(path: Path) -> tuple[Path, tuple[tuple[Path, str], ...]]:
@@ -178,12 +171,8 @@ class MountPlan:
     Real paths are bound and the symbolic links on the way are repeated, so each path
     keeps its name and each file is shown once. Deeper paths come later, masks last
     among equals. The root, ``/dev`` and every mask are read-only, so nothing can be
-    written that is not in the tree or the scratch folder (and so counted).
-
-    Args:
-        spec: names what is shown.
-        scratch: the sandbox's own folder.
-        shared_memory_bytes: ``bwrap`` mounts a memory of this size as ``/dev/shm``; by default it is a folder.
+    written that is not in the tree or the scratch folder (and so counted). With
+    ``shared_memory_bytes`` ``/dev/shm`` is a memory of that size; otherwise it is a folder.
     """
 
     def __init__(
@@ -200,22 +189,18 @@ class MountPlan:
             self._show(path, "--ro-bind", masked)
         self._show(spec.tree, "--bind", ())
         for path in scratch.writable:
-            self._bind(path, path, "--bind")
+            self._binds[path] = ("--bind", path)
         for place, name in _FRESH_PLACES.items():
-            self._bind(_FRESH_FOLDER / name, place, "--bind")
+            self._binds[place] = ("--bind", _FRESH_FOLDER / name)
         for name in _ACCOUNT_FILES:
-            self._bind(scratch.root / name, Path("/etc") / name, "--ro-bind")
+            self._binds[Path("/etc") / name] = ("--ro-bind", scratch.root / name)
         for path in sorted(masked):
             if path.exists() and is_below(path, self._binds) and not is_below(tree, [path]):
-                self._bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
+                nothing = scratch.empty_folder if path.is_dir() else scratch.empty_file
+                self._binds[path] = ("--ro-bind", nothing)
 
     def arguments(self, fresh: Path, *, queues: str = "") -> list[str]:
-        """Arguments for ``bwrap``.
-
-        Args:
-            fresh: has ``tmp`` and ``shm`` that no command has touched.
-            queues: where the message queues of the jail are listed; by default nowhere.
-        """
+        """Arguments for ``bwrap``: ``fresh`` has ``tmp`` and ``shm`` that no command has touched, ``queues`` shows those of messages."""
         listed = ["--mqueue", queues, "--remount-ro", queues] if queues else []
         proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
         return ["--proc", "/proc", "--dev", "/dev", *listed, *self._in_order(fresh), *proper]
@@ -224,10 +209,7 @@ class MountPlan:
         real, links = resolve_links(path)
         self._links.update(links)
         if not is_below(real, masked):
-            self._bind(real, real, kind)
-
-    def _bind(self, source: Path, place: Path, kind: str) -> None:
-        self._binds[place] = (kind, source)
+            self._binds[real] = (kind, real)
 
     def _in_order(self, fresh: Path) -> list[str]:
         found: list[str] = []

@@ -5,6 +5,7 @@ And the jails that are made so: each command has such a process.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.supervised_run import supervise
 
+_MFD_NOEXEC_SEAL = 8  # where the machine allows files in memory only so (vm.memfd_noexec)
 # The packages are named to the child without running their __init__: half of its start-up time.
 _LAUNCH = """
 import sys, types
@@ -34,15 +36,33 @@ main()
 """
 
 
+def file_with(data: bytes) -> int:
+    """A file in memory that holds ``data``, to be read from its start.
+
+    No pipe: once a jail has used up what pipes may take of this user id, one holds 8 KiB or less.
+    """
+    try:
+        descriptor = os.memfd_create("data", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = os.memfd_create("data")  # Linux before 6.3
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as handle:
+            handle.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def start_keeper(
     module: str, orders: Mapping[str, Any], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Run ``main`` of a module of this folder, with its orders as JSON in the descriptor that its argument names."""
-    descriptor = os.memfd_create("orders")
+    descriptor = file_with(json.dumps(orders).encode())
     try:
-        with os.fdopen(os.dup(descriptor), "w") as handle:
-            json.dump(orders, handle)
-        os.lseek(descriptor, 0, os.SEEK_SET)
         program = launch_program(_package_folders(), module)
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", program, str(descriptor)],

@@ -61,13 +61,10 @@ def require_room(folders: Iterable[Path], num_bytes: int) -> None:
             disk = os.statvfs(folder)
             free = disk.f_bavail * disk.f_frsize
             if disk.f_blocks and free < num_bytes:
-                raise _full(f"has {_said(free)} left, and a command may write {_said(num_bytes)}", folder)
+                left, needed = (f"{number / 1e6:,.1f} MB" for number in (free, num_bytes))
+                raise _full(f"has {left} left, and a command may write {needed}", folder)
             if disk.f_files and not disk.f_favail:
                 raise _full("takes no further file", folder)
-
-
-def _said(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"
 
 
 def _full(what: str, folder: Path) -> SandboxFailure:
@@ -279,11 +276,8 @@ def folder_bytes(
 ) -> int:
     """Disk in use below ``roots``; an entry counts for at least one block of 4 KiB.
 
-    Args:
-        roots: folders.
-        closed: folders that the jail cannot have written into, and that are not looked into.
-        enough_bytes: above so many it looks no further.
-        deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
+    Folders in ``closed`` cannot have been written into by the jail, and are not looked into. Above ``enough_bytes``, and
+    after ``deadline``, it looks no further and tells what it has.
     """
     total, num_seen = 0, 0
     queue = [str(root) for root in roots]

@@ -35,11 +35,7 @@ from composer_replication.sandbox.selftest_bait import Bait
 
 _MIB = 1 << 20
 _LIMITS = Limits(
-    memory_bytes=192 * _MIB,
-    num_processes=24,
-    disk_bytes=16 * _MIB,
-    output_bytes=_MIB,
-    num_open_files=64,
+    memory_bytes=192 * _MIB, num_processes=24, disk_bytes=16 * _MIB, output_bytes=_MIB, num_open_files=64
 )
 _PATIENCE_SECONDS = 20.0
 _HOLD_SECONDS = 1.5
@@ -229,17 +225,17 @@ def _chosen_starters(trial: _Trial) -> list[str]:
 
 def _open_files(trial: _Trial) -> str:
     most = _LIMITS.num_open_files
-    answer = trial.ask("open_files", most=4 * most)
-    _require_first_step(answer["opened"], answer["ended_by"], "/dev/null cannot be opened")
+    answer = trial.ask("use_up", what="open_files", most=4 * most)
+    _require_first_step(answer["taken"], answer["ended_by"], "/dev/null cannot be opened")
     return f"opened {answer['count']} files; the limit is {most}" if answer["count"] > most else ""
 
 
 def _processes(trial: _Trial) -> str:
     most = _LIMITS.num_processes
-    answer = trial.push("processes", most=2 * most)
+    answer = trial.push("use_up", what="processes", most=2 * most - 1)
     if answer is None:
         return ""
-    _require_first_step(answer["count"] - 1, answer["ended_by"], "no process can be started")
+    _require_first_step(answer["taken"], answer["ended_by"], "no process can be started")
     return f"ran {answer['count']} processes; the limit is {most}" if answer["count"] > most else ""
 
 
@@ -330,7 +326,7 @@ def run_selftest(
     names: Collection[str] = GUARDS,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Check]:
-    """Try every guard of ``backend``; about 2 to 5 seconds, for an ordinary user 2 more.
+    """Try every guard of ``backend``, or those of ``names``; about 2 to 5 seconds, for an ordinary user 2 more.
 
     Args:
         backend: to be tried.
@@ -339,8 +335,7 @@ def run_selftest(
         progress: called with (guards tried, all of them, the next one).
 
     Returns:
-        One check a guard, in the order of ``GUARDS``. A guard that could
-        not be tried (the jail or the probe did not start, say) is not ok.
+        One check a guard, in the order of ``GUARDS``. One that could not be tried (the probe did not start, say) is not ok.
 
     Raises:
         SandboxFailure: nothing can be planted on this machine (CR0302), or its disk is full (CR0104).

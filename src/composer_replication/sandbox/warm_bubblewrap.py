@@ -24,19 +24,15 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.bubblewrap import (
-    SECONDS_TO_OBEY,
-    Bubblewrap,
-    BubblewrapSandbox,
-    HeldJail,
-    file_with,
-)
+from composer_replication.sandbox.bubblewrap import SECONDS_TO_OBEY, Bubblewrap, BubblewrapSandbox, HeldJail
 from composer_replication.sandbox.bwrap_program import START_SECONDS
 from composer_replication.sandbox.calls import as_record, failure
 from composer_replication.sandbox.host_paths import base_python
+from composer_replication.sandbox.keeper_process import file_with
 from composer_replication.sandbox.private_folders import FreshFolders, MemoryFolder
 from composer_replication.sandbox.privileges import setpriv
 from composer_replication.sandbox.supervised_run import Verdict, supervise
@@ -139,8 +135,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         try:
             fresh = self._life.enter_context(self._scratch.for_one_command(self._uid))
             walls = self._walls({"LANG": "C.UTF-8"}, fresh, queues="/dev/mqueue")
-            tree = self._real_tree
-            self._jail = WarmJail(walls, tree, base_python(), self._uid, self._resource_limits())
+            self._jail = WarmJail(walls, self._real_tree, self._uid, self._resource_limits())
             self._fresh = FreshFolders(tuple(sorted(fresh.iterdir())))
             self._memory = self._jail.held.memory_folder() if self._uid is None else None
         except BaseException:
@@ -199,23 +194,10 @@ class _BrokenError(Exception):
 
 
 class WarmJail:
-    """One started jail that runs one command after the other.
-
-    Args:
-        walls: arguments for ``bwrap``, as for a command.
-        tree: where commands start.
-        python: the interpreter inside.
-        uid: whom commands run as, or None: as ourselves.
-        limits: resource limits, which every command inherits.
-    """
+    """One started jail that runs one command after the other, in ``tree``, as ``uid`` (None: as ourselves), within ``limits``."""
 
     def __init__(
-        self,
-        walls: Sequence[str],
-        tree: Path,
-        python: Path,
-        uid: int | None,
-        limits: list[tuple[int, int]],
+        self, walls: Sequence[str], tree: Path, uid: int | None, limits: list[tuple[int, int]]
     ) -> None:
         self.uid = uid
         self.is_broken = False
@@ -225,7 +207,7 @@ class WarmJail:
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
         passed = (file_with(_server_source()), theirs.fileno(), os.pidfd_open(os.getpid()))
-        server = [str(python), "-I", "-S", "-B", "-c", _LOADER, *map(str, passed)]
+        server = [str(base_python()), "-I", "-S", "-B", "-c", _LOADER, *map(str, passed)]
         server += ["-" if uid is None else str(uid), str(tree)]
         # Ambient capabilities would reach the commands; as root it keeps those that change the user id.
         few = [setpriv() or "setpriv", "--inh-caps=-all", "--bounding-set=-all,+setuid,+setgid"]
@@ -337,9 +319,9 @@ class WarmCommand:
         self.jail = jail
         self.pid = jail.held.init_pid
         self.program = program
-        self.stdin: FileIO | None = None
-        self.stdout: FileIO | None = None
-        self.stderr: FileIO | None = None
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
         self.refusal = ""
         self.took_the_jail = False
         self._code: int | None = None

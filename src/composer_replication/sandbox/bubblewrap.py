@@ -38,7 +38,7 @@ from composer_replication.sandbox.bwrap_program import (
     require_bwrap,
     start_problem,
 )
-from composer_replication.sandbox.calls import HELD_STARTER, failure, to_result
+from composer_replication.sandbox.calls import HELD_STARTER, failure, resource_limits, to_result
 from composer_replication.sandbox.child_process import allowed
 from composer_replication.sandbox.host_paths import MountPlan
 from composer_replication.sandbox.keeper_process import file_with
@@ -124,9 +124,8 @@ class HeldJail:
             place = f"/proc/{self.init_pid}/root{SHARED_MEMORY}"
             self._inside = MemoryFolder(os.open(place, os.O_RDONLY | os.O_DIRECTORY))
         except OSError as error:
-            raise failure(
-                "CR0302", f"the jail's {SHARED_MEMORY} cannot be watched: {error.strerror}."
-            ) from error
+            why = f"the jail's {SHARED_MEMORY} cannot be watched: {error.strerror}."
+            raise failure("CR0302", why) from error
         if is_readable(self._init_pidfd, 0):  # its number may have been another process's already
             raise failure("CR0302", "the jail ended before the command began.")
         return self._inside
@@ -260,6 +259,9 @@ class Bubblewrap:
 class BubblewrapSandbox(LocalSandbox):
     """One jail; ``exec`` may be called from several threads at once."""
 
+    _num_first_processes = 0
+    """Of ours inside, which count as processes of the jail's user."""
+
     def __init__(self, spec: SandboxSpec) -> None:
         self._uid = reserve_uid() if drops_uid() else None
         try:
@@ -340,17 +342,11 @@ class BubblewrapSandbox(LocalSandbox):
         return walls
 
     def _resource_limits(self) -> list[tuple[int, int]]:
-        limits = self._limits
-        found = [
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_DATA, limits.memory_bytes),
-            (resource.RLIMIT_FSIZE, limits.disk_bytes),
-            (resource.RLIMIT_NOFILE, limits.num_open_files),
-        ]
+        found, most = resource_limits(self._limits), self._limits.num_processes
         if self._uid is not None:
-            found.append((resource.RLIMIT_NPROC, limits.num_processes))
+            found.append((resource.RLIMIT_NPROC, most + self._num_first_processes))
         elif _counts_per_namespace():
-            found.append((resource.RLIMIT_NPROC, limits.num_processes + _NUM_INIT_PROCESSES))
+            found.append((resource.RLIMIT_NPROC, most + _NUM_INIT_PROCESSES))
         return found
 
 

@@ -161,8 +161,10 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder whatever a jail left in it; no word if something stays."""
     with suppress(OSError):
         _remove(folder)
-    if os.path.lexists(folder):
-        _remove_by_program(folder)
+    is_link = os.path.islink(folder)  # which chmod would follow
+    for command in (["rm", "-rf"], *([] if is_link else [["chmod", "-R", "u+rwX"], ["rm", "-rf"]])):
+        if os.path.lexists(folder):  # what could not be moved goes where it is
+            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
 def _remove(folder: Path) -> None:
@@ -202,14 +204,6 @@ def _clear(folder: int) -> list[str]:
                 raise
             left.append(name)
     return left
-
-
-def _remove_by_program(folder: Path) -> None:
-    """What cannot be moved goes where it is."""
-    is_link = os.path.islink(folder)  # which chmod would follow
-    for command in (["rm", "-rf"], *([] if is_link else [["chmod", "-R", "u+rwX"], ["rm", "-rf"]])):
-        if os.path.lexists(folder):
-            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
 def remove(path: Path, *, is_folder: bool) -> None:

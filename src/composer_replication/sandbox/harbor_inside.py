@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
 from composer_replication.records import Limits
-from composer_replication.sandbox.calls import STARTER
+from composer_replication.sandbox.calls import STARTER, resource_limits
 from composer_replication.sandbox.folders import LOOK, empty, open_to_owner, remove_folder
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.private_folders import (
@@ -128,14 +128,7 @@ def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
 
 
 def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
-    limits = watched.limits
-    kinds = [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, limits.memory_bytes),
-        (resource.RLIMIT_FSIZE, limits.disk_bytes),
-        (resource.RLIMIT_NOFILE, limits.num_open_files),
-        (resource.RLIMIT_NPROC, limits.num_processes),
-    ]
+    kinds = [*resource_limits(watched.limits), (resource.RLIMIT_NPROC, watched.limits.num_processes)]
     command = ["/bin/sh", "-c", STARTER, "sandbox", orders["marker"], *orders["argv"]]
     child = {"parent": os.getpid(), "argv": command, "env": orders["env"], "cwd": orders["folders"][0]}
     process = start_keeper("child_process", {**child, "limits": kinds, "user": uid}, {"PATH": os.defpath})

@@ -18,20 +18,12 @@ from pathlib import Path
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox.private_folders import SHARED_MEMORY, Scratch
 
-ETC_FILES = (
-    "/etc/alternatives",
-    "/etc/debian_version",  # pip reads the system's name, and fails where the file is there but closed
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/lsb-release",
-    "/etc/mime.types",  # so does Python's mimetypes
-    "/etc/os-release",
-    "/etc/protocols",
-    "/etc/services",
-    "/etc/timezone",
-)
+# pip (debian_version) and Python's mimetypes read some of these, and fail where the file is there but closed.
+_ETC_NAMES = (
+    "alternatives", "debian_version", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "lsb-release", "mime.types",
+    "os-release", "protocols", "services", "timezone",
+)  # fmt: skip
+ETC_FILES = tuple(f"/etc/{name}" for name in _ETC_NAMES)
 """Files of ``/etc`` that both backends show as they are."""
 
 _PROGRAM_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
@@ -41,16 +33,9 @@ _LIBRARY_CHILDREN = (
     "*-linux-*", "locale", "gcc", "git-core", "terminfo", "perl", "perl5", "ld-*", "libc.*", "os-release",
 )  # fmt: skip
 _SHARED_DATA = (
-    "/usr/share/zoneinfo",
-    "/usr/share/locale",
-    "/usr/share/i18n",
-    "/usr/share/terminfo",
-    "/usr/share/git-core",
-    "/usr/share/mime",
-    "/usr/share/perl",
-    "/usr/share/perl5",
-    "/usr/libexec/git-core",
-)
+    "/usr/share/zoneinfo", "/usr/share/locale", "/usr/share/i18n", "/usr/share/terminfo", "/usr/share/git-core",
+    "/usr/share/mime", "/usr/share/perl", "/usr/share/perl5", "/usr/libexec/git-core",
+)  # fmt: skip
 # Below a library folder: other people's packages, and the wheels of pip with all that they vendor.
 _PACKAGE_PATTERNS = (
     "python*/site-packages",
@@ -92,12 +77,10 @@ def system_folders() -> HostPaths:
 
 
 def base_interpreter(prefix: str | None = None) -> HostPaths:
-    """The interpreter below this process's virtual environment, with packages masked.
+    """The interpreter below this process's virtual environment (at ``sys.base_prefix``), with packages masked.
 
-    Args:
-        prefix: by default ``sys.base_prefix``. A prefix of its own (pyenv, conda, uv)
-            shows its ``bin`` and ``lib``; ``/usr`` shows only this version's standard
-            library, for the rest is the system's. Neighbours of the prefix are not shown.
+    A prefix of its own (pyenv, conda, uv) shows its ``bin`` and ``lib``; ``/usr`` shows only this version's
+    standard library, for the rest is the system's. Neighbours of the prefix are not shown.
     """
     return _interpreter_at(sys.base_prefix if prefix is None else prefix)
 
@@ -222,7 +205,10 @@ class MountPlan:
             if enclosing is None or self._is_memory(enclosing):
                 found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
             elif enclosing in _FRESH_PLACES:  # an empty folder is mounted there: put the link into it
-                _make_link(fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing), self._links[link])
+                inside = fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing)
+                inside.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                if not inside.is_symlink():
+                    inside.symlink_to(self._links[link])
         for place in sorted(self._binds, key=lambda place: len(place.parts)):
             kind, source = self._binds[place]
             if not self._is_memory(place) and not self._is_shown_already(place):
@@ -252,9 +238,3 @@ class MountPlan:
         return enclosing is not None and all(
             self._binds[path] == ("--ro-bind", path) for path in (place, enclosing)
         )
-
-
-def _make_link(place: Path, target: str) -> None:
-    place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if not place.is_symlink():
-        place.symlink_to(target)

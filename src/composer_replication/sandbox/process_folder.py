@@ -22,9 +22,8 @@ from composer_replication.sandbox.process_tree import end_jails_naming, end_jail
 
 PREFIX = "composer-rl-scratch-"
 BAIT_PREFIX = "composer-rl-bait-"  # must be reachable by other users, so it stands on its own
-HARBOR_PREFIX = (
-    "composer-rl-harbor-"  # says which environment a service of Harbor's has for us, and is not swept
-)
+# Says which environment a service of Harbor's has for us, and is not swept.
+HARBOR_PREFIX = "composer-rl-harbor-"
 NEW_PREFIX = "composer-rl-new-"
 _NEW_SECONDS = 60.0  # a folder is made a moment before it is locked
 _NUM_TRIES = 3
@@ -44,31 +43,20 @@ def process_folder() -> Path:
 
 
 def make_held_folder(prefix: str, parent: str | None = None) -> tuple[Path, int]:
-    """A new folder that ``sweep`` leaves alone as long as this process lives, and the descriptor that holds it.
-
-    Args:
-        prefix: one of the above.
-        parent: where; by default the system's temporary folder.
-    """
+    """A new folder that ``sweep`` leaves alone until this process ends, or the descriptor that holds it is closed."""
     for _ in range(_NUM_TRIES):
         made = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=parent)).resolve()
         folder = made.with_name(prefix + made.name.removeprefix(NEW_PREFIX))
         with suppress(FileNotFoundError):  # we slept so long that a sweep took it for abandoned
-            descriptor = hold(made)
+            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
             try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
                 made.rename(folder)
             except BaseException:
                 os.close(descriptor)
                 raise
             return folder, descriptor
     raise FileNotFoundError(f"somebody keeps removing the new folders in {made.parent}")
-
-
-def hold(folder: Path) -> int:
-    """Lock ``folder`` against ``sweep`` as long as this process lives or until the descriptor is closed."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
 
 
 def sweep() -> list[Path]:

@@ -83,11 +83,7 @@ def _read_piece(descriptor: int) -> bytes:
 
 
 def memory_bytes(
-    pids: Collection[int],
-    mappings: Mappings | None = None,
-    *,
-    is_exact: bool = False,
-    deadline: float = inf,
+    pids: Collection[int], mappings: Mappings | None = None, *, is_exact: bool = False, deadline: float = inf
 ) -> int:
     """Anonymous and shared memory, page tables, mappings and swap of these processes (a living thread of each).
 
@@ -326,11 +322,7 @@ def _let_go(copies: Sequence[int]) -> None:
 
 
 def unlinked_files(
-    pids: Iterable[int],
-    mappings: Mappings,
-    *,
-    counted_device: int | None = None,
-    deadline: float = inf,
+    pids: Iterable[int], mappings: Mappings, *, counted_device: int | None = None, deadline: float = inf
 ) -> Counted:
     """What these processes hold of deleted files, memory files (memfd) that are open included: bytes on disk, each file once.
 

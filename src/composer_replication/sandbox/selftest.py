@@ -16,7 +16,9 @@ import json
 import os
 import re
 import secrets
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -179,29 +181,42 @@ def _masked(trial: _Trial) -> str:
 
 
 def _environment(trial: _Trial) -> str:
-    with trial.bait.variable():
+    name = f"COMPOSER_RL_BAIT_{secrets.token_hex(4)}"
+    os.environ[name] = trial.bait.word
+    try:
         text = trial.ask("environment")["text"]
+    finally:
+        del os.environ[name]
     return "saw a variable of the parent" if trial.bait.word in text else ""
 
 
 def _writes(trial: _Trial) -> str:
-    order = trial.bait.writes_order()
+    bait, name, written = trial.bait, f"probe-{secrets.token_hex(8)}", []
+    folders = [bait.root / "outside", bait.root, bait.shown, Path("/"), Path("/etc"), Path("/usr/bin")]
+    with suppress(RuntimeError):  # a user id without an account
+        folders.append(Path.home())
+    files = [str(bait.secret), str(bait.neighbour)]
     try:
-        answer = trial.ask("writes", **order)
-    finally:
-        written = trial.bait.take_away(order)
+        answer = trial.ask("writes", name=name, folders=[str(folder) for folder in folders], files=files)
+    finally:  # looked for on the host: a file of that name in its private folders is no breach
+        for folder in folders:
+            with suppress(OSError):
+                (folder / name).unlink()
+                written.append(str(folder))
     return _said("could write", [*written, *answer["written"]])
 
 
 def _signals(trial: _Trial) -> str:
-    with trial.bait.victim() as victim:
-        answer = trial.ask("signals", pid=victim.pid)
-        reached = list(answer["reached"])
-        if trial.bait.word in answer["text"]:
-            reached.append("saw a process of the host")
-        threading.Event().wait(0.05)
-        if victim.poll() is not None:
-            reached.append("ended a process of the host")
+    command = ["/bin/sh", "-c", "read line", trial.bait.word]  # which it must not find in a command line
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as victim:
+        try:
+            answer = trial.ask("signals", pid=victim.pid)
+            time.sleep(0.05)
+            was_ended = victim.poll() is not None
+        finally:
+            victim.kill()
+    reached = [*answer["reached"], *(["ended a process of the host"] if was_ended else [])]
+    reached += ["saw a process of the host"] if trial.bait.word in answer["text"] else []
     return ", ".join(reached)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import select
 import selectors
-import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -50,7 +49,6 @@ _LOOKS_UNTIL_HIDING, _SECONDS_UNTIL_HIDING = 5, 2.0  # whoever hands a file over
 _TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # what a jail calls folders of ours
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interruptions: list[object] = []  # one for each that is going on: they may overlap, and lie in one another
-_of_this_thread = threading.local()
 
 
 @contextmanager
@@ -68,24 +66,9 @@ def runs_interrupted() -> Iterator[None]:
         _interruptions.remove(one)
 
 
-@contextmanager
-def interruptible_by(stop: threading.Event) -> Iterator[None]:
-    """Inside, the runs of this thread alone are killed as ``runs_interrupted`` kills all, once ``stop`` is set.
-
-    For a call whose asker has gone: ``Sandbox.close`` waits for what runs in the jail.
-    """
-    before = getattr(_of_this_thread, "stop", None)
-    _of_this_thread.stop = stop
-    try:
-        yield
-    finally:
-        _of_this_thread.stop = before
-
-
 def is_interrupted() -> bool:
-    """Whether the runs of this thread are to end; for a run that waits for something else than a process."""
-    own: threading.Event | None = getattr(_of_this_thread, "stop", None)
-    return bool(_interruptions) or (own is not None and own.is_set())
+    """Whether runs are to end; for a run that waits for something else than a process."""
+    return bool(_interruptions)
 
 
 class Supervised(Protocol):
@@ -280,12 +263,6 @@ class _Run:
             self.selector.unregister(self.stdin)
             self.stdin.close()
 
-    def drain_rest(self) -> None:
-        """Empty the pipes. All writers are dead, so what is there now is all there is."""
-        for stream in self.streams:
-            while not stream.at_end and stream.drain():
-                pass
-
     def close(self) -> None:
         self.selector.close()
         if self.owns_end:
@@ -350,7 +327,9 @@ def supervise(
             verdict = run.wait(started + timeout_seconds)
         finally:
             kill_tree()
-        run.drain_rest()
+        for stream in run.streams:  # all writers are dead, so what is there now is all there is
+            while not stream.at_end and stream.drain():
+                pass
     finally:
         run.close()
     if verdict is Verdict.ENDED and watched.disk_is_exceeded():

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.records import FileEntry
@@ -39,12 +40,7 @@ _READ = 0o400
 
 
 class TreeFiles:
-    """The files below ``root``.
-
-    Args:
-        root: the tree, resolved.
-        uid: whom new files belong to; None: the user that we are.
-    """
+    """The files below ``root``, a resolved path; new ones belong to ``uid`` (None: the user that we are)."""
 
     def __init__(self, root: Path, uid: int | None) -> None:
         self._root = root
@@ -90,8 +86,11 @@ class TreeFiles:
         above = self._relative(path)
         with self._opened(path) as (folder, name):
             start = open_folder(name, folder)
+        found: list[FileEntry] = []
         try:
-            found = [_entry(*each) for each in walk(start, "" if above == "." else above + "/")]
+            for place, info in walk(start, "" if above == "." else above + "/"):
+                kind: Any = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
+                found.append(FileEntry(place, kind, info.st_size, stat.S_IMODE(info.st_mode)))
         except OSError as error:
             raise _refusal(os.fsdecode(error.filename or path), error) from error
         return sorted(found, key=lambda entry: entry.path)
@@ -188,11 +187,6 @@ def _link_target(name: str, folder: int) -> str | None:
         return None  # no link, or not there: whoever opens it next says so
 
 
-def _entry(path: str, info: os.stat_result) -> FileEntry:
-    kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
-    return FileEntry(path, kind, info.st_size, stat.S_IMODE(info.st_mode))  # type: ignore[arg-type]
-
-
 def _refusal(path: str, error: OSError) -> SandboxFileError | SandboxFailure:
     """What an error of the system says of a file; that we lack something is no fault of the file."""
     why = error.strerror or str(error)
@@ -219,11 +213,7 @@ def _in_words(path: str) -> str:
 
 
 class TreeSnapshots:
-    """The snapshots of one tree. Call only while no process of the jail is alive.
-
-    Args:
-        tree: resolved.
-        folder: where the copies lie; made with the first one.
+    """The snapshots of one tree, as copies in ``folder``. Call only while no process of the jail is alive.
 
     Both methods raise ``OSError`` with what ``cp`` said; after a failed ``restore`` the tree is not whole.
     """

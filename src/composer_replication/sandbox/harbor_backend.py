@@ -24,7 +24,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -198,11 +197,16 @@ class HarborSandbox(LocalSandbox):
 
     def _prepare(self, spec: SandboxSpec) -> None:
         self._shell(f"sh -c 'umask 077 && mkdir -p {_OURS}'", _MORE_SECONDS)
-        code, shown = self._outbox / "code.tar", self._outbox / "shown.tar"
-        with tarfile.open(code, "w") as archive:
-            _add_code(archive)
+        code, start, shown = (self._outbox / name for name in ("code.tar", "start.py", "shown.tar"))
+        package, there = Path(__file__).resolve().parents[1], f"{_OURS}/code"
+        with tarfile.open(code, "w") as archive:  # the modules that run inside
+            for path in (*package.glob("*.py"), *(package / "sandbox").glob("*.py")):
+                archive.add(path, str(path.relative_to(package)), filter=_as_roots)
         self._send(code, "code.tar")
-        self._shell(f"tar -xf {_OURS}/code.tar -C {_OURS}", _SEND_SECONDS)
+        self._shell(f"sh -c 'mkdir -p {there} && tar -xf {_OURS}/code.tar -C {there}'", _SEND_SECONDS)
+        folders = {"composer_replication": there, "composer_replication.sandbox": f"{there}/sandbox"}
+        start.write_text(launch_program(folders, "harbor_inside"))
+        self._send(start, "start.py")
         groups = (system_folders(), base_interpreter())
         masked = {path for group in groups for path in group.masked} | {*spec.masked}
         masked = {path.resolve() for path in masked if not is_below(self._real_tree, [path.resolve()])}
@@ -318,19 +322,6 @@ def _loop(_pid: int) -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="harbor", daemon=True).start()
     return loop
-
-
-def _add_code(archive: tarfile.TarFile) -> None:
-    """The modules that run inside, and what starts them."""
-    package = Path(__file__).resolve().parents[1]
-    folders = {"composer_replication": package, "composer_replication.sandbox": package / "sandbox"}
-    for path in (*package.glob("*.py"), *(package / "sandbox").glob("*.py")):
-        archive.add(path, f"code/{path.relative_to(package.parent)}", filter=_as_roots)
-    places = {name: f"{_OURS}/code/{path.relative_to(package.parent)}" for name, path in folders.items()}
-    start = launch_program(places, "harbor_inside").encode()
-    entry = tarfile.TarInfo("start.py")
-    entry.size = len(start)
-    archive.addfile(entry, BytesIO(start))
 
 
 def _add_shown(archive: tarfile.TarFile, spec: SandboxSpec, masked: set[Path], tree: Path) -> None:

@@ -173,13 +173,14 @@ def test_a_command_that_closes_its_descriptors(jail: Sandbox) -> None:
     assert run(jail, ["echo", "on"]).stdout == "on\n"
 
 
+NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
 # What is wrong, in words of the refusal; which argument; and values of it.
 NO_CALLS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("command is empty", "command", ([], [""], ["", "x"], "", "  \n")),
     ("is no text", "command", (b"echo", ["echo", 1], [b"echo"], ["echo", None], None, 5, {"echo"})),
     ("cannot be called", "env", ({"": "x"}, {"A=B": "x"}, {"=": "x"})),
     ("is no text|must map", "env", ({"A": 1}, {"A": None}, {"A": b"x"}, {1: "x"}, {b"A": "x"}, [("A", "x")])),
-    ("timeout_seconds must be", "timeout_seconds", (0, 0.0, -1, float("nan"), float("inf"), True, "5", None)),
+    ("timeout_seconds must be", "timeout_seconds", (0, 0.0, -1, *NO_NUMBERS, True, "5", None)),
     ("stdin must be", "stdin", ("text", None, 5, ["x"])),
 )
 

@@ -249,34 +249,26 @@ def unpack_tree(source: BinaryIO, tree: Path) -> None:
     """
     empty(tree)
     folders, files = {PurePosixPath()}, set[PurePosixPath]()  # that were made, and no others
-
-    def checked(entry: tarfile.TarInfo, _tree: str) -> tarfile.TarInfo | None:
-        path, linked, needed = _path_inside(entry.name), entry.linkname, 0
-        if path == PurePosixPath():
-            return None
-        if path.parent not in folders or os.path.lexists(tree / path):
-            raise UnsafeTreeError(
-                f"an entry lies below what is no folder, or comes twice: {str(path)[:200]!r}"
-            )
-        if entry.isdir():
-            folders.add(path)
-            needed = 0o700
-        elif entry.isreg() or entry.islnk():
-            if entry.islnk() and (first := _path_inside(linked)) not in files:
-                raise UnsafeTreeError(f"a hard link to what is no file: {str(path)[:200]!r}")
-            linked = str(first) if entry.islnk() else linked
-            files.add(path)
-            needed = 0o400
-        elif not (entry.issym() or entry.isfifo()):
-            raise UnsafeTreeError(f"an entry of a kind that no tree holds: {str(path)[:200]!r}")
-        # It is ours now: a set-user-id bit would make whoever runs it us.
-        mode = entry.mode & 0o777 | needed
-        made = entry.replace(name=str(path), linkname=linked, mode=mode, deep=False)
-        return made.replace(uid=None, gid=None, uname=None, gname=None, deep=False)  # type: ignore[arg-type]
-
     try:
         with tarfile.open(fileobj=source, mode="r:", errorlevel=2) as archive:
-            archive.extractall(tree, filter=checked)  # noqa: S202  each entry is checked
+            archive.extraction_filter = lambda entry, _: entry  # ours is below; an older Python has none
+            for entry in archive:
+                path, said = _path_inside(entry.name), repr(entry.name[:200])
+                if path == PurePosixPath():
+                    continue
+                if path.parent not in folders or os.path.lexists(tree / path):
+                    raise UnsafeTreeError(f"an entry lies below what is no folder, or comes twice: {said}")
+                if entry.islnk() and _path_inside(entry.linkname) not in files:
+                    raise UnsafeTreeError(f"a hard link to what is no file: {said}")
+                if not (entry.isdir() or entry.isreg() or entry.islnk() or entry.issym() or entry.isfifo()):
+                    raise UnsafeTreeError(f"an entry of a kind that no tree holds: {said}")
+                if not (entry.issym() or entry.isfifo()):
+                    (folders if entry.isdir() else files).add(path)
+                # It is ours now: a set-user-id bit would make whoever runs it us.
+                entry.mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o400)
+                entry.name, entry.uid, entry.gid = str(path), os.geteuid(), os.getegid()
+                entry.uname = entry.gname = ""
+                archive.extract(entry, tree)
     except (tarfile.TarError, ValueError, OverflowError) as error:
         raise UnsafeTreeError(f"no tar file: {error}") from error
 

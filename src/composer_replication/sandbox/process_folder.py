@@ -48,15 +48,21 @@ def make_held_folder(prefix: str, parent: str | None = None) -> tuple[Path, int]
         made = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=parent)).resolve()
         folder = made.with_name(prefix + made.name.removeprefix(NEW_PREFIX))
         with suppress(FileNotFoundError):  # we slept so long that a sweep took it for abandoned
-            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = hold(made)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
                 made.rename(folder)
             except BaseException:
                 os.close(descriptor)
                 raise
             return folder, descriptor
     raise FileNotFoundError(f"somebody keeps removing the new folders in {made.parent}")
+
+
+def hold(folder: Path) -> int:
+    """Lock ``folder`` against ``sweep`` as long as this process lives or until the descriptor is closed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def sweep() -> list[Path]:

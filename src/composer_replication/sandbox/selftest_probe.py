@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -129,7 +130,10 @@ def _start_sleeper() -> None:
         os._exit(0)
 
 
-_STEPS = {"open_files": (3, lambda: os.open("/dev/null", os.O_RDONLY)), "processes": (1, _start_sleeper)}
+_STEPS: dict[str, tuple[int, Callable[[], object]]] = {
+    "open_files": (3, lambda: os.open("/dev/null", os.O_RDONLY)),
+    "processes": (1, _start_sleeper),
+}
 
 
 def _use_up(given: dict[str, Any]) -> dict[str, Any]:

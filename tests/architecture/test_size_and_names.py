@@ -23,7 +23,7 @@ CEILINGS = {
     "src/composer_replication/report": 2369,
     "src/composer_replication/rollouts": 11121,
     "src/composer_replication/safety": 2198,
-    "src/composer_replication/sandbox": 8419,
+    "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 21443,
     "src/composer_replication/traces": 2905,
     "src/composer_replication/trainer": 9222,

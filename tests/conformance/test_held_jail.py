@@ -19,9 +19,9 @@ from ordinary_user import as_ordinary_user
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import choose_backend
-from composer_replication.sandbox.bubblewrap import file_with
 from composer_replication.sandbox.bwrap_program import START_SECONDS
 from composer_replication.sandbox.conformance.programs import MIB, living, python, start_ours, wait_until
+from composer_replication.sandbox.keeper_process import file_with
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_bubblewrap import WarmJail
 

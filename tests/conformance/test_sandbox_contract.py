@@ -10,9 +10,7 @@ from ordinary_user import as_ordinary_user
 
 import composer_replication
 from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
-from composer_replication.sandbox.conformance.test_bad_input import *  # noqa: F403  the tests are the names
-from composer_replication.sandbox.conformance.test_commands import *  # noqa: F403
-from composer_replication.sandbox.conformance.test_ends import *  # noqa: F403
+from composer_replication.sandbox.conformance.test_commands import *  # noqa: F403  the tests are the names
 from composer_replication.sandbox.conformance.test_files import *  # noqa: F403
 from composer_replication.sandbox.conformance.test_limits import *  # noqa: F403
 from composer_replication.sandbox.conformance.test_walls import *  # noqa: F403

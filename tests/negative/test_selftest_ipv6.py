@@ -14,7 +14,7 @@ import pytest
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import run_selftest
-from composer_replication.sandbox.no_isolation import NoIsolation, NoIsolationSandbox
+from composer_replication.sandbox.keeper_process import NoIsolation, NoIsolationSandbox
 
 ONLY_IPV6 = """
 import socket

@@ -12,7 +12,7 @@ from composer_replication.sandbox.acceptance import accept, accepted
 from composer_replication.sandbox.choice import choose_backend, name_of, open_sandbox, warm_kind
 from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, base_python, system_folders
 from composer_replication.sandbox.selftest import require_selftest, run_selftest
-from composer_replication.sandbox.supervised_run import interruptible_by, runs_interrupted
+from composer_replication.sandbox.supervised_run import runs_interrupted
 
 __all__ = [
     "HostPaths",
@@ -21,7 +21,6 @@ __all__ = [
     "base_interpreter",
     "base_python",
     "choose_backend",
-    "interruptible_by",
     "name_of",
     "open_sandbox",
     "require_selftest",

@@ -20,21 +20,9 @@ WITHOUT_ISOLATION = "none"
 """The backend that is no jail."""
 
 GUARD_NAMES = (
-    "network",
-    "host_files",
-    "masked",
-    "environment",
-    "writes",
-    "signals",
-    "privilege",
-    "open_files",
-    "processes",
-    "memory",
-    "disk",
-    "output",
-    "timeout",
-    "leftovers",
-)
+    "network", "host_files", "masked", "environment", "writes", "signals", "privilege",
+    "open_files", "processes", "memory", "disk", "output", "timeout", "leftovers",
+)  # fmt: skip
 """The guards of the self-test, in its order; here, so that a recipe is checked without loading it."""
 
 _accepted: set[str] = set()
@@ -54,14 +42,10 @@ def checked(names: Iterable[str], *, where: str = "--i-accept-no-isolation") -> 
 
 
 def accept(names: Iterable[str], *, where: str = "--i-accept-no-isolation") -> tuple[str, ...]:
-    """From now on this process does without these guards; what holds now.
-
-    Args:
-        names: of guards, or ``everything``.
-        where: it was said.
+    """From now on this process does without these guards, or ``everything``; all that it does without now.
 
     Raises:
-        UsageError: no guard of that name (CR0340).
+        UsageError: no guard of that name (CR0340); ``where`` it was said.
     """
     found = checked(names, where=where)
     with _lock:

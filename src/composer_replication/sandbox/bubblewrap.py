@@ -14,7 +14,6 @@ jail is bound to our life.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -39,9 +38,10 @@ from composer_replication.sandbox.bwrap_program import (
     require_bwrap,
     start_problem,
 )
-from composer_replication.sandbox.calls import HELD_STARTER, failure, to_result
+from composer_replication.sandbox.calls import HELD_STARTER, failure, resource_limits, to_result
 from composer_replication.sandbox.child_process import allowed
 from composer_replication.sandbox.host_paths import MountPlan
+from composer_replication.sandbox.keeper_process import file_with
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.private_folders import SHARED_MEMORY, MemoryFolder, account_files, size_for
 from composer_replication.sandbox.privileges import drops_uid, release_uid, reserve_uid, setpriv
@@ -52,21 +52,18 @@ from composer_replication.sandbox.syscall_filter import filter_program
 SECONDS_TO_OBEY = 0.1
 """So long a first process that has been told to end the others is left to it."""
 _HANDLES_AT_ONCE = 64
-_MFD_NOEXEC_SEAL = 8  # where the machine allows files in memory only so (vm.memfd_noexec)
 _NUM_INIT_PROCESSES = 1
 
 
 class HeldJail:
     """One started ``bwrap``, held before it runs the command, and a way to kill all of it.
 
-    Args:
-        command: ``bwrap`` with its arguments; by that name, whichever program it is.
-        passed: descriptors of ours that the command inside inherits under the same numbers.
-        speaks: with pipes on all three streams; otherwise on the last alone, for what ``bwrap`` says.
+    The command inside inherits the descriptors ``passed`` under the same numbers. It ``speaks`` through pipes on all
+    three streams; otherwise there is one on the last alone, for what ``bwrap`` says.
     """
 
     def __init__(self, command: Sequence[str], *, passed: Sequence[int] = (), speaks: bool = True) -> None:
-        program = require_bwrap()
+        program = require_bwrap()  # named ``bwrap``, whichever it is
         info_read, info_write = os.pipe()
         block_read, block_write = os.pipe()
         self._holding = [info_read, block_write]
@@ -127,9 +124,8 @@ class HeldJail:
             place = f"/proc/{self.init_pid}/root{SHARED_MEMORY}"
             self._inside = MemoryFolder(os.open(place, os.O_RDONLY | os.O_DIRECTORY))
         except OSError as error:
-            raise failure(
-                "CR0302", f"the jail's {SHARED_MEMORY} cannot be watched: {error.strerror}."
-            ) from error
+            why = f"the jail's {SHARED_MEMORY} cannot be watched: {error.strerror}."
+            raise failure("CR0302", why) from error
         if is_readable(self._init_pidfd, 0):  # its number may have been another process's already
             raise failure("CR0302", "the jail ended before the command began.")
         return self._inside
@@ -217,27 +213,6 @@ class HeldJail:
                     pipe.close()
 
 
-def file_with(data: bytes) -> int:
-    """A file in memory that holds ``data``, to be read from its start.
-
-    No pipe: once a jail has used up what pipes may take of this user id, one holds 8 KiB or less.
-    """
-    try:
-        descriptor = os.memfd_create("data", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        descriptor = os.memfd_create("data")  # Linux before 6.3
-    try:
-        with os.fdopen(os.dup(descriptor), "wb") as handle:
-            handle.write(data)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def _first_process(descriptor: int) -> int:
     """The process id outside of a jail's first process; ``bwrap`` writes JSON with the key ``child-pid``."""
     text = b""
@@ -283,6 +258,9 @@ class Bubblewrap:
 
 class BubblewrapSandbox(LocalSandbox):
     """One jail; ``exec`` may be called from several threads at once."""
+
+    _num_first_processes = 0
+    """Of ours inside, which count as processes of the jail's user."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._uid = reserve_uid() if drops_uid() else None
@@ -364,17 +342,11 @@ class BubblewrapSandbox(LocalSandbox):
         return walls
 
     def _resource_limits(self) -> list[tuple[int, int]]:
-        limits = self._limits
-        found = [
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_DATA, limits.memory_bytes),
-            (resource.RLIMIT_FSIZE, limits.disk_bytes),
-            (resource.RLIMIT_NOFILE, limits.num_open_files),
-        ]
+        found, most = resource_limits(self._limits), self._limits.num_processes
         if self._uid is not None:
-            found.append((resource.RLIMIT_NPROC, limits.num_processes))
+            found.append((resource.RLIMIT_NPROC, most + self._num_first_processes))
         elif _counts_per_namespace():
-            found.append((resource.RLIMIT_NPROC, limits.num_processes + _NUM_INIT_PROCESSES))
+            found.append((resource.RLIMIT_NPROC, most + _NUM_INIT_PROCESSES))
         return found
 
 

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -84,13 +85,16 @@ def how_to_allow(program: str, settings: Path = Path("/proc/sys")) -> str:
     """What to type where ``program`` starts no jail."""
     if drops_uid():
         return "allow mounts and namespaces in this container (CAP_SYS_ADMIN), or use --backend sandlock"
+    forbidding = (
+        ("kernel/unprivileged_userns_clone", "0", "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", _apparmor_command(program)),
+    )
     commands = []
-    if _setting(settings / "kernel/unprivileged_userns_clone") == "0":
-        commands.append("sudo sysctl -w kernel.unprivileged_userns_clone=1")
-    if _setting(settings / "user/max_user_namespaces") == "0":
-        commands.append("sudo sysctl -w user.max_user_namespaces=15000")
-    if _setting(settings / "kernel/apparmor_restrict_unprivileged_userns") == "1":
-        commands.append(_apparmor_command(program))
+    for name, value, command in forbidding:
+        with suppress(OSError):  # this kernel has no such setting
+            if (settings / name).read_text().strip() == value:
+                commands.append(command)
     if not commands:
         return "allow user namespaces on this machine, or use --backend sandlock"
     return f"{' && '.join(commands)} (or use --backend sandlock)"
@@ -100,18 +104,10 @@ def _apparmor_command(program: str) -> str:
     """Ubuntu 24.04 and newer allow user namespaces by profile, which is found by the program's path."""
     if not re.fullmatch(r"[\w./+-]+", program):  # other characters mean something in a profile
         return "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-    profile = (
-        f"abi <abi/4.0>,\\nprofile composer-rl-bwrap {program} flags=(unconfined) {{\\n  userns,\\n}}\\n"
-    )
+    begin = f"abi <abi/4.0>,\\nprofile composer-rl-bwrap {program} flags=(unconfined)"
+    profile = f"{begin} {{\\n  userns,\\n}}\\n"
     place = "/etc/apparmor.d/composer-rl-bwrap"
     return f"printf {shlex.quote(profile)} | sudo tee {place} >/dev/null && sudo apparmor_parser --replace {place}"
-
-
-def _setting(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:  # this kernel has no such setting
-        return ""
 
 
 @cache
@@ -148,14 +144,11 @@ def _sha256(path: Path) -> str:
 
 def _try_start(program: str) -> str:
     # An older one does not know what a jail of an ordinary user is made with.
-    own = (
-        [] if drops_uid() else ["--unshare-user", "--disable-userns", "--size", "4096", "--tmpfs", "/dev/shm"]
-    )
-    walls = ["--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", *own]
+    user = ["--unshare-user", "--disable-userns", "--size", "4096", "--tmpfs", "/dev/shm"]
+    walls = ["--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc"]
+    command = [program, *walls, *([] if drops_uid() else user), "true"]
     try:
-        done = subprocess.run(
-            [program, *walls, "true"], capture_output=True, text=True, timeout=START_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import resource
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -48,6 +49,16 @@ def check_limits(limits: Limits) -> None:
                 where=f"Limits.{each.name}",
                 fix="leave it out for the default, or give such a number",
             )
+
+
+def resource_limits(limits: Limits) -> list[tuple[int, int]]:
+    """What the kernel holds of each single process."""
+    return [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, limits.memory_bytes),
+        (resource.RLIMIT_FSIZE, limits.disk_bytes),
+        (resource.RLIMIT_NOFILE, limits.num_open_files),
+    ]
 
 
 def checked_call(

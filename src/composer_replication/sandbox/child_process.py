@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 from contextlib import suppress
+from typing import Any
 
 from composer_replication.sandbox.process_tree import kill_descendants
 
@@ -63,15 +64,11 @@ def drop_bounding_set() -> None:
 
 
 def refuse_calls(program: bytes) -> None:
-    """Gain no privileges any more, and have system calls refused: this thread, and what it starts.
-
-    Args:
-        program: of ``syscall_filter``; empty on a machine whose numbers we do not know.
-    """
+    """Gain no privileges any more, and have system calls refused by a filter: this thread, and what it starts."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
-    if not program:
+    if not program:  # a machine whose numbers we do not know
         return
     steps = ctypes.create_string_buffer(program, len(program))
     whole = struct.pack("HxxxxxxP", len(program) // _STEP_BYTES, ctypes.addressof(steps))
@@ -100,35 +97,25 @@ def main() -> None:
         _become(orders)
     for descriptor in (0, 1, 2):
         os.close(descriptor)
-    code = _exit_code(child)
+    ended, status = os.waitpid(-1, 0)
+    while ended != child:  # an orphan that came to us
+        ended, status = os.waitpid(-1, 0)
+    code = os.waitstatus_to_exitcode(status)
     is_clean = kill_descendants(os.getpid())
     collect_ended()
-    os._exit(code if is_clean else EXIT_LEFTOVERS)
+    os._exit((128 - code if code < 0 else code) if is_clean else EXIT_LEFTOVERS)
 
 
-def _become(orders: dict[str, object]) -> None:
+def _become(orders: dict[str, Any]) -> None:
     try:
         os.setpgid(0, 0)
-        argv, limits, env = orders["argv"], orders["limits"], orders["env"]
-        assert isinstance(argv, list) and isinstance(limits, list) and isinstance(env, dict)
-        os.chdir(str(orders["cwd"]))
-        user = orders.get("user")
-        for kind, value in limits:
-            most = allowed(kind, value)
-            resource.setrlimit(kind, (most, most))
-        if isinstance(user, int):
-            become_user(user)
+        os.chdir(orders["cwd"])
+        for kind, value in orders["limits"]:
+            resource.setrlimit(kind, (allowed(kind, value),) * 2)
+        if "user" in orders:
+            become_user(orders["user"])
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.execve(argv[0], argv, env)  # noqa: S606  it becomes the command
+        os.execve(orders["argv"][0], orders["argv"], orders["env"])  # noqa: S606  it becomes the command
     except BaseException as error:  # noqa: BLE001  whatever it is, it must not go on as a copy of its parent
         os.write(2, f"{error}\n".encode())
         os._exit(_EXIT_NOT_STARTED)
-
-
-def _exit_code(child: int) -> int:
-    """Of the command, collecting the orphans that come to us meanwhile."""
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            return 128 - code if code < 0 else code

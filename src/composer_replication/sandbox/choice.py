@@ -15,7 +15,7 @@ BACKENDS = {
     "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
     "sandlock": "composer_replication.sandbox.sandlock_backend:Sandlock",
     "bubblewrap-warm": "composer_replication.sandbox.warm_bubblewrap:WarmBubblewrap",
-    "none": "composer_replication.sandbox.no_isolation:NoIsolation",
+    "none": "composer_replication.sandbox.keeper_process:NoIsolation",
 }
 """Known names, best first; each is imported only when it is chosen."""
 
@@ -51,9 +51,8 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
         near = difflib.get_close_matches(name, jails, n=1, cutoff=0.6)
         known = f"choose one of {', '.join(BACKENDS)}, or harbor:NAME, as harbor:docker and harbor:podman."
         guess = f"did you mean {near[0]}?" if near else known
-        raise UsageError(
-            "CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess
-        )
+        why = f"there is no sandbox backend called {name!r}."
+        raise UsageError("CR0305", why, where="backend", fix=guess)
     if path == BACKENDS.get(WITHOUT_ISOLATION):
         require_accepted(name)
     return _load(path)
@@ -81,23 +80,17 @@ def _load(path: str, *words: str) -> SandboxBackend:
     try:
         found: Any = getattr(importlib.import_module(module_name), class_name)(*words)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(
-            "CR0305", f"the sandbox backend {path!r} cannot be loaded: {error}.", where="backend"
-        ) from error
+        why = f"the sandbox backend {path!r} cannot be loaded: {error}."
+        raise UsageError("CR0305", why, where="backend") from error
     missing = [name for name in ("name", "is_available", "open") if not hasattr(found, name)]
     if missing:
-        raise UsageError(
-            "CR0305", f"the sandbox backend {path!r} has no {', '.join(missing)}.", where="backend"
-        )
+        why = f"the sandbox backend {path!r} has no {', '.join(missing)}."
+        raise UsageError("CR0305", why, where="backend")
     return cast("SandboxBackend", found)
 
 
 def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> Sandbox:
-    """Open a sandbox.
-
-    Args:
-        spec: what it sees.
-        backend: an object, a name as in ``choose_backend``, or None for the first that works.
+    """Open a sandbox by a backend, by its name as in ``choose_backend``, or (None) by the first that works.
 
     Raises:
         UsageError, MissingError: as ``choose_backend``.

@@ -18,7 +18,7 @@ import re
 import stat
 import struct
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any
 
 _HERE = -100  # AT_FDCWD
 _NO_FOLLOW, _EMPTY_PATH = 0x100, 0x1000
@@ -49,22 +49,7 @@ _CALLS: dict[str, tuple[tuple[int, int], tuple[int | None, int | None, int | Non
 _MACHINES = ("x86_64", "aarch64")
 
 
-class Call(Protocol):
-    """One system call of the command, which waits for its answer."""
-
-    @property
-    def pid(self) -> int:
-        """The thread that calls."""
-
-    @property
-    def args(self) -> tuple[int, ...]:
-        """Its six arguments, as unsigned numbers of 64 bits."""
-
-    def read(self, addr: int, length: int) -> bytes | None:
-        """Bytes of the command's memory; None if they are not there."""
-
-    def write(self, addr: int, data: bytes) -> bool:
-        """Put bytes there; False if they do not go."""
+Call = Any  # sandlock's, which has no types: the calling thread (pid), six arguments, and how to read and write its memory
 
 
 def call_numbers(machine: str | None = None) -> dict[int, str]:
@@ -79,11 +64,9 @@ def call_numbers(machine: str | None = None) -> dict[int, str]:
 class FileChanges:
     """Answers the calls of ``call_numbers`` for one command; from several threads if need be.
 
-    Args:
-        writable: real paths; what lies below them may be changed.
-        readable: real paths; it may be told where a link points to that lies below them or below
-            ``writable``, or that ends there, which a look at its end would tell as well.
-        masked: real paths below these; they count as outside.
+    Of the real paths that it is given: what lies below ``writable`` may be changed. Of a link that lies below those or
+    below ``readable``, or that ends there, it may be told where it points to, which a look at its end would tell as well.
+    What lies below ``masked`` counts as outside.
     """
 
     def __init__(self, writable: Iterable[str], readable: Iterable[str], masked: Iterable[str]) -> None:
@@ -215,7 +198,8 @@ def _place(descriptor: int) -> bytes:
 
 
 def _read(call: Call, address: int, size: int) -> bytes:
-    if (found := call.read(address, size)) is None:
+    found: bytes | None = call.read(address, size)
+    if found is None:
         raise _error(errno.EFAULT)
     return found
 

@@ -14,7 +14,6 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -66,88 +65,84 @@ def open_folder(folder: Path | str, above: int | None = None, needed: int = LOOK
         os.close(held)
 
 
-@dataclass(slots=True)
 class _Level:
     """A folder on the way down; ``folders`` in it are still to be looked into."""
 
-    descriptor: int | None
-    identity: tuple[int, int]
-    prefix: str
-    folders: list[str] = field(default_factory=list)
+    def __init__(self, descriptor: int, prefix: str) -> None:
+        self.descriptor: int | None = descriptor
+        self.identity = _identity(descriptor)
+        self.prefix = prefix
+        self.folders: list[str] = []
 
-
-class _Way:
-    """The folders from the start down to where we are; only the last ``_MOST_OPEN`` are held open."""
-
-    def __init__(self, start: int, prefix: str) -> None:
-        self.levels = [_Level(start, _identity(start), prefix)]
-
-    def down(self, name: str) -> bool:
-        """Go into a folder; False when it went away meanwhile, or is none any more."""
-        here = self.levels[-1]
-        try:
-            descriptor = open_folder(name, here.descriptor)
-        except OSError as error:
-            if error.errno in _WENT_AWAY:
-                return False
-            raise OSError(error.errno, error.strerror, here.prefix + name) from error
-        self.levels.append(_Level(descriptor, _identity(descriptor), f"{here.prefix}{name}/"))
-        if len(self.levels) > _MOST_OPEN:
-            _close(self.levels[-1 - _MOST_OPEN])
-        return True
-
-    def up(self) -> None:
-        """Go back to the folder above."""
-        left = self.levels.pop()
-        try:
-            if self.levels and self.levels[-1].descriptor is None:
-                _open_above(left, self.levels[-1])
-        finally:
-            _close(left)
+    def entries(self) -> Iterator[Found]:
+        assert self.descriptor is not None
+        with os.scandir(self.descriptor) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(info.st_mode):
+                        self.folders.append(entry.name)
+                    yield self.prefix + entry.name, info
 
     def close(self) -> None:
-        for level in self.levels:
-            _close(level)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 def walk(start: int, prefix: str = "") -> Iterator[Found]:
     """Every entry below an open folder, which is closed at the end; a folder comes before what is in it.
 
     What goes away or becomes something else meanwhile is left out. Closed folders of our own user are opened.
-
-    Args:
-        start: its descriptor.
-        prefix: what each path begins with.
+    Each path begins with ``prefix``.
     """
-    way = _Way(start, prefix)
+    levels = [_Level(start, prefix)]  # only the last ``_MOST_OPEN`` are held open
     try:
         num_entries = num_bytes = 0
         is_new = True
-        while way.levels:
-            here = way.levels[-1]
+        while levels:
+            here = levels[-1]
             if is_new:
-                for path, info in _scan(here):
+                for path, info in here.entries():
                     num_entries += 1
                     num_bytes += len(os.fsencode(path))
                     _check_room(num_entries, num_bytes)
                     yield path, info
             if is_new := bool(here.folders):
-                is_new = way.down(here.folders.pop())
+                is_new = _go_down(levels, here.folders.pop())
             else:
-                way.up()
+                _go_up(levels)
     finally:
-        way.close()
+        for level in levels:
+            level.close()
 
 
-def _scan(level: _Level) -> Iterator[Found]:
-    assert level.descriptor is not None
-    with os.scandir(level.descriptor) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                info = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode):
-                    level.folders.append(entry.name)
-                yield level.prefix + entry.name, info
+def _go_down(levels: list[_Level], name: str) -> bool:
+    """Go into a folder; False when it went away meanwhile, or is none any more."""
+    here = levels[-1]
+    try:
+        descriptor = open_folder(name, here.descriptor)
+    except OSError as error:
+        if error.errno in _WENT_AWAY:
+            return False
+        raise OSError(error.errno, error.strerror, here.prefix + name) from error
+    levels.append(_Level(descriptor, f"{here.prefix}{name}/"))
+    if len(levels) > _MOST_OPEN:
+        levels[-1 - _MOST_OPEN].close()
+    return True
+
+
+def _go_up(levels: list[_Level]) -> None:
+    """Go back to the folder above, which must be the one that we came through."""
+    left = levels.pop()
+    try:
+        if levels and levels[-1].descriptor is None:
+            above = levels[-1]
+            above.descriptor = open_folder("..", left.descriptor)
+            if _identity(above.descriptor) != above.identity:
+                raise OSError(errno.ESTALE, "it was moved while it was looked at", left.prefix)
+    finally:
+        left.close()
 
 
 def _check_room(num_entries: int, num_bytes: int) -> None:
@@ -157,29 +152,19 @@ def _check_room(num_entries: int, num_bytes: int) -> None:
         raise OSError(errno.EFBIG, f"its paths have more than {MOST_PATH_BYTES:,} bytes together")
 
 
-def _open_above(left: _Level, above: _Level) -> None:
-    above.descriptor = open_folder("..", left.descriptor)
-    if _identity(above.descriptor) != above.identity:
-        raise OSError(errno.ESTALE, "it was moved while it was looked at", left.prefix)
-
-
 def _identity(descriptor: int) -> tuple[int, int]:
     info = os.fstat(descriptor)
     return info.st_dev, info.st_ino
-
-
-def _close(level: _Level) -> None:
-    if level.descriptor is not None:
-        os.close(level.descriptor)
-        level.descriptor = None
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder whatever a jail left in it; no word if something stays."""
     with suppress(OSError):
         _remove(folder)
-    if os.path.lexists(folder):
-        _remove_by_program(folder)
+    is_link = os.path.islink(folder)  # which chmod would follow
+    for command in (["rm", "-rf"], *([] if is_link else [["chmod", "-R", "u+rwX"], ["rm", "-rf"]])):
+        if os.path.lexists(folder):  # what could not be moved goes where it is
+            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
 def _remove(folder: Path) -> None:
@@ -212,29 +197,13 @@ def _clear(folder: int) -> list[str]:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     left = []
     for name, is_folder in found:
-        if not is_folder:
-            os.unlink(name, dir_fd=folder)
-        elif not _is_removed(name, folder):
+        try:
+            (os.rmdir if is_folder else os.unlink)(name, dir_fd=folder)
+        except OSError as error:
+            if not is_folder or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
             left.append(name)
     return left
-
-
-def _is_removed(name: str, above: int) -> bool:
-    try:
-        os.rmdir(name, dir_fd=above)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-    return True
-
-
-def _remove_by_program(folder: Path) -> None:
-    """What cannot be moved goes where it is."""
-    is_link = os.path.islink(folder)  # which chmod would follow
-    for command in (["rm", "-rf"], *([] if is_link else [["chmod", "-R", "u+rwX"], ["rm", "-rf"]])):
-        if os.path.lexists(folder):
-            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
 def remove(path: Path, *, is_folder: bool) -> None:

@@ -24,7 +24,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +87,7 @@ class Harbor:
         return HarborSandbox(spec, self)
 
     def environment(self, session: str, folder: Path, memory_bytes: int) -> Any:
-        """An environment of Harbor's, not started.
-
-        Args:
-            session: by which its service knows it.
-            folder: an empty one, for what Harbor writes.
-            memory_bytes: of the commands.
-        """
+        """An environment of Harbor's, not started: its service knows it by ``session``, and Harbor writes into ``folder``."""
         from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
         from harbor.models.trial.paths import TrialPaths
 
@@ -123,12 +116,10 @@ class Harbor:
         except ValueError as error:
             why = str(error).splitlines()[0]
             names = ", ".join(_factory().registered_names())
-            fix = (
-                f"harbor:NAME with one of {names}; or harbor:package.module:Class; {OPTIONS} is a JSON object"
-            )
-            raise UsageError(
-                "CR0305", f"Harbor cannot be asked for {self._kind!r}: {why}.", where="backend", fix=fix
-            ) from error
+            said = f"Harbor cannot be asked for {self._kind!r}: {why}."
+            fix = f"harbor:NAME with one of {names}; or harbor:package.module:Class"
+            fix = f"{fix}; {OPTIONS} is a JSON object"
+            raise UsageError("CR0305", said, where="backend", fix=fix) from error
 
     def _require_image(self) -> None:
         if ":" not in self._kind and not os.environ.get(IMAGE):
@@ -142,7 +133,6 @@ class HarborSandbox(LocalSandbox):
     def __init__(self, spec: SandboxSpec, backend: Harbor) -> None:
         super().__init__(spec, None)
         self._name = backend.name
-        self._is_dirty = True
         self._environment: Any = None
         self._record: tuple[Path, int] | None = None
         self._folders = [str(path) for path in (self._real_tree, *self._scratch.writable)]
@@ -154,12 +144,9 @@ class HarborSandbox(LocalSandbox):
             self._record = make_held_folder(HARBOR_PREFIX)
             record = self._record[0] / _RECORD
             record.write_text(json.dumps({"name": backend.name, "session": session}))
-            folder = self._scratch.root / "harbor"
-            environment = self._ask(
-                lambda: backend.environment(session, folder, spec.limits.memory_bytes), "be made"
-            )
-            self._environment = environment
-            self._wait(environment.start(force_build=False), "start", _START_SECONDS)
+            told = session, self._scratch.root / "harbor", spec.limits.memory_bytes
+            self._environment = self._ask(lambda: backend.environment(*told), "be made")
+            self._wait(self._environment.start(force_build=False), "start", _START_SECONDS)
             self._prepare(spec)
         except BaseException:
             self.close()
@@ -210,11 +197,16 @@ class HarborSandbox(LocalSandbox):
 
     def _prepare(self, spec: SandboxSpec) -> None:
         self._shell(f"sh -c 'umask 077 && mkdir -p {_OURS}'", _MORE_SECONDS)
-        code, shown = self._outbox / "code.tar", self._outbox / "shown.tar"
-        with tarfile.open(code, "w") as archive:
-            _add_code(archive)
+        code, start, shown = (self._outbox / name for name in ("code.tar", "start.py", "shown.tar"))
+        package, there = Path(__file__).resolve().parents[1], f"{_OURS}/code"
+        with tarfile.open(code, "w") as archive:  # the modules that run inside
+            for path in (*package.glob("*.py"), *(package / "sandbox").glob("*.py")):
+                archive.add(path, str(path.relative_to(package)), filter=_as_roots)
         self._send(code, "code.tar")
-        self._shell(f"tar -xf {_OURS}/code.tar -C {_OURS}", _SEND_SECONDS)
+        self._shell(f"sh -c 'mkdir -p {there} && tar -xf {_OURS}/code.tar -C {there}'", _SEND_SECONDS)
+        folders = {"composer_replication": there, "composer_replication.sandbox": f"{there}/sandbox"}
+        start.write_text(launch_program(folders, "harbor_inside"))
+        self._send(start, "start.py")
         groups = (system_folders(), base_interpreter())
         masked = {path for group in groups for path in group.masked} | {*spec.masked}
         masked = {path.resolve() for path in masked if not is_below(self._real_tree, [path.resolve()])}
@@ -267,14 +259,8 @@ class HarborSandbox(LocalSandbox):
                 if verdict is Verdict.ENDED:
                     why = f"the tree of the container cannot be kept: {error}."
                     raise failure("CR0302", why) from error
-        return Ended(
-            verdict,
-            int(found["exit_code"]),
-            b64decode(found["stdout"]),
-            b64decode(found["stderr"]),
-            bool(found["truncated"]),
-            float(found["seconds"]),
-        )
+        stdout, stderr = b64decode(found["stdout"]), b64decode(found["stderr"])
+        return Ended(verdict, found["exit_code"], stdout, stderr, found["truncated"], found["seconds"])
 
     def _receive(self, name: str) -> Path:
         target = self._outbox / name
@@ -288,17 +274,6 @@ class HarborSandbox(LocalSandbox):
         del alone
         with super()._running(alone=True):
             yield
-
-    def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
-        """As every jail."""
-        with self._running():
-            self._tree_files.write(path, data, is_executable=is_executable)
-            self._is_dirty = True
-
-    def restore(self, snapshot: str) -> None:
-        """As every jail."""
-        super().restore(snapshot)
-        self._is_dirty = True
 
     def close(self) -> None:
         """Stop the environment, give the tree back; idempotent."""
@@ -336,7 +311,6 @@ def _remove_orphans() -> None:
 
 
 def _factory() -> Any:
-    """Harbor's own."""
     with needs_extra("harbor", "the sandbox backend harbor, which Python 3.12 or newer can have,"):
         from harbor.environments.factory import EnvironmentFactory
     return EnvironmentFactory
@@ -350,31 +324,16 @@ def _loop(_pid: int) -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _add_code(archive: tarfile.TarFile) -> None:
-    """The modules that run inside, and what starts them."""
-    package = Path(__file__).resolve().parents[1]
-    folders = {"composer_replication": package, "composer_replication.sandbox": package / "sandbox"}
-    for path in (*package.glob("*.py"), *(package / "sandbox").glob("*.py")):
-        archive.add(path, f"code/{path.relative_to(package.parent)}", filter=_as_roots)
-    places = {name: f"{_OURS}/code/{path.relative_to(package.parent)}" for name, path in folders.items()}
-    start = launch_program(places, "harbor_inside").encode()
-    entry = tarfile.TarInfo("start.py")
-    entry.size = len(start)
-    archive.addfile(entry, BytesIO(start))
-
-
 def _add_shown(archive: tarfile.TarFile, spec: SandboxSpec, masked: set[Path], tree: Path) -> None:
     """The read-only paths under their real names without what is masked, and the links that lead there."""
     done: set[Path] = set()
 
-    def add(path: Path) -> None:
+    def shown(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        path = Path("/", entry.name)
         if path in done or path == tree or is_below(path, masked):
-            return
+            return None  # with all that is in it
         done.add(path)
-        archive.add(path, str(path), recursive=False, filter=_as_roots)
-        if path.is_dir() and not path.is_symlink():
-            for child in sorted(path.iterdir()):
-                add(child)
+        return _as_roots(entry)
 
     for path in sorted(spec.read_only):
         real, links = resolve_links(path)
@@ -382,7 +341,7 @@ def _add_shown(archive: tarfile.TarFile, spec: SandboxSpec, masked: set[Path], t
             if link not in done:
                 done.add(link)
                 archive.add(link, str(link), filter=_as_roots)
-        add(real)
+        archive.add(real, filter=shown)
 
 
 def _as_roots(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -18,19 +18,18 @@ import os
 import resource
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tarfile
 import time
 from base64 import b64encode
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
 from composer_replication.records import Limits
-from composer_replication.sandbox.calls import STARTER
+from composer_replication.sandbox.calls import STARTER, resource_limits
 from composer_replication.sandbox.folders import LOOK, empty, open_to_owner, remove_folder
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.private_folders import (
@@ -49,7 +48,6 @@ _SHARED = (Path("/tmp"), Path("/var/tmp"), SHARED_MEMORY)
 _CLOSED = (Path("/run/lock"), Path("/dev/mqueue"))  # everybody may write there, and nobody counts it
 _SECONDS_TO_DIE = 10.0
 _SLACK_BYTES = 64 << 20
-_CHUNK_BYTES = 1 << 20
 # GNU tar: holes of files stay holes.
 _PACK = ["tar", "--sparse", "--format=pax", "--owner=0", "--group=0", "--numeric-owner", "-cf", "-", "-C"]
 
@@ -130,14 +128,7 @@ def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
 
 
 def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
-    limits = watched.limits
-    kinds = [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, limits.memory_bytes),
-        (resource.RLIMIT_FSIZE, limits.disk_bytes),
-        (resource.RLIMIT_NOFILE, limits.num_open_files),
-        (resource.RLIMIT_NPROC, limits.num_processes),
-    ]
+    kinds = [*resource_limits(watched.limits), (resource.RLIMIT_NPROC, watched.limits.num_processes)]
     command = ["/bin/sh", "-c", STARTER, "sandbox", orders["marker"], *orders["argv"]]
     child = {"parent": os.getpid(), "argv": command, "env": orders["env"], "cwd": orders["folders"][0]}
     process = start_keeper("child_process", {**child, "limits": kinds, "user": uid}, {"PATH": os.defpath})
@@ -253,73 +244,37 @@ def pack_tree(tree: Path, target: IO[bytes]) -> None:
 def unpack_tree(source: BinaryIO, tree: Path) -> None:
     """Make ``tree`` what the archive says; what was closed to its owner is open to him then.
 
-    Each entry is made anew in a folder that was made here, so an entry that lies below a link, climbs,
+    Each entry is made anew in a folder that was made here, so an entry that lies below a link, climbs, comes twice
     or is a device is refused; a hard link becomes one only to a file that came before. Holes stay holes.
     """
     empty(tree)
-    modes: dict[Path, int] = {tree: 0}  # the folders that were made, and no others
+    folders, files = {PurePosixPath()}, set[PurePosixPath]()  # that were made, and no others
     try:
-        with tarfile.open(fileobj=source, mode="r:") as archive:
+        with tarfile.open(fileobj=source, mode="r:", errorlevel=2) as archive:
+            archive.extraction_filter = lambda entry, _: entry  # ours is below; an older Python has none
             for entry in archive:
-                place = _place(tree, entry.name, modes)
-                if place != tree:
-                    _make(archive, entry, tree, place, modes)
-                    if entry.isdir():
-                        modes[place] = entry.mode
+                path, said = _path_inside(entry.name), repr(entry.name[:200])
+                if path == PurePosixPath():
+                    continue
+                if path.parent not in folders or os.path.lexists(tree / path):
+                    raise UnsafeTreeError(f"an entry lies below what is no folder, or comes twice: {said}")
+                if entry.islnk() and _path_inside(entry.linkname) not in files:
+                    raise UnsafeTreeError(f"a hard link to what is no file: {said}")
+                if not (entry.isdir() or entry.isreg() or entry.islnk() or entry.issym() or entry.isfifo()):
+                    raise UnsafeTreeError(f"an entry of a kind that no tree holds: {said}")
+                if not (entry.issym() or entry.isfifo()):
+                    (folders if entry.isdir() else files).add(path)
+                # It is ours now: a set-user-id bit would make whoever runs it us.
+                entry.mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o400)
+                entry.name, entry.uid, entry.gid = str(path), os.geteuid(), os.getegid()
+                entry.uname = entry.gname = ""
+                archive.extract(entry, tree)
     except (tarfile.TarError, ValueError, OverflowError) as error:
         raise UnsafeTreeError(f"no tar file: {error}") from error
-    del modes[tree]
-    for place, mode in reversed(modes.items()):
-        place.chmod(stat.S_IMODE(mode) & 0o777 | 0o700)
 
 
-def _place(tree: Path, name: str, folders: Container[Path]) -> Path:
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or "\0" in name:
+def _path_inside(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise UnsafeTreeError(f"an entry leads out of the tree: {name[:200]!r}")
-    place = tree / pure
-    if place != tree and place.parent not in folders:
-        raise UnsafeTreeError(f"an entry lies below what is no folder: {name[:200]!r}")
-    return place
-
-
-def _make(
-    archive: tarfile.TarFile, entry: tarfile.TarInfo, tree: Path, place: Path, folders: Container[Path]
-) -> None:
-    if entry.isdir():
-        place.mkdir(mode=0o700, exist_ok=False)
-    elif entry.issym():
-        os.symlink(entry.linkname, place)
-    elif entry.islnk():
-        first = _place(tree, entry.linkname, folders)
-        if not stat.S_ISREG(os.lstat(first).st_mode):
-            raise UnsafeTreeError(f"a hard link to what is no file: {entry.name[:200]!r}")
-        os.link(first, place, follow_symlinks=False)
-    elif entry.isfifo():
-        os.mkfifo(place, stat.S_IMODE(entry.mode))
-    elif entry.isreg():
-        _make_file(archive, entry, place)
-    else:
-        raise UnsafeTreeError(f"an entry of a kind that no tree holds: {entry.name[:200]!r}")
-
-
-def _make_file(archive: tarfile.TarFile, entry: tarfile.TarInfo, place: Path) -> None:
-    data = archive.extractfile(entry)
-    assert data is not None
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(place, flags, 0o600), "wb") as handle:
-        parts: list[tuple[int, int]] = getattr(entry, "sparse", None) or [(0, entry.size)]
-        for start, size in parts:
-            data.seek(start)
-            handle.seek(start)
-            _copy(data, handle, size)
-        handle.truncate(entry.size)
-        # It is ours now: a set-user-id bit would make whoever runs it us.
-        os.fchmod(handle.fileno(), entry.mode & 0o777 | 0o400)
-        os.utime(handle.fileno(), (entry.mtime, entry.mtime))
-
-
-def _copy(source: IO[bytes], target: Any, num_bytes: int) -> None:
-    while num_bytes > 0 and (chunk := source.read(min(num_bytes, _CHUNK_BYTES))):
-        target.write(chunk)
-        num_bytes -= len(chunk)
+    return path

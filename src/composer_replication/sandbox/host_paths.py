@@ -18,20 +18,12 @@ from pathlib import Path
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox.private_folders import SHARED_MEMORY, Scratch
 
-ETC_FILES = (
-    "/etc/alternatives",
-    "/etc/debian_version",  # pip reads the system's name, and fails where the file is there but closed
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/lsb-release",
-    "/etc/mime.types",  # so does Python's mimetypes
-    "/etc/os-release",
-    "/etc/protocols",
-    "/etc/services",
-    "/etc/timezone",
-)
+# pip (debian_version) and Python's mimetypes read some of these, and fail where the file is there but closed.
+_ETC_NAMES = (
+    "alternatives", "debian_version", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "lsb-release", "mime.types",
+    "os-release", "protocols", "services", "timezone",
+)  # fmt: skip
+ETC_FILES = tuple(f"/etc/{name}" for name in _ETC_NAMES)
 """Files of ``/etc`` that both backends show as they are."""
 
 _PROGRAM_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
@@ -41,16 +33,9 @@ _LIBRARY_CHILDREN = (
     "*-linux-*", "locale", "gcc", "git-core", "terminfo", "perl", "perl5", "ld-*", "libc.*", "os-release",
 )  # fmt: skip
 _SHARED_DATA = (
-    "/usr/share/zoneinfo",
-    "/usr/share/locale",
-    "/usr/share/i18n",
-    "/usr/share/terminfo",
-    "/usr/share/git-core",
-    "/usr/share/mime",
-    "/usr/share/perl",
-    "/usr/share/perl5",
-    "/usr/libexec/git-core",
-)
+    "/usr/share/zoneinfo", "/usr/share/locale", "/usr/share/i18n", "/usr/share/terminfo", "/usr/share/git-core",
+    "/usr/share/mime", "/usr/share/perl", "/usr/share/perl5", "/usr/libexec/git-core",
+)  # fmt: skip
 # Below a library folder: other people's packages, and the wheels of pip with all that they vendor.
 _PACKAGE_PATTERNS = (
     "python*/site-packages",
@@ -82,25 +67,20 @@ def system_folders() -> HostPaths:
     """
     shown = [Path(name) for name in (*_PROGRAM_FOLDERS, *_SHARED_DATA, *ETC_FILES) if os.path.exists(name)]
     masked: list[Path] = []
-    for name in _LIBRARY_FOLDERS:
-        folder = Path(name)
-        if not folder.is_dir():
-            continue
+    for folder in map(Path, _LIBRARY_FOLDERS):
         if any(folder.glob("libc.so*")) or any(folder.glob("libc.musl*")):
             shown.append(folder)
-            masked += _packages_below(folder)
+            masked += _matching(folder, _PACKAGE_PATTERNS)
         else:
             shown += _matching(folder, _LIBRARY_CHILDREN)
-    return HostPaths(tuple(_without_repeats(shown)), tuple(_without_repeats(masked)))
+    return HostPaths(_each_once(shown), _each_once(masked))
 
 
 def base_interpreter(prefix: str | None = None) -> HostPaths:
-    """The interpreter below this process's virtual environment, with packages masked.
+    """The interpreter below this process's virtual environment (at ``sys.base_prefix``), with packages masked.
 
-    Args:
-        prefix: by default ``sys.base_prefix``. A prefix of its own (pyenv, conda, uv)
-            shows its ``bin`` and ``lib``; ``/usr`` shows only this version's standard
-            library, for the rest is the system's. Neighbours of the prefix are not shown.
+    A prefix of its own (pyenv, conda, uv) shows its ``bin`` and ``lib``; ``/usr`` shows only this version's
+    standard library, for the rest is the system's. Neighbours of the prefix are not shown.
     """
     return _interpreter_at(sys.base_prefix if prefix is None else prefix)
 
@@ -110,24 +90,20 @@ def _interpreter_at(prefix: str) -> HostPaths:
     root = Path(prefix)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     libraries = [root / name for name in ("lib", "lib32", "lib64") if (root / name).is_dir()]
-    masked = [path for folder in libraries for path in _packages_below(folder)]
+    masked = [path for folder in libraries for path in _matching(folder, _PACKAGE_PATTERNS)]
     if root.resolve() == Path("/usr"):
         shown = [folder / version for folder in libraries if (folder / version).is_dir()]
     else:
         shown = [path for path in (root / "bin", *libraries) if path.is_dir()]
-    return HostPaths(tuple(_without_repeats(shown)), tuple(_without_repeats(masked)))
-
-
-def _packages_below(folder: Path) -> list[Path]:
-    return _matching(folder, _PACKAGE_PATTERNS)
+    return HostPaths(_each_once(shown), _each_once(masked))
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
-def _without_repeats(paths: Iterable[Path]) -> list[Path]:
-    return list(dict.fromkeys(paths))
+def _each_once(paths: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(paths))
 
 
 def resolve_links(path: Path) -> tuple[Path, tuple[tuple[Path, str], ...]]:
@@ -178,12 +154,8 @@ class MountPlan:
     Real paths are bound and the symbolic links on the way are repeated, so each path
     keeps its name and each file is shown once. Deeper paths come later, masks last
     among equals. The root, ``/dev`` and every mask are read-only, so nothing can be
-    written that is not in the tree or the scratch folder (and so counted).
-
-    Args:
-        spec: names what is shown.
-        scratch: the sandbox's own folder.
-        shared_memory_bytes: ``bwrap`` mounts a memory of this size as ``/dev/shm``; by default it is a folder.
+    written that is not in the tree or the scratch folder (and so counted). With
+    ``shared_memory_bytes`` ``/dev/shm`` is a memory of that size; otherwise it is a folder.
     """
 
     def __init__(
@@ -200,22 +172,18 @@ class MountPlan:
             self._show(path, "--ro-bind", masked)
         self._show(spec.tree, "--bind", ())
         for path in scratch.writable:
-            self._bind(path, path, "--bind")
+            self._binds[path] = ("--bind", path)
         for place, name in _FRESH_PLACES.items():
-            self._bind(_FRESH_FOLDER / name, place, "--bind")
+            self._binds[place] = ("--bind", _FRESH_FOLDER / name)
         for name in _ACCOUNT_FILES:
-            self._bind(scratch.root / name, Path("/etc") / name, "--ro-bind")
+            self._binds[Path("/etc") / name] = ("--ro-bind", scratch.root / name)
         for path in sorted(masked):
             if path.exists() and is_below(path, self._binds) and not is_below(tree, [path]):
-                self._bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
+                nothing = scratch.empty_folder if path.is_dir() else scratch.empty_file
+                self._binds[path] = ("--ro-bind", nothing)
 
     def arguments(self, fresh: Path, *, queues: str = "") -> list[str]:
-        """Arguments for ``bwrap``.
-
-        Args:
-            fresh: has ``tmp`` and ``shm`` that no command has touched.
-            queues: where the message queues of the jail are listed; by default nowhere.
-        """
+        """Arguments for ``bwrap``: ``fresh`` has ``tmp`` and ``shm`` that no command has touched, ``queues`` shows those of messages."""
         listed = ["--mqueue", queues, "--remount-ro", queues] if queues else []
         proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
         return ["--proc", "/proc", "--dev", "/dev", *listed, *self._in_order(fresh), *proper]
@@ -224,10 +192,7 @@ class MountPlan:
         real, links = resolve_links(path)
         self._links.update(links)
         if not is_below(real, masked):
-            self._bind(real, real, kind)
-
-    def _bind(self, source: Path, place: Path, kind: str) -> None:
-        self._binds[place] = (kind, source)
+            self._binds[real] = (kind, real)
 
     def _in_order(self, fresh: Path) -> list[str]:
         found: list[str] = []
@@ -240,7 +205,10 @@ class MountPlan:
             if enclosing is None or self._is_memory(enclosing):
                 found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
             elif enclosing in _FRESH_PLACES:  # an empty folder is mounted there: put the link into it
-                _make_link(fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing), self._links[link])
+                inside = fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing)
+                inside.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                if not inside.is_symlink():
+                    inside.symlink_to(self._links[link])
         for place in sorted(self._binds, key=lambda place: len(place.parts)):
             kind, source = self._binds[place]
             if not self._is_memory(place) and not self._is_shown_already(place):
@@ -270,9 +238,3 @@ class MountPlan:
         return enclosing is not None and all(
             self._binds[path] == ("--ro-bind", path) for path in (place, enclosing)
         )
-
-
-def _make_link(place: Path, target: str) -> None:
-    place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if not place.is_symlink():
-        place.symlink_to(target)

@@ -1,10 +1,11 @@
 """A process of ours around one command: started with its orders, ended with all that the command left.
 
-And the jails that are made so: each command has such a process.
+And the sandboxes that are made so, of which ``none`` is no jail at all: each command has such a process.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -17,12 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from composer_replication.records import ExecResult
-from composer_replication.sandbox.calls import STARTER, failure, to_result
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, ExecResult, SandboxSpec
+from composer_replication.sandbox.calls import STARTER, failure, resource_limits, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.supervised_run import supervise
 
+_MFD_NOEXEC_SEAL = 8  # where the machine allows files in memory only so (vm.memfd_noexec)
 # The packages are named to the child without running their __init__: half of its start-up time.
 _LAUNCH = """
 import sys, types
@@ -34,16 +37,36 @@ main()
 """
 
 
+def file_with(data: bytes) -> int:
+    """A file in memory that holds ``data``, to be read from its start.
+
+    No pipe: once a jail has used up what pipes may take of this user id, one holds 8 KiB or less.
+    """
+    try:
+        descriptor = os.memfd_create("data", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = os.memfd_create("data")  # Linux before 6.3
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as handle:
+            handle.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def start_keeper(
     module: str, orders: Mapping[str, Any], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Run ``main`` of a module of this folder, with its orders as JSON in the descriptor that its argument names."""
-    descriptor = os.memfd_create("orders")
+    descriptor = file_with(json.dumps(orders).encode())
     try:
-        with os.fdopen(os.dup(descriptor), "w") as handle:
-            json.dump(orders, handle)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        program = launch_program(_package_folders(), module)
+        here = Path(__file__).resolve().parent
+        folders = {"composer_replication": str(here.parent), "composer_replication.sandbox": str(here)}
+        program = launch_program(folders, module)
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", program, str(descriptor)],
             stdin=subprocess.PIPE,
@@ -77,11 +100,6 @@ def end_keeper(process: subprocess.Popen[bytes]) -> bool:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return is_clean
-
-
-def _package_folders() -> dict[str, str]:
-    here = Path(__file__).resolve().parent
-    return {"composer_replication": str(here.parent), "composer_replication.sandbox": str(here)}
 
 
 class KeptSandbox(LocalSandbox):
@@ -120,3 +138,36 @@ class KeptSandbox(LocalSandbox):
     @abstractmethod
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         """End the process and all that its command left; may be called once it is dead."""
+
+
+class NoIsolation:
+    """The backend ``none``: an ordinary process of ours, that may read, write and reach what we may.
+
+    For a machine that holds nothing and is thrown away, and for looking at the tests of code that one trusts. Chosen only
+    by name and only after ``accept``. Limits and the end of daemons hold against accidents, not against intent.
+    """
+
+    name = "none"
+
+    def is_available(self) -> Check:
+        """It always is, and never a jail."""
+        return Check(self.name, True, "a plain process: nothing is isolated.")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        """Take over ``spec.tree``. ``read_only`` and ``masked`` are checked and have no effect."""
+        return NoIsolationSandbox(spec, None)
+
+
+class NoIsolationSandbox(KeptSandbox):
+    """Processes in a folder; what escapes us cannot be helped without a jail."""
+
+    backend_name = NoIsolation.name
+    child_module = "child_process"
+    num_own_processes = 1
+
+    def _orders(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+        limits = resource_limits(self._limits)
+        return {"argv": argv, "env": dict(env), "cwd": str(self._real_tree), "limits": limits}
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        end_keeper(process)

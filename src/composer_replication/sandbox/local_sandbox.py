@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from composer_replication.records import ExecResult, FileEntry, SandboxSpec
-from composer_replication.sandbox.calls import (
-    are_too_long,
-    check_limits,
-    checked_call,
-    failure,
-)
+from composer_replication.sandbox.calls import are_too_long, check_limits, checked_call, failure
 from composer_replication.sandbox.folders import LOOK, open_to_owner
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.private_folders import (
@@ -41,10 +36,11 @@ _NOT_STARTED = 126
 class LocalSandbox(ABC):
     """A jail whose tree is a folder of this machine; a backend adds ``_run``.
 
-    Args:
-        spec: its ``tree`` is handed over to ``uid`` and given back on ``close``.
-        uid: the user id inside, or None when it is our own.
+    The tree is handed over to ``uid``, the user id inside (None: our own), and given back on ``close``.
     """
+
+    _is_dirty = True
+    """Whether the tree was changed by us since the last command: for who runs commands in a copy of it."""
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
         check_limits(spec.limits)
@@ -52,7 +48,8 @@ class LocalSandbox(ABC):
         self._limits = spec.limits
         self._real_tree = spec.tree.resolve()
         self._uid = uid
-        self._check_paths(spec)
+        for problem, path in self._problems(spec):
+            raise failure("CR0304", problem, str(path))
         self._lock = threading.Condition()
         self._num_running = 0
         self._is_held = False
@@ -77,10 +74,6 @@ class LocalSandbox(ABC):
             raise
         self._tree_files = TreeFiles(self._real_tree, uid)
         self._snapshots = TreeSnapshots(self._real_tree, self._scratch.root / "snapshots")
-
-    def _check_paths(self, spec: SandboxSpec) -> None:
-        for problem, path in self._problems(spec):
-            raise failure("CR0304", problem, str(path))
 
     def _problems(self, spec: SandboxSpec) -> Iterator[tuple[str, Path | str]]:
         """Why these paths cannot be shown, and which."""
@@ -143,6 +136,7 @@ class LocalSandbox(ABC):
     def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
         """Put a file there, whole or not at all; missing folders are made."""
         with self._running():
+            self._is_dirty = True
             self._tree_files.write(path, data, is_executable=is_executable)
 
     def list_files(self, path: str = ".") -> list[FileEntry]:
@@ -163,6 +157,7 @@ class LocalSandbox(ABC):
         with self._running(alone=True):
             if snapshot not in self._snapshots:
                 raise failure("CR0309", f"there is no snapshot {snapshot!r} of this tree.", str(self.tree))
+            self._is_dirty = True
             try:
                 self._snapshots.restore(snapshot)
             except OSError as error:
@@ -173,11 +168,7 @@ class LocalSandbox(ABC):
         self._end()
 
     def _end(self, end_jail: Callable[[], None] | None = None) -> None:
-        """Wait for running commands, give the tree back, remove the scratch folder; idempotent.
-
-        Args:
-            end_jail: called when no command runs any more, before anything is taken away.
-        """
+        """As ``close``; ``end_jail`` is called when no command runs any more, before anything is taken away."""
         with self._lock:
             if self._is_closed:
                 return
@@ -210,8 +201,9 @@ class LocalSandbox(ABC):
 
     def _variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a command that is given ``variables``."""
+        own = [str(path) for path in base_interpreter().read_only if path.name == "bin"]
         return {
-            "PATH": os.pathsep.join((*_interpreter_bin(), "/usr/local/bin", "/usr/bin", "/bin")),
+            "PATH": os.pathsep.join((*own, "/usr/local/bin", "/usr/bin", "/bin")),
             "HOME": str(self._scratch.home),
             "TMPDIR": str(self._scratch.tmp),
             "LANG": "C.UTF-8",
@@ -238,7 +230,3 @@ class LocalSandbox(ABC):
                 self._num_running -= 1
                 self._is_held = False
                 self._lock.notify_all()
-
-
-def _interpreter_bin() -> list[str]:
-    return [str(path) for path in base_interpreter().read_only if path.name == "bin"]

@@ -60,23 +60,16 @@ def require_room(folders: Iterable[Path], num_bytes: int) -> None:
         with suppress(PermissionError, FileNotFoundError):  # a command has closed or removed it
             disk = os.statvfs(folder)
             free = disk.f_bavail * disk.f_frsize
+            problem = ""
             if disk.f_blocks and free < num_bytes:
-                raise _full(f"has {_said(free)} left, and a command may write {_said(num_bytes)}", folder)
-            if disk.f_files and not disk.f_favail:
-                raise _full("takes no further file", folder)
-
-
-def _said(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"
-
-
-def _full(what: str, folder: Path) -> SandboxFailure:
-    return SandboxFailure(
-        "CR0104",
-        f"the disk of a sandbox {what}.",
-        where=str(folder),
-        fix="free some space, or point TMPDIR or COMPOSER_RL_CACHE to a larger disk.",
-    )
+                left, needed = (f"{number / 1e6:,.1f} MB" for number in (free, num_bytes))
+                problem = f"has {left} left, and a command may write {needed}"
+            elif disk.f_files and not disk.f_favail:
+                problem = "takes no further file"
+            if problem:
+                why = f"the disk of a sandbox {problem}."
+                fix = "free some space, or point TMPDIR or COMPOSER_RL_CACHE to a larger disk."
+                raise SandboxFailure("CR0104", why, where=str(folder), fix=fix)
 
 
 class UnmeasurableError(Exception):
@@ -279,11 +272,8 @@ def folder_bytes(
 ) -> int:
     """Disk in use below ``roots``; an entry counts for at least one block of 4 KiB.
 
-    Args:
-        roots: folders.
-        closed: folders that the jail cannot have written into, and that are not looked into.
-        enough_bytes: above so many it looks no further.
-        deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
+    Folders in ``closed`` cannot have been written into by the jail, and are not looked into. Above ``enough_bytes``, and
+    after ``deadline``, it looks no further and tells what it has.
     """
     total, num_seen = 0, 0
     queue = [str(root) for root in roots]
@@ -345,10 +335,9 @@ def _opened(folder: str, retried: set[str], queue: list[str]) -> _Entries | None
 
 
 class FreshFolders:
-    """Folders as they are now: what is in them stays, what comes is removed. Call only while no process of the jail is alive.
+    """Folders as they are now, each with at most a few folders and links in it (mount points).
 
-    Args:
-        roots: each with at most a few folders and links in it (mount points).
+    What is in them stays, what comes is removed. Call only while no process of the jail is alive.
     """
 
     def __init__(self, roots: tuple[Path, ...]) -> None:
@@ -395,10 +384,7 @@ class MemoryFolder:
 
     What is in it the kernel tells to the byte, whether it has a name, is open or only mapped, and it lets nobody write
     more than its size. So locks of ``multiprocessing``, which are deleted and mapped, cost what they take. A command may
-    end its jail, and this folder with it: then it holds nothing and is not what it was.
-
-    Args:
-        descriptor: of the folder, open for reading; closed by ``close``.
+    end its jail, and this folder with it: then it holds nothing and is not what it was. Its descriptor is closed by ``close``.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -18,17 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from composer_replication.sandbox.folders import remove_folder
-from composer_replication.sandbox.process_tree import end_processes_naming, end_processes_without_folder
+from composer_replication.sandbox.process_tree import end_jails_naming, end_jails_without_folder
 
 PREFIX = "composer-rl-scratch-"
 BAIT_PREFIX = "composer-rl-bait-"  # must be reachable by other users, so it stands on its own
-HARBOR_PREFIX = (
-    "composer-rl-harbor-"  # says which environment a service of Harbor's has for us, and is not swept
-)
+# Says which environment a service of Harbor's has for us, and is not swept.
+HARBOR_PREFIX = "composer-rl-harbor-"
 NEW_PREFIX = "composer-rl-new-"
 _NEW_SECONDS = 60.0  # a folder is made a moment before it is locked
 _NUM_TRIES = 3
-_JAIL = "bwrap"
 _own: dict[int, Path] = {}
 
 
@@ -45,12 +43,7 @@ def process_folder() -> Path:
 
 
 def make_held_folder(prefix: str, parent: str | None = None) -> tuple[Path, int]:
-    """A new folder that ``sweep`` leaves alone as long as this process lives, and the descriptor that holds it.
-
-    Args:
-        prefix: one of the above.
-        parent: where; by default the system's temporary folder.
-    """
+    """A new folder that ``sweep`` leaves alone until this process ends, or the descriptor that holds it is closed."""
     for _ in range(_NUM_TRIES):
         made = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=parent)).resolve()
         folder = made.with_name(prefix + made.name.removeprefix(NEW_PREFIX))
@@ -76,7 +69,7 @@ def sweep() -> list[Path]:
     """Remove what killed processes left in the temporary folder, jails too; returns the folders."""
     removed = [folder for folder in abandoned_folders() if remove_abandoned(folder)]
     prefix = str(Path(tempfile.gettempdir()).resolve() / PREFIX)
-    end_processes_without_folder(prefix, program=_JAIL)
+    end_jails_without_folder(prefix)
     return removed
 
 
@@ -104,7 +97,7 @@ def remove_abandoned(folder: Path) -> bool:
     A jail ends with the process that started it. One whose start that process did not live to
     see is missed by the kernel's signal and sits there; it is known by its command line.
     """
-    end_processes_naming(f"{folder.resolve()}/", program=_JAIL)
+    end_jails_naming(f"{folder.resolve()}/")
     remove_folder(folder)
     return not folder.exists()
 

@@ -44,6 +44,7 @@ _MOST_BYTES_EACH = 16 << 20  # what one can hold both ways where TCP tunes itsel
 _NUM_COPIES = 100  # at a time: we may not have many descriptors
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _BLOCK_BYTES = 512
+_Guessed = dict[tuple[bytes, int, bytes], int]
 
 
 class MapsTooLongError(Exception):
@@ -81,32 +82,21 @@ def _read_piece(descriptor: int) -> bytes:
         raise
 
 
-def memory_bytes(pids: Collection[int], mappings: Mappings | None = None) -> int:
-    """Anonymous and shared memory, page tables, mappings and swap, a page of several processes each time.
-
-    Of shared memory also what no process touches at the moment, where the kernel shows it to us (to root).
-
-    Args:
-        pids: living threads, one of each process.
-        mappings: of them; looked at by default.
-    """
-    own, shared = 0, 0
-    for pid in pids:
-        fields = _fields(f"/proc/{pid}/status")
-        own += _sum(fields, _OWN_MEMORY)
-        shared += fields.get(b"RssShmem", 0)
-    return own + (mappings or Mappings.of(pids)).num_bytes(shared)
-
-
-def proportional_memory_bytes(
-    pids: Collection[int], mappings: Mappings | None = None, *, deadline: float = inf
+def memory_bytes(
+    pids: Collection[int], mappings: Mappings | None = None, *, is_exact: bool = False, deadline: float = inf
 ) -> int:
-    """The same, but a page that N processes share counts once in total; slow to read, and after ``deadline`` it means nothing."""
+    """Anonymous and shared memory, page tables, mappings and swap of these processes (a living thread of each).
+
+    A page that several of them share counts each time; once in total where the sum is to be exact, which is slow to
+    read, and means nothing after ``deadline``. Of shared memory also what no process touches at the moment, where the
+    kernel shows it to us (to root).
+    """
     own, shared = 0, 0
     for pid in pids:
         if time.monotonic() > deadline:
             break
-        fields, exact = _fields(f"/proc/{pid}/status"), _fields(f"/proc/{pid}/smaps_rollup")
+        fields = _fields(f"/proc/{pid}/status")
+        exact = _fields(f"/proc/{pid}/smaps_rollup") if is_exact else {}
         if anonymous := _sum(exact, (b"Pss_Anon", b"SwapPss")):
             own += anonymous + fields.get(b"VmPTE", 0)
             shared += exact.get(b"Pss_Shmem", 0)
@@ -144,7 +134,7 @@ class Mappings:
     memory_files: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     """The size of all shared memory without a name and of each memfd, by device and inode; told to root alone."""
     deleted: dict[tuple[int, int], int] = field(default_factory=dict)
-    guessed: dict[tuple[bytes, int, bytes], int] = field(default_factory=dict)
+    guessed: _Guessed = field(default_factory=dict)
     """Of a deleted file whose size nobody tells, the part that is mapped: by device, inode and last name."""
 
     @classmethod
@@ -158,18 +148,14 @@ class Mappings:
     ) -> Mappings:
         """Those of these processes; not all, once they cost the kernel ``enough_bytes`` or ``deadline`` is over.
 
-        Args:
-            pids: living threads, one of each process.
-            folders: where they can write to disk, by the names that they have for it. A deleted file of which only the
-                name is known is not theirs if it lay elsewhere: a library of the system that was replaced, or memory.
-            enough_bytes: see above.
-            deadline: of ``time.monotonic``.
+        ``folders`` are where they can write to disk, by the names that they have for it. A deleted file of which only the
+        name is known is not theirs if it lay elsewhere: a library of the system that was replaced, or memory.
         """
         found, num_bytes = cls(), 0
         named = {os.fsencode(folder) for folder in folders}
         writable = tuple(place + b"/" for place in named | {os.path.realpath(place) for place in named})
         for pid in pids:
-            guessed: dict[tuple[bytes, int, bytes], int] = {}
+            guessed: _Guessed = {}
             with suppress(OSError):  # gone
                 for lines in lines_of_maps(f"/proc/{pid}/maps", deadline):
                     num_bytes += len(lines)
@@ -189,19 +175,12 @@ class Mappings:
         """What the mappings themselves cost, whatever is mapped."""
         return self.num_mappings * _MAPPING_BYTES
 
-    def _add_files(
-        self,
-        pid: int,
-        lines: bytes,
-        writable: tuple[bytes, ...],
-        guessed: dict[tuple[bytes, int, bytes], int],
-    ) -> None:
+    def _add_files(self, pid: int, lines: bytes, writable: tuple[bytes, ...], guessed: _Guessed) -> None:
         for line in lines.split(b"\n")[:-1]:
             place, _, _, device, inode, *names = line.split(maxsplit=5)
             is_memory = bool(names) and names[0].startswith(_MEMORY_FILES)
-            if not (is_memory or line.endswith(_DELETED)) or (
-                is_memory and (device, inode) in self.memory_files
-            ):
+            is_known = is_memory and (device, inode) in self.memory_files
+            if is_known or not (is_memory or line.endswith(_DELETED)):
                 continue
             try:
                 info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
@@ -235,13 +214,7 @@ def socket_memory(pids: Iterable[int], *, room_bytes: int, deadline: float = inf
     """Memory in the buffers of all sockets of these processes; 0 while they are too few to fill ``room_bytes``.
 
     A sender is charged for what a unix socket has not received yet; where the sender is closed, the receiver tells.
-    Of datagrams it tells the next one alone.
-
-    Args:
-        pids: living threads, one of each process.
-        room_bytes: how much would matter.
-        deadline: of ``time.monotonic``: after it, it asks no further and tells what it has.
-
+    Of datagrams it tells the next one alone. After ``deadline`` it asks no further and tells what it has.
     """
     found = _sockets(pids)
     if len(found) * _MOST_BYTES_EACH <= room_bytes:
@@ -349,21 +322,12 @@ def _let_go(copies: Sequence[int]) -> None:
 
 
 def unlinked_files(
-    pids: Iterable[int],
-    mappings: Mappings,
-    *,
-    counted_device: int | None = None,
-    deadline: float = inf,
+    pids: Iterable[int], mappings: Mappings, *, counted_device: int | None = None, deadline: float = inf
 ) -> Counted:
     """What these processes hold of deleted files, memory files (memfd) that are open included: bytes on disk, each file once.
 
-    Of a file whose size nobody tells its mapped part counts, and the sum is not whole.
-
-    Args:
-        pids: living threads, one of each process.
-        mappings: of them.
-        counted_device: files of this one are counted by somebody else.
-        deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
+    Of a file whose size nobody tells its mapped part counts, and the sum is not whole. Files of ``counted_device`` are
+    counted by somebody else. After ``deadline`` it looks no further and tells what it has.
     """
     sizes = dict(mappings.deleted)
     # A mapping and a descriptor may name another device for the same file (btrfs, overlay): what tells whether

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _ENDED = "ZX"  # states in /proc/PID/stat
+_PATIENCE_SECONDS = 5.0
+_ON_THEIR_WAY = re.compile(rb"^scm_fds:\s*[1-9]", re.MULTILINE)
 
 
 def _children_from_kernel(pid: int) -> list[int]:
@@ -20,9 +23,7 @@ def _children_from_kernel(pid: int) -> list[int]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
-                found.extend(
-                    int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
-                )
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found
 
 
@@ -44,8 +45,8 @@ def _is_alive(pid: int) -> bool:
 def speakers(pids: Iterable[int]) -> list[int]:
     """One living thread of each process that lives: what ``/proc`` tells of it holds for the process.
 
-    The first thread, unless it has ended before the others: of an ended thread ``/proc`` shows neither memory
-    nor open files.
+    The first thread, which gives the process its state, unless it has ended before the others: of an ended thread
+    ``/proc`` shows neither memory nor open files.
     """
     found: list[int] = []
     for pid in pids:
@@ -83,14 +84,14 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_descendants(root: int, *, patience_seconds: float = 5.0) -> bool:
+def kill_descendants(root: int) -> bool:
     """Kill everything below ``root`` until nothing alive is left; True when it is so.
 
     Only complete where orphans come back to ``root`` (it is a subreaper): then no
     descendant can leave the tree. Each pass kills all that it sees, so a fork bomb
     that is bounded in number loses.
     """
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         alive = [pid for pid in descendants(root) if _is_alive(pid)]
         if not alive:
@@ -103,27 +104,21 @@ def kill_descendants(root: int, *, patience_seconds: float = 5.0) -> bool:
         time.sleep(0.002)
 
 
-def end_processes_naming(
-    start: str,
-    *,
-    program: str,
-    is_meant: Callable[[int, str], bool] = lambda *_: True,
-    patience_seconds: float = 5.0,
-) -> int:
-    """Kill every process that was started as ``program`` with an argument that begins with ``start``, where it is meant.
+def end_jails_naming(start: str, is_meant: Callable[[int, str], bool] = lambda *_: True) -> int:
+    """Kill every process that was started as ``bwrap`` with an argument that begins with ``start``, where it is meant.
 
     Returns how many there were; looks again until there is none, for one may be born while we look, and
     its parent killed before it could tell it to go on.
     """
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     num_ended, found = 0, 1
     while found and time.monotonic() <= deadline:
-        found = sum(_is_ended(pid, start, program, is_meant, deadline) for pid in _pids())
+        found = sum(_is_ended(pid, start, is_meant, deadline) for pid in _pids())
         num_ended += found
     return num_ended
 
 
-def end_processes_without_folder(prefix: str, *, program: str) -> int:
+def end_jails_without_folder(prefix: str) -> int:
     """The same, for those that name a folder ``prefix…`` that neither we nor they can see any more.
 
     Such a one was not yet known by its command line when its folder was removed. It is asked with its own
@@ -136,19 +131,17 @@ def end_processes_without_folder(prefix: str, *, program: str) -> int:
             return False
         return bool(os.listdir(f"/proc/{pid}/root")) and not os.path.lexists(f"/proc/{pid}/root{folder}")
 
-    return end_processes_naming(prefix, program=program, is_meant=is_without)
+    return end_jails_naming(prefix, is_without)
 
 
-def _is_ended(
-    pid: int, start: str, program: str, is_meant: Callable[[int, str], bool], deadline: float
-) -> bool:
+def _is_ended(pid: int, start: str, is_meant: Callable[[int, str], bool], deadline: float) -> bool:
     """Looked at and signalled through one handle: its number may be another's by then."""
-    if _named_by(pid, start, program) is None:
+    if _named_by(pid, start) is None:
         return False
     with suppress(OSError):  # gone, or somebody else's
         handle = os.pidfd_open(pid)
         try:
-            named = _named_by(pid, start, program)
+            named = _named_by(pid, start)
             if named is None or not is_meant(pid, named):
                 return False
             signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -170,11 +163,11 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _named_by(pid: int, start: str, program: str) -> str | None:
-    """The first argument of a process that begins so, if it was started as ``program``."""
+def _named_by(pid: int, start: str) -> str | None:
+    """The first argument of a process that begins so, if it was started as ``bwrap``."""
     with suppress(OSError):
         words = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-        if os.path.basename(words[0]) == program:
+        if os.path.basename(words[0]) == "bwrap":
             return next((word for word in words[1:] if word.startswith(start)), None)
     return None
 
@@ -207,7 +200,8 @@ def hides_descriptors(pids: Iterable[int]) -> bool:
         for descriptor in descriptors:
             with suppress(OSError):
                 is_socket = os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
-                if is_socket and _num_on_their_way(f"/proc/{pid}/fdinfo/{descriptor}"):
+                told = Path(f"/proc/{pid}/fdinfo/{descriptor}")
+                if is_socket and _ON_THEIR_WAY.search(told.read_bytes()):
                     return True
     return False
 
@@ -216,11 +210,3 @@ def _has_memory(pid: int) -> bool:
     with suppress(OSError):
         return not Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
     return False
-
-
-def _num_on_their_way(place: str) -> int:
-    for line in Path(place).read_bytes().split(b"\n"):  # by now it may be another file, and tell anything
-        words = line.split()
-        if len(words) == 2 and words[0] == b"scm_fds:" and words[1].isdigit():
-            return int(words[1])
-    return 0

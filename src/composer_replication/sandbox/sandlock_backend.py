@@ -24,7 +24,7 @@ from typing import Any
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
-from composer_replication.sandbox.calls import failure
+from composer_replication.sandbox.calls import failure, resource_limits
 from composer_replication.sandbox.child_process import allowed
 from composer_replication.sandbox.host_paths import base_interpreter, is_below, system_folders
 from composer_replication.sandbox.keeper_process import KeptSandbox, end_keeper
@@ -81,11 +81,7 @@ class SandlockSandbox(KeptSandbox):
             "sandlock_path": _sandlock_path(),
             "argv": argv,
             "masked": [str(path) for path in self._masked],
-            "limits": [
-                (resource.RLIMIT_CORE, 0),
-                (resource.RLIMIT_DATA, limits.memory_bytes),
-                (resource.RLIMIT_FSIZE, limits.disk_bytes),
-            ],
+            "limits": [each for each in resource_limits(limits) if each[0] != resource.RLIMIT_NOFILE],
             "policy": {
                 "fs_readable": [str(path) for path in self._readable],
                 "fs_denied": [str(path) for path in self._masked],

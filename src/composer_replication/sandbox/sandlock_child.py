@@ -95,7 +95,7 @@ def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
         _drop_capabilities(library)
     refuse_calls(filter_among_equals())
     threading.Thread(target=_wait_for_orphans, daemon=True).start()
-    result = _run_supervised(orders)
+    result = _run_supervised(orders, sandlock)
     if result.reason == sandlock.ExitReason.SIGNALED and result.signal > 0:
         return 128 + int(result.signal)
     return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else EXIT_KILLED
@@ -118,10 +118,8 @@ def _ahead_of_the_command() -> list[str]:
     return [program, "-n", str(before - os.getpriority(os.PRIO_PROCESS, 0))]
 
 
-def _run_supervised(orders: dict[str, Any]) -> Any:
+def _run_supervised(orders: dict[str, Any], sandlock: Any) -> Any:
     """Run the command with the calls that ``FileChanges`` makes for it; what sandlock says of its end."""
-    import sandlock
-
     # Only answers that are coroutines need it, and it would take a third of the whole start.
     sys.modules.setdefault("asyncio", types.ModuleType("asyncio"))
     from sandlock import _sdk, handler
@@ -177,7 +175,16 @@ def hide(masked: Iterable[Path]) -> None:
     ruleset = _checked(library.syscall(_CREATE_RULESET, attributes, 8, 0))
     try:
         for path in _neighbours(hidden):
-            _allow(library, ruleset, path)
+            try:
+                descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+            except OSError:
+                continue  # not there any more, or not ours to see: not readable either
+            try:
+                if not stat.S_ISLNK(os.fstat(descriptor).st_mode):  # its target has its own rule
+                    rule = ctypes.create_string_buffer(struct.pack("=Qi", _ACCESS, descriptor))
+                    _checked(library.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
+            finally:
+                os.close(descriptor)
         _checked(library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(library.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:
@@ -193,20 +200,6 @@ def _neighbours(hidden: set[Path]) -> Iterator[Path]:
                 path = folder / name
                 if path not in above and path not in hidden:
                     yield path
-
-
-def _allow(library: ctypes.CDLL, ruleset: int, path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
-    except OSError:
-        return  # not there any more, or not ours to see: not readable either
-    try:
-        if stat.S_ISLNK(os.fstat(descriptor).st_mode):
-            return  # its target has its own rule
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", _ACCESS, descriptor))
-        _checked(library.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
-    finally:
-        os.close(descriptor)
 
 
 def _checked(result: int) -> int:

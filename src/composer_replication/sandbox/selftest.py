@@ -16,7 +16,9 @@ import json
 import os
 import re
 import secrets
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,11 +37,7 @@ from composer_replication.sandbox.selftest_bait import Bait
 
 _MIB = 1 << 20
 _LIMITS = Limits(
-    memory_bytes=192 * _MIB,
-    num_processes=24,
-    disk_bytes=16 * _MIB,
-    output_bytes=_MIB,
-    num_open_files=64,
+    memory_bytes=192 * _MIB, num_processes=24, disk_bytes=16 * _MIB, output_bytes=_MIB, num_open_files=64
 )
 _PATIENCE_SECONDS = 20.0
 _HOLD_SECONDS = 1.5
@@ -183,29 +181,42 @@ def _masked(trial: _Trial) -> str:
 
 
 def _environment(trial: _Trial) -> str:
-    with trial.bait.variable():
+    name = f"COMPOSER_RL_BAIT_{secrets.token_hex(4)}"
+    os.environ[name] = trial.bait.word
+    try:
         text = trial.ask("environment")["text"]
+    finally:
+        del os.environ[name]
     return "saw a variable of the parent" if trial.bait.word in text else ""
 
 
 def _writes(trial: _Trial) -> str:
-    order = trial.bait.writes_order()
+    bait, name, written = trial.bait, f"probe-{secrets.token_hex(8)}", []
+    folders = [bait.root / "outside", bait.root, bait.shown, Path("/"), Path("/etc"), Path("/usr/bin")]
+    with suppress(RuntimeError):  # a user id without an account
+        folders.append(Path.home())
+    files = [str(bait.secret), str(bait.neighbour)]
     try:
-        answer = trial.ask("writes", **order)
-    finally:
-        written = trial.bait.take_away(order)
+        answer = trial.ask("writes", name=name, folders=[str(folder) for folder in folders], files=files)
+    finally:  # looked for on the host: a file of that name in its private folders is no breach
+        for folder in folders:
+            with suppress(OSError):
+                (folder / name).unlink()
+                written.append(str(folder))
     return _said("could write", [*written, *answer["written"]])
 
 
 def _signals(trial: _Trial) -> str:
-    with trial.bait.victim() as victim:
-        answer = trial.ask("signals", pid=victim.pid)
-        reached = list(answer["reached"])
-        if trial.bait.word in answer["text"]:
-            reached.append("saw a process of the host")
-        threading.Event().wait(0.05)
-        if victim.poll() is not None:
-            reached.append("ended a process of the host")
+    command = ["/bin/sh", "-c", "read line", trial.bait.word]  # which it must not find in a command line
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as victim:
+        try:
+            answer = trial.ask("signals", pid=victim.pid)
+            time.sleep(0.05)
+            was_ended = victim.poll() is not None
+        finally:
+            victim.kill()
+    reached = [*answer["reached"], *(["ended a process of the host"] if was_ended else [])]
+    reached += ["saw a process of the host"] if trial.bait.word in answer["text"] else []
     return ", ".join(reached)
 
 
@@ -229,17 +240,17 @@ def _chosen_starters(trial: _Trial) -> list[str]:
 
 def _open_files(trial: _Trial) -> str:
     most = _LIMITS.num_open_files
-    answer = trial.ask("open_files", most=4 * most)
-    _require_first_step(answer["opened"], answer["ended_by"], "/dev/null cannot be opened")
+    answer = trial.ask("use_up", what="open_files", most=4 * most)
+    _require_first_step(answer["taken"], answer["ended_by"], "/dev/null cannot be opened")
     return f"opened {answer['count']} files; the limit is {most}" if answer["count"] > most else ""
 
 
 def _processes(trial: _Trial) -> str:
     most = _LIMITS.num_processes
-    answer = trial.push("processes", most=2 * most)
+    answer = trial.push("use_up", what="processes", most=2 * most - 1)
     if answer is None:
         return ""
-    _require_first_step(answer["count"] - 1, answer["ended_by"], "no process can be started")
+    _require_first_step(answer["taken"], answer["ended_by"], "no process can be started")
     return f"ran {answer['count']} processes; the limit is {most}" if answer["count"] > most else ""
 
 
@@ -330,7 +341,7 @@ def run_selftest(
     names: Collection[str] = GUARDS,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Check]:
-    """Try every guard of ``backend``; about 2 to 5 seconds, for an ordinary user 2 more.
+    """Try every guard of ``backend``, or those of ``names``; about 2 to 5 seconds, for an ordinary user 2 more.
 
     Args:
         backend: to be tried.
@@ -339,8 +350,7 @@ def run_selftest(
         progress: called with (guards tried, all of them, the next one).
 
     Returns:
-        One check a guard, in the order of ``GUARDS``. A guard that could
-        not be tried (the jail or the probe did not start, say) is not ok.
+        One check a guard, in the order of ``GUARDS``. One that could not be tried (the probe did not start, say) is not ok.
 
     Raises:
         SandboxFailure: nothing can be planted on this machine (CR0302), or its disk is full (CR0104).

@@ -7,10 +7,9 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ from composer_replication.sandbox.process_folder import BAIT_PREFIX, make_held_f
 _SOME = 3
 _MOST = 16
 _HEAD_BYTES = 1 << 16
-_NOBODY = {
-    socket.AF_INET: "192.0.2.1",
-    socket.AF_INET6: "2001:db8::9",
-}  # kept for documentation: nobody has them
+# Kept for documentation: nobody has them.
+_NOBODY: dict[int, str] = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::9"}
 _SERVERS, _SERVERS_IPV6 = ("1.1.1.1",), ("2606:4700:4700::1111",)
 _LONGEST_TEMPORARY_FOLDER = 60  # a socket's whole path may take 107 bytes
 
@@ -30,26 +27,21 @@ _LONGEST_TEMPORARY_FOLDER = 60  # a socket's whole path may take 107 bytes
 class Bait:
     """Plants everything on entry and removes it on exit. ``word`` is the secret to look for.
 
-    ``absent`` says what this machine lacks, so that nothing of it could be planted.
-
-    Args:
-        unseen: folders that no jail may show, as a task store and a run folder; nothing is written there.
+    ``absent`` says what this machine lacks, so that nothing of it could be planted. In ``unseen``, folders that no jail
+    may show, as a task store and a run folder, nothing is written.
     """
 
     def __init__(self, unseen: Iterable[Path] = ()) -> None:
         self.word = f"secret-{secrets.token_hex(12)}"
-        self.root, self._held = make_held_folder(BAIT_PREFIX, _short_folder())
+        # Another place than the usual temporary folder where its name leaves no room for a socket's.
+        is_long = len(os.path.realpath(tempfile.gettempdir())) > _LONGEST_TEMPORARY_FOLDER
+        self.root, self._held = make_held_folder(BAIT_PREFIX, "/tmp" if is_long else None)
         self._unseen = (*unseen, Path("runs"))
         self._sockets: list[socket.socket] = []
         self._datagrams: list[socket.socket] = []
         self.network: list[tuple[str, int, int, Any, str]] = []
         """What a probe tries: how it is called (nothing where we look whether it came), family, kind, address, what is sent."""
         self.absent: list[str] = []
-        try:
-            self._plant_files()
-        except BaseException:
-            self.__exit__()
-            raise
 
     def _plant_files(self) -> None:
         self.secret = self._file("outside/secret.txt")
@@ -63,6 +55,7 @@ class Bait:
 
     def __enter__(self) -> Bait:
         try:
+            self._plant_files()
             self._open_sockets()
         except BaseException:
             self.__exit__()
@@ -102,9 +95,7 @@ class Bait:
             with suppress(OSError):  # an address that is not ours any more
                 self._listen(family, socket.SOCK_STREAM, (own, 0), f"this machine by its {by}address")
         route = f"{'an' if by else 'a'} {by}route to the outside"
-        self.network.append(
-            (route, family, socket.SOCK_DGRAM, (_NOBODY[socket.AddressFamily(family)], 9), "")
-        )
+        self.network.append((route, family, socket.SOCK_DGRAM, (_NOBODY[family], 9), ""))
         places = [(f"a server outside ({server})", server, 53) for server in servers]
         for what, address, port in (*places, (f"the metadata service of a cloud ({metadata})", metadata, 80)):
             self.network.append((what, family, socket.SOCK_STREAM, (address, port), "probe"))
@@ -152,62 +143,18 @@ class Bait:
 
         Accounts, our home, this package, a run folder and hidden tests: planted ones, and the real ones.
         """
-        found = [
-            Path(name)
-            for name in ("/etc/shadow", "/etc/passwd", "/etc/hostname", "/etc/machine-id", __file__)
-        ]
+        names = ("/etc/shadow", "/etc/passwd", "/etc/hostname", "/etc/machine-id", __file__)
+        found = [Path(name) for name in names]
         with suppress(OSError, RuntimeError):
             found += [path for path in sorted(Path.home().iterdir()) if path.is_file()][:_SOME]
-        return _digests([*found, *self._planted, *self.unseen_files()])
-
-    def unseen_files(self) -> list[Path]:
-        """One file of each folder that no jail may show, and of each folder in it."""
-        return [path for folder in self._unseen for path in _one_of_each(folder.resolve())]
-
-    def writes_order(self) -> dict[str, Any]:
-        folders = [self.root / "outside", self.root, self.shown, Path("/"), Path("/etc"), Path("/usr/bin")]
-        with suppress(RuntimeError):  # a user id without an account
-            folders.append(Path.home())
-        return {
-            "name": f"probe-{secrets.token_hex(8)}",
-            "folders": [str(folder) for folder in folders],
-            "files": [str(self.secret), str(self.neighbour)],
-        }
-
-    def take_away(self, order: dict[str, Any]) -> list[str]:
-        """Remove what a probe wrote on the host; a file of that name in its private folders is no breach."""
-        written: list[str] = []
-        for folder in order["folders"]:
-            path = Path(folder) / order["name"]
-            with suppress(OSError):
-                path.unlink()
-                written.append(folder)
-        return written
-
-    @contextmanager
-    def variable(self) -> Iterator[None]:
-        name = f"COMPOSER_RL_BAIT_{secrets.token_hex(4)}"
-        os.environ[name] = self.word
-        try:
-            yield
-        finally:
-            del os.environ[name]
-
-    @contextmanager
-    def victim(self) -> Iterator[subprocess.Popen[bytes]]:
-        """A process that a probe must not find: the secret is in its command line."""
-        command = ["/bin/sh", "-c", "read line", self.word]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+        unseen = [path for folder in self._unseen for path in _one_of_each(folder.resolve())]
+        return _digests([*found, *self._planted, *unseen])
 
 
 def _own_address(family: int) -> str:
     """By which others reach us. Nothing is sent to that address, which is nobody's."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((_NOBODY[socket.AddressFamily(family)], 9))
+        probe.connect((_NOBODY[family], 9))
         return str(probe.getsockname()[0])
 
 
@@ -216,11 +163,6 @@ def _nameservers() -> list[str]:
         lines = Path("/etc/resolv.conf").read_text().splitlines()
         return [line.split()[1] for line in lines if line.startswith("nameserver ")][:1]
     return []
-
-
-def _short_folder() -> str | None:
-    """None for the usual temporary folder; another where its name leaves no room for a socket's."""
-    return "/tmp" if len(os.path.realpath(tempfile.gettempdir())) > _LONGEST_TEMPORARY_FOLDER else None
 
 
 def _some_files(folder: Path, suffixes: tuple[str, ...] = (".py", ".txt", ".whl")) -> list[Path]:
@@ -234,6 +176,7 @@ def _some_files(folder: Path, suffixes: tuple[str, ...] = (".py", ".txt", ".whl"
 
 
 def _one_of_each(folder: Path) -> list[Path]:
+    """One file of a folder that no jail may show, and of each folder in it."""
     with suppress(OSError):
         folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
         return [path for place in folders for path in _some_files(place, ("",))[:1]][:_MOST]

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -48,9 +49,8 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
     reached: list[str] = []
     for what, family, kind, address, word in given["targets"]:
         place = address if isinstance(address, str) else tuple(address)
-        if (
-            _connect(family, kind, place, word.encode()) and what
-        ):  # of the others the host looks whether it came
+        is_reached = _connect(family, kind, place, word.encode())
+        if is_reached and what:  # of the others the host looks whether it came
             reached.append(what)
     with suppress(OSError):
         socket.getaddrinfo("example.com", 80)
@@ -124,29 +124,29 @@ def _name_of(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, str(error))
 
 
-def _open_files(given: dict[str, Any]) -> dict[str, Any]:
-    held: list[int] = []
-    ended_by = ""
-    try:
-        while len(held) < given["most"]:
-            held.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError as error:
-        ended_by = _name_of(error)
-    return {"count": len(held) + 3, "opened": len(held), "ended_by": ended_by}
+def _start_sleeper() -> None:
+    if os.fork() == 0:
+        time.sleep(1)
+        os._exit(0)
 
 
-def _processes(given: dict[str, Any]) -> dict[str, Any]:
-    count = 1
-    ended_by = ""
+_STEPS: dict[str, tuple[int, Callable[[], object]]] = {
+    "open_files": (3, lambda: os.open("/dev/null", os.O_RDONLY)),
+    "processes": (1, _start_sleeper),
+}
+
+
+def _use_up(given: dict[str, Any]) -> dict[str, Any]:
+    """Take ``most``, or as many as there are to be had; how many there were before counts, too."""
+    before, take = _STEPS[given["what"]]
+    taken, ended_by = 0, ""
     try:
-        while count < given["most"]:
-            if os.fork() == 0:
-                time.sleep(1)
-                os._exit(0)
-            count += 1
+        while taken < given["most"]:
+            take()
+            taken += 1
     except OSError as error:
         ended_by = _name_of(error)
-    return {"count": count, "ended_by": ended_by}
+    return {"count": before + taken, "taken": taken, "ended_by": ended_by}
 
 
 def _touch(size: int) -> bytearray:
@@ -156,11 +156,9 @@ def _touch(size: int) -> bytearray:
 
 
 def _memory(given: dict[str, Any]) -> dict[str, Any]:
-    try:
-        held = _touch(given["bytes"])
-    except MemoryError:
-        return {"held": 0}
-    return {"held": len(held)}
+    with suppress(MemoryError):
+        return {"held": len(_touch(given["bytes"]))}
+    return {"held": 0}
 
 
 def _memory_of_many(given: dict[str, Any]) -> dict[str, Any]:
@@ -249,9 +247,7 @@ def _daemon(given: dict[str, Any]) -> dict[str, Any]:
                     time.sleep(0.01)
         os._exit(0)
     os.wait()
-    while not (
-        os.path.exists(given["file"]) and os.path.getsize(given["file"])
-    ):  # a busy machine starts it late
+    while not (os.path.exists(given["file"]) and os.path.getsize(given["file"])):  # it may start late
         time.sleep(0.005)
     time.sleep(given["seconds"])
     return {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import select
 import selectors
-import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
@@ -36,7 +35,6 @@ from composer_replication.sandbox.process_memory import (
     Mappings,
     MapsTooLongError,
     memory_bytes,
-    proportional_memory_bytes,
     socket_memory,
     unlinked_files,
 )
@@ -51,7 +49,6 @@ _LOOKS_UNTIL_HIDING, _SECONDS_UNTIL_HIDING = 5, 2.0  # whoever hands a file over
 _TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # what a jail calls folders of ours
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interruptions: list[object] = []  # one for each that is going on: they may overlap, and lie in one another
-_of_this_thread = threading.local()
 
 
 @contextmanager
@@ -69,46 +66,19 @@ def runs_interrupted() -> Iterator[None]:
         _interruptions.remove(one)
 
 
-@contextmanager
-def interruptible_by(stop: threading.Event) -> Iterator[None]:
-    """Inside, the runs of this thread alone are killed as ``runs_interrupted`` kills all, once ``stop`` is set.
-
-    For a call whose asker has gone: ``Sandbox.close`` waits for what runs in the jail.
-    """
-    before = getattr(_of_this_thread, "stop", None)
-    _of_this_thread.stop = stop
-    try:
-        yield
-    finally:
-        _of_this_thread.stop = before
-
-
 def is_interrupted() -> bool:
-    """Whether the runs of this thread are to end; for a run that waits for something else than a process."""
-    own: threading.Event | None = getattr(_of_this_thread, "stop", None)
-    return bool(_interruptions) or (own is not None and own.is_set())
-
-
-class Pipe(Protocol):
-    """Our end of a pipe."""
-
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
+    """Whether runs are to end; for a run that waits for something else than a process."""
+    return bool(_interruptions)
 
 
 class Supervised(Protocol):
     """A started process: a ``subprocess.Popen`` with pipes, or a command of a warm jail."""
 
-    @property
-    def stdin(self) -> Pipe | None: ...
-    @property
-    def stdout(self) -> Pipe | None: ...
-    @property
-    def stderr(self) -> Pipe | None: ...
-    @property
-    def pid(self) -> int:
-        """Everything below this process is the run's."""
-        ...
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+    pid: int
+    """Everything below this process is the run's."""
 
     def wait(self) -> int:
         """Its exit code, -N for signal N; asked once it is dead."""
@@ -151,7 +121,8 @@ class Watched:
             used = folder_bytes(self.folders, self.closed, enough_bytes=most, deadline=deadline)
         except UnmeasurableError:
             return True
-        return used + unlinked_bytes + self._in_memory_bytes() > most
+        in_memory = 0 if self.memory is None else self.memory.used_bytes()
+        return used + unlinked_bytes + in_memory > most
 
     def are_hiding(self, *, are_hidden: bool) -> bool:
         """Whether files have been where no limit counts them in the last looks, given what this one saw."""
@@ -164,9 +135,6 @@ class Watched:
         is_long = time.monotonic() - self._hiding_since >= _SECONDS_UNTIL_HIDING
         return is_long and self._num_hiding >= _LOOKS_UNTIL_HIDING
 
-    def _in_memory_bytes(self) -> int:
-        return 0 if self.memory is None else self.memory.used_bytes()
-
     def look(self, root: int, deadline: float = inf) -> Verdict:
         """Which limit the tree below ``root`` exceeds now; a look ends soon after ``deadline``."""
         pids = descendants(root)
@@ -174,20 +142,19 @@ class Watched:
         own, theirs = speakers(pids[: self.num_own_processes]), speakers(pids[self.num_own_processes :])
         threads = [*own, *theirs]
         # An ended process that nobody has waited for is only a number; without a process namespace they are the machine's.
-        if len(threads) > most or len(pids) > _ENDED_A_PROCESS * most:
-            return Verdict.OVER_PROCESSES
-        if num_threads(threads) > _THREADS_A_PROCESS * most:
+        are_too_many = len(threads) > most or len(pids) > _ENDED_A_PROCESS * most
+        if are_too_many or num_threads(threads) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
         room, places = self.limits.memory_bytes, (*self.folders, *_TEMPORARY_FOLDERS)
         try:  # to hold what is too long to read costs the kernel as much as to tell of it
             mappings = Mappings.of(threads, places, enough_bytes=room, deadline=deadline)
         except MapsTooLongError:
             return Verdict.OVER_MEMORY
-        room -= self._in_memory_bytes()  # what is mapped of it counts twice
+        room -= 0 if self.memory is None else self.memory.used_bytes()  # what is mapped of it counts twice
         mapped = memory_bytes(threads, mappings)
         buffers = socket_memory(theirs, room_bytes=room - mapped, deadline=deadline)
         if mapped + buffers.num_bytes > room:
-            exact = proportional_memory_bytes(threads, mappings, deadline=deadline)
+            exact = memory_bytes(threads, mappings, is_exact=True, deadline=deadline)
             if exact + buffers.num_bytes > room and time.monotonic() <= deadline:
                 return Verdict.OVER_MEMORY
         require_room(self.folders, LEAST_BYTES)
@@ -202,7 +169,7 @@ class Watched:
 class Stream:
     """One output stream, of which only the first ``keep_bytes`` are kept."""
 
-    source: Pipe
+    source: IO[bytes]
     keep_bytes: int
     kept: bytearray = field(default_factory=bytearray)
     truncated: bool = False
@@ -214,13 +181,11 @@ class Stream:
             chunk = os.read(self.source.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        if not chunk:
-            self.at_end = True
-            return False
+        self.at_end = not chunk
         room = self.keep_bytes - len(self.kept)
         self.kept += chunk[:room]
         self.truncated = self.truncated or len(chunk) > room
-        return True
+        return not self.at_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +204,7 @@ class _Run:
     """The state of one supervised process."""
 
     def __init__(
-        self,
-        process: Supervised,
-        stdin: bytes,
-        watched: Watched,
-        keep_bytes: int,
-        end_descriptor: int | None,
+        self, process: Supervised, stdin: bytes, watched: Watched, keep_bytes: int, end_descriptor: int | None
     ) -> None:
         assert process.stdout is not None and process.stderr is not None
         self.process = process
@@ -253,10 +213,9 @@ class _Run:
         self.to_send = memoryview(stdin)
         self.streams = [Stream(process.stdout, keep_bytes), Stream(process.stderr, keep_bytes)]
         self.selector = selectors.PollSelector()  # for four descriptors: cheaper than epoll
-        self.pidfd = os.pidfd_open(process.pid) if end_descriptor is None else None
-        end = self.pidfd if end_descriptor is None else end_descriptor
-        assert end is not None
-        self.selector.register(end, selectors.EVENT_READ, None)
+        self.end = os.pidfd_open(process.pid) if end_descriptor is None else end_descriptor
+        self.owns_end = end_descriptor is None
+        self.selector.register(self.end, selectors.EVENT_READ, None)
         for stream in self.streams:
             os.set_blocking(stream.source.fileno(), False)
             self.selector.register(stream.source, selectors.EVENT_READ, stream)
@@ -304,16 +263,10 @@ class _Run:
             self.selector.unregister(self.stdin)
             self.stdin.close()
 
-    def drain_rest(self) -> None:
-        """Empty the pipes. All writers are dead, so what is there now is all there is."""
-        for stream in self.streams:
-            while not stream.at_end and stream.drain():
-                pass
-
     def close(self) -> None:
         self.selector.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
+        if self.owns_end:
+            os.close(self.end)
         for stream in self.streams:
             stream.source.close()
         if self.stdin is not None:
@@ -321,7 +274,7 @@ class _Run:
                 self.stdin.close()
 
 
-def read_until(pipe: Pipe | None, marker: bytes, deadline: float) -> bytes:
+def read_until(pipe: IO[bytes] | None, marker: bytes, deadline: float) -> bytes:
     """What comes from ``pipe`` up to and with ``marker``, after which its writer waits for us.
 
     Less when it is at its end, when ``deadline`` (of ``time.monotonic``) is over, or inside ``runs_interrupted``:
@@ -356,15 +309,10 @@ def supervise(
 ) -> Ended:
     """Wait for ``process`` and leave nothing of its tree alive, whatever happens.
 
-    Args:
-        process: started with pipes on both output streams, and on its input where ``stdin`` is not empty.
-        kill_tree: kills and reaps all, ``process`` included; may be called once it is dead.
-        stdin: given whole.
-        timeout_seconds: above 0.
-        watched: limits and folders.
-        extra_bytes: room in each stream for our own marker.
-        early_stderr: what ``read_until`` has taken from its errors already; kept besides ``output_bytes``.
-        end_descriptor: becomes readable when it has ended; by default we look at the process itself.
+    It has pipes on both output streams, and on its input where ``stdin`` is not empty. ``kill_tree`` kills and reaps all,
+    ``process`` included, and may be called once it is dead. ``extra_bytes`` is room in each stream for our own marker,
+    ``early_stderr`` what ``read_until`` has taken already, kept besides ``output_bytes``. ``end_descriptor`` becomes
+    readable when it has ended; by default we look at the process itself.
     """
     started = time.monotonic()
     try:
@@ -379,7 +327,9 @@ def supervise(
             verdict = run.wait(started + timeout_seconds)
         finally:
             kill_tree()
-        run.drain_rest()
+        for stream in run.streams:  # all writers are dead, so what is there now is all there is
+            while not stream.at_end and stream.drain():
+                pass
     finally:
         run.close()
     if verdict is Verdict.ENDED and watched.disk_is_exceeded():

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.records import FileEntry
@@ -39,12 +40,7 @@ _READ = 0o400
 
 
 class TreeFiles:
-    """The files below ``root``.
-
-    Args:
-        root: the tree, resolved.
-        uid: whom new files belong to; None: the user that we are.
-    """
+    """The files below ``root``, a resolved path; new ones belong to ``uid`` (None: the user that we are)."""
 
     def __init__(self, root: Path, uid: int | None) -> None:
         self._root = root
@@ -52,12 +48,20 @@ class TreeFiles:
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """The first ``max_bytes`` bytes of a file."""
-        with self._opened(path) as (folder, name), _opened_file(path, folder, name) as descriptor:
-            chunks, left = [], max_bytes
-            while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 20))):
-                chunks.append(chunk)
-                left -= len(chunk)
-            return b"".join(chunks)
+        with self._opened(path) as (folder, name):
+            # Without O_NONBLOCK a pipe without a writer would hold us for ever.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=folder)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise _unusable(path, "it is no file")
+                chunks, left = [], max_bytes
+                while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 20))):
+                    chunks.append(chunk)
+                    left -= len(chunk)
+                return b"".join(chunks)
+            finally:
+                os.close(descriptor)
 
     def write(self, path: str, data: bytes, *, is_executable: bool) -> None:
         """Put a file there, whole or not at all; missing folders are made."""
@@ -73,18 +77,20 @@ class TreeFiles:
                     if self._uid is not None:
                         os.fchown(handle.fileno(), self._uid, self._uid)
                 os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except OSError as error:
-                raise _refusal(path, error) from error
             finally:
-                _discard(temporary, folder)
+                with suppress(OSError):  # it has its own name by now
+                    os.unlink(temporary, dir_fd=folder)
 
     def list(self, path: str) -> list[FileEntry]:
         """Everything below a folder, sorted by path; folders that our own user closed are opened to him."""
         above = self._relative(path)
         with self._opened(path) as (folder, name):
             start = open_folder(name, folder)
+        found: list[FileEntry] = []
         try:
-            found = [_entry(*each) for each in walk(start, "" if above == "." else above + "/")]
+            for place, info in walk(start, "" if above == "." else above + "/"):
+                kind: Any = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
+                found.append(FileEntry(place, kind, info.st_size, stat.S_IMODE(info.st_mode)))
         except OSError as error:
             raise _refusal(os.fsdecode(error.filename or path), error) from error
         return sorted(found, key=lambda entry: entry.path)
@@ -181,32 +187,6 @@ def _link_target(name: str, folder: int) -> str | None:
         return None  # no link, or not there: whoever opens it next says so
 
 
-@contextmanager
-def _opened_file(path: str, folder: int, name: str) -> Iterator[int]:
-    try:  # without O_NONBLOCK a pipe without a writer would hold us for ever
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError as error:
-        raise _refusal(path, error) from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _unusable(path, "it is no file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _entry(path: str, info: os.stat_result) -> FileEntry:
-    kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
-    return FileEntry(path, kind, info.st_size, stat.S_IMODE(info.st_mode))  # type: ignore[arg-type]
-
-
-def _discard(name: str, folder: int) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except OSError:
-        return  # it has its own name by now
-
-
 def _refusal(path: str, error: OSError) -> SandboxFileError | SandboxFailure:
     """What an error of the system says of a file; that we lack something is no fault of the file."""
     why = error.strerror or str(error)
@@ -233,11 +213,7 @@ def _in_words(path: str) -> str:
 
 
 class TreeSnapshots:
-    """The snapshots of one tree. Call only while no process of the jail is alive.
-
-    Args:
-        tree: resolved.
-        folder: where the copies lie; made with the first one.
+    """The snapshots of one tree, as copies in ``folder``. Call only while no process of the jail is alive.
 
     Both methods raise ``OSError`` with what ``cp`` said; after a failed ``restore`` the tree is not whole.
     """
@@ -269,18 +245,8 @@ class TreeSnapshots:
         _copy_whatever_its_modes(self._folder / name, self._tree)
 
 
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy what is in one folder into another, on write where the file system can."""
-    done = subprocess.run(
-        [*_COPY, str(source), str(target)], capture_output=True, text=True, check=False, errors="replace"
-    )
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise OSError(said[:300])
-
-
 def _copy_whatever_its_modes(source: Path, target: Path) -> None:
-    """As ``copy_folder``; what a command closed to our own user is opened meanwhile, and closed again in both."""
+    """Copy what is in one folder into another; what a command closed to our own user is closed again in both."""
     room = _LONGEST_PATH - max(len(os.fsencode(folder)) for folder in (source, target)) - 1
     closed: list[tuple[Path, int]] = []
     try:
@@ -290,7 +256,11 @@ def _copy_whatever_its_modes(source: Path, target: Path) -> None:
                 closed.append((Path(path), mode))
                 if not stat.S_ISDIR(info.st_mode):  # folders are opened by whoever looks into them
                     os.chmod(source / path, mode | _READ)
-        copy_folder(source, target)
+        command = [*_COPY, str(source), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+        if done.returncode != 0:
+            said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise OSError(said[:300])
         _put_back(target, closed)
     finally:
         _put_back(source, closed)

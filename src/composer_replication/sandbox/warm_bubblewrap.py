@@ -13,7 +13,6 @@ reach.
 from __future__ import annotations
 
 import os
-import resource
 import select
 import socket
 import struct
@@ -24,19 +23,15 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.bubblewrap import (
-    SECONDS_TO_OBEY,
-    Bubblewrap,
-    BubblewrapSandbox,
-    HeldJail,
-    file_with,
-)
+from composer_replication.sandbox.bubblewrap import SECONDS_TO_OBEY, Bubblewrap, BubblewrapSandbox, HeldJail
 from composer_replication.sandbox.bwrap_program import START_SECONDS
 from composer_replication.sandbox.calls import as_record, failure
 from composer_replication.sandbox.host_paths import base_python
+from composer_replication.sandbox.keeper_process import file_with
 from composer_replication.sandbox.private_folders import FreshFolders, MemoryFolder
 from composer_replication.sandbox.privileges import setpriv
 from composer_replication.sandbox.supervised_run import Verdict, supervise
@@ -79,6 +74,8 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
     every command in a forked child of the process that opened the sandbox.
     """
 
+    _num_first_processes = 1
+
     def __init__(self, spec: SandboxSpec) -> None:
         self._opener = os.getpid()
         self._slot = threading.Lock()
@@ -98,25 +95,26 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         if os.getpid() != self._opener or not self._slot.acquire(blocking=False):
             return super()._run(argv, environment, stdin, timeout_seconds)
         try:
-            jail, fresh = self._ready_jail()
+            jail = self._ready_jail()
             try:
                 command = jail.start(argv, environment, with_stdin=bool(stdin))
-                return self._supervised(jail, command, fresh, stdin, timeout_seconds)
+                return self._supervised(jail, command, stdin, timeout_seconds)
             finally:
-                self._sweep(fresh)
+                self._sweep()
         finally:
             self._slot.release()
 
     def _supervised(
-        self, jail: WarmJail, command: WarmCommand, fresh: FreshFolders, stdin: bytes, timeout_seconds: float
+        self, jail: WarmJail, command: WarmCommand, stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
+        watched = self._watched(*self._fresh.roots, closed=self._fresh.closed, memory=self._memory)
         try:
             ended = supervise(
                 command,
                 command.finish,
                 stdin=stdin,
                 timeout_seconds=timeout_seconds,
-                watched=self._watched(*fresh.roots, closed=fresh.closed, memory=self._memory),
+                watched=watched,
                 end_descriptor=jail.descriptor,
             )
         finally:
@@ -127,25 +125,21 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             stderr += f"{command.refusal}\n".encode() if command.refusal else b""
         return as_record(ended, stderr, self._limits, stopped=stopped)
 
-    def _ready_jail(self) -> tuple[WarmJail, FreshFolders]:
+    def _ready_jail(self) -> WarmJail:
         if self._jail is not None and not self._jail.is_alive():
             self._end_jail()
-        if self._jail is None:
-            self._start_jail()
-        assert self._jail is not None
-        return self._jail, self._fresh
-
-    def _start_jail(self) -> None:
+        if self._jail is not None:
+            return self._jail
         try:
             fresh = self._life.enter_context(self._scratch.for_one_command(self._uid))
             walls = self._walls({"LANG": "C.UTF-8"}, fresh, queues="/dev/mqueue")
-            tree = self._real_tree
-            self._jail = WarmJail(walls, tree, base_python(), self._uid, self._resource_limits())
+            self._jail = WarmJail(walls, self._real_tree, self._uid, self._resource_limits())
             self._fresh = FreshFolders(tuple(sorted(fresh.iterdir())))
             self._memory = self._jail.held.memory_folder() if self._uid is None else None
         except BaseException:
             self._end_jail()
             raise
+        return self._jail
 
     def _end_jail(self) -> None:
         """Kill it and take its own folders away; the next command gets a new one."""
@@ -158,34 +152,20 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         finally:
             self._life.close()
 
-    def _sweep(self, fresh: FreshFolders) -> None:
+    def _sweep(self) -> None:
         """Give the next command an empty ``/tmp`` and ``/dev/shm``, or else a new jail."""
         jail = self._jail
         try:
-            is_whole = jail is not None and not jail.is_broken and fresh.clear()
+            is_whole = jail is not None and not jail.is_broken and self._fresh.clear()
             is_whole = is_whole and (self._memory is None or self._memory.is_untouched())
         except OSError:
             is_whole = False
         if not is_whole:
             self._end_jail()
 
-    def _resource_limits(self) -> list[tuple[int, int]]:
-        """As for a command; the first process, too, counts as one of the user inside."""
-        more = 0 if self._uid is None else 1
-        return [
-            (kind, value + more if kind == resource.RLIMIT_NPROC else value)
-            for kind, value in super()._resource_limits()
-        ]
-
     def close(self) -> None:
         """End the jail, give the tree back, remove the scratch folder and the snapshots; idempotent."""
         self._end(self._end_jail)
-
-
-@cache
-def _server_source() -> bytes:
-    """The program that becomes the first process of a jail."""
-    return Path(__file__).with_name("warm_server.py").read_bytes()
 
 
 @cache
@@ -199,23 +179,10 @@ class _BrokenError(Exception):
 
 
 class WarmJail:
-    """One started jail that runs one command after the other.
-
-    Args:
-        walls: arguments for ``bwrap``, as for a command.
-        tree: where commands start.
-        python: the interpreter inside.
-        uid: whom commands run as, or None: as ourselves.
-        limits: resource limits, which every command inherits.
-    """
+    """One started jail that runs one command after the other, in ``tree``, as ``uid`` (None: as ourselves), within ``limits``."""
 
     def __init__(
-        self,
-        walls: Sequence[str],
-        tree: Path,
-        python: Path,
-        uid: int | None,
-        limits: list[tuple[int, int]],
+        self, walls: Sequence[str], tree: Path, uid: int | None, limits: list[tuple[int, int]]
     ) -> None:
         self.uid = uid
         self.is_broken = False
@@ -224,8 +191,9 @@ class WarmJail:
         """Readable once a command has ended, or the jail."""
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
-        passed = (file_with(_server_source()), theirs.fileno(), os.pidfd_open(os.getpid()))
-        server = [str(python), "-I", "-S", "-B", "-c", _LOADER, *map(str, passed)]
+        source = Path(__file__).with_name("warm_server.py").read_bytes()
+        passed = (file_with(source), theirs.fileno(), os.pidfd_open(os.getpid()))
+        server = [str(base_python()), "-I", "-S", "-B", "-c", _LOADER, *map(str, passed)]
         server += ["-" if uid is None else str(uid), str(tree)]
         # Ambient capabilities would reach the commands; as root it keeps those that change the user id.
         few = [setpriv() or "setpriv", "--inh-caps=-all", "--bounding-set=-all,+setuid,+setgid"]
@@ -337,9 +305,9 @@ class WarmCommand:
         self.jail = jail
         self.pid = jail.held.init_pid
         self.program = program
-        self.stdin: FileIO | None = None
-        self.stdout: FileIO | None = None
-        self.stderr: FileIO | None = None
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
         self.refusal = ""
         self.took_the_jail = False
         self._code: int | None = None

@@ -75,9 +75,7 @@ class Server:
     def receive(self) -> tuple[bytes, bytes, list[int]]:
         """One frame, and the descriptors that came with it."""
         head, ancillary, _, _ = self.orders.recvmsg(
-            _HEADER_BYTES,
-            _socket.CMSG_SPACE(_NUM_STREAMS * _DESCRIPTOR_BYTES),
-            _socket.MSG_CMSG_CLOEXEC,
+            _HEADER_BYTES, _socket.CMSG_SPACE(_NUM_STREAMS * _DESCRIPTOR_BYTES), _socket.MSG_CMSG_CLOEXEC
         )
         if not head:
             os._exit(0)

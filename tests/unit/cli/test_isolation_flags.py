@@ -17,7 +17,7 @@ from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PIN = "tinymath/numbers.py::clamp"
-DOTTED = "composer_replication.sandbox.no_isolation:NoIsolation"
+DOTTED = "composer_replication.sandbox.keeper_process:NoIsolation"
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, SandboxSpec
 from composer_replication.sandbox.bubblewrap import Bubblewrap, BubblewrapSandbox
-from composer_replication.sandbox.no_isolation import NoIsolation
+from composer_replication.sandbox.keeper_process import NoIsolation
 
 
 class _Miscounting(BubblewrapSandbox):

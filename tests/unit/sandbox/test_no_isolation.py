@@ -13,7 +13,7 @@ from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Limits, SandboxSpec
 from composer_replication.sandbox import acceptance, choose_backend, require_selftest, selftest
-from composer_replication.sandbox.no_isolation import NoIsolation
+from composer_replication.sandbox.keeper_process import NoIsolation
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_the_names_are_those_of_the_self_test() -> None:
     assert tuple(selftest.GUARDS) == acceptance.GUARD_NAMES
 
 
-@pytest.mark.parametrize("name", ["none", "composer_replication.sandbox.no_isolation:NoIsolation"])
+@pytest.mark.parametrize("name", ["none", "composer_replication.sandbox.keeper_process:NoIsolation"])
 def test_it_is_refused_until_everything_is_accepted(name: str) -> None:
     for names in ([], ["disk"], list(acceptance.GUARD_NAMES)):
         acceptance.accept(names)

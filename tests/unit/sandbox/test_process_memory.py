@@ -57,8 +57,8 @@ def running(code: str, *words: str) -> Iterator[int]:
 )
 def test_a_process_tells_nothing_of_its_memory_by_its_name(name: str) -> None:
     with running(NAMED, name) as pid:
-        for count in (process_memory.memory_bytes, process_memory.proportional_memory_bytes):
-            assert 50 * MIB <= count([pid]) < 150 * MIB
+        for is_exact in (False, True):
+            assert 50 * MIB <= process_memory.memory_bytes([pid], is_exact=is_exact) < 150 * MIB
 
 
 def test_only_whole_numbers_of_kb_count(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,9 +74,8 @@ def test_descendants_without_help_of_the_kernel(
 def test_memory_counts_what_is_touched(parent: tuple[subprocess.Popen[str], int]) -> None:
     _, child = parent
     assert 50 << 20 <= process_memory.memory_bytes([child]) < 150 << 20
-    assert (
-        50 << 20 <= process_memory.proportional_memory_bytes([child]) <= process_memory.memory_bytes([child])
-    )
+    exact = process_memory.memory_bytes([child], is_exact=True)
+    assert 50 << 20 <= exact <= process_memory.memory_bytes([child])
 
 
 def test_unlinked_files_are_found_once(parent: tuple[subprocess.Popen[str], int]) -> None:
@@ -198,7 +198,8 @@ time.sleep(60)
 @pytest.mark.parametrize("kind", ["anonymous", "memfd"])
 def test_shared_memory_that_nobody_touches_at_the_moment_counts(kind: str) -> None:
     with running(UNTOUCHED, kind) as process:
-        for count in (process_memory.memory_bytes, process_memory.proportional_memory_bytes):
+        for is_exact in (False, True):
+            count = partial(process_memory.memory_bytes, is_exact=is_exact)
             assert 40 << 20 <= count([process.pid]) < 140 << 20
             assert count([process.pid, process.pid]) - 40 * 2**20 < 100 << 20  # one block, seen twice
 
@@ -238,7 +239,7 @@ def test_a_process_lives_on_when_its_first_thread_has_ended() -> None:
         (speaker,) = threads = process_tree.speakers([process])
         assert speaker != process
         assert 50 << 20 <= process_memory.memory_bytes(threads) < 150 << 20
-        assert process_memory.proportional_memory_bytes(threads) >= 50 << 20
+        assert process_memory.memory_bytes(threads, is_exact=True) >= 50 << 20
         assert num_unlinked_bytes(threads) == 8 << 20
         assert process_tree.kill_descendants(parent.pid)
         assert process_tree.speakers([process]) == []
@@ -262,7 +263,7 @@ def test_a_jail_whose_folder_is_gone_is_ended_and_no_other(tmp_path: Path) -> No
             for process in started.values()
         ):
             assert time.monotonic() < deadline
-        assert process_tree.end_processes_without_folder(prefix, program="bwrap") == 1
+        assert process_tree.end_jails_without_folder(prefix) == 1
         assert started["bwrap", "gone"].wait(timeout=20) == -signal.SIGKILL
         assert [started[name].poll() for name in [("bwrap", "alive"), ("other", "gone")]] == [None, None]
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import interruptible_by, open_sandbox, runs_interrupted
+from composer_replication.sandbox import open_sandbox, runs_interrupted
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.supervised_run import interruptible_pool, is_interrupted
 
@@ -37,31 +37,6 @@ def test_a_run_in_another_thread_is_killed(tmp_path: Path) -> None:
         assert jailed
         assert not set(jailed) & set(descendants(os.getpid()))
         assert pool.submit(run, "0").result(timeout=300) == 0
-
-
-def test_only_the_runs_of_the_thread_that_is_told_are_killed(tmp_path: Path) -> None:
-    stop = Event()
-
-    def run(name: str, own: Event, seconds: str) -> int:
-        tree = tmp_path / name
-        tree.mkdir()
-        command = ["/bin/sh", "-c", f"touch started; sleep {seconds} & wait"]
-        with open_sandbox(SandboxSpec(tree)) as sandbox, interruptible_by(own):
-            return sandbox.exec(command, timeout_seconds=100).exit_code
-
-    with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(run, "other", Event(), "2")
-        told = pool.submit(run, "told", stop, "90")
-        while not (tmp_path / "told" / "started").exists() and not told.done():
-            time.sleep(0.02)
-        stop.set()
-        with pytest.raises(SandboxFailure, match="interrupted"):
-            told.result(timeout=300)
-        assert other.result(timeout=300) == 0
-        later = [
-            pool.submit(run, name, Event(), "0") for name in ("third", "fourth")
-        ]  # both threads are free
-        assert [future.result(timeout=300) for future in later] == [0, 0]
 
 
 def test_an_interruption_within_another_one_does_not_end_it() -> None:

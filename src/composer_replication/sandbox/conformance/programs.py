@@ -49,11 +49,7 @@ def living(token: str) -> list[int]:
 
 
 def wait_until(condition: Callable[[], object], patience_seconds: float = 30.0) -> None:
-    """Look until it is so.
-
-    Raises:
-        AssertionError: it is not, when patience is over.
-    """
+    """Look until it is so; an ``AssertionError`` when patience is over."""
     deadline = time.monotonic() + patience_seconds
     while not condition():
         if time.monotonic() >= deadline:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.errors import CommandError
+from composer_replication.errors import CommandError, SandboxFileError, UsageError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox.conformance.programs import (
@@ -69,21 +69,9 @@ def test_what_programs_ask_the_system_is_readable_or_absent(jail: Sandbox, name:
     assert run(jail, python(code)).exit_code == 0
 
 
-@pytest.mark.parametrize("command", [[], [""], ["", "x"], "", "  \n"])
-def test_a_command_must_not_be_empty(jail: Sandbox, command: list[str] | str) -> None:
-    with pytest.raises(CommandError, match="command is empty"):
-        run(jail, command)
-
-
 def test_one_text_is_for_the_shell(jail: Sandbox) -> None:
     result = run(jail, "printf %s a; printf %s b >&2; exit 5")
     assert (result.exit_code, result.stdout, result.stderr) == (5, "a", "b")
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_the_time_out_must_be_above_zero(jail: Sandbox, seconds: float) -> None:
-    with pytest.raises(CommandError, match="timeout_seconds"):
-        jail.exec(["true"], timeout_seconds=seconds)
 
 
 def test_large_stdin_and_stdout_do_not_block_each_other(jail: Sandbox) -> None:
@@ -170,3 +158,90 @@ def test_eight_sandboxes_at_once(backend: SandboxBackend, tmp_path: Path) -> Non
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(one, range(8)))
     assert answers == [(f"{number}\nmine\n", f"{number}\n") for number in range(8)]
+
+
+def test_a_command_that_closes_its_descriptors(jail: Sandbox) -> None:
+    token = uuid.uuid4().hex
+    code = (
+        "import os, time\n"
+        f"if os.fork() == 0:\n os.setsid(); os.closerange(0, 256); time.sleep(99)  # {token}\n"
+        "os.closerange(0, 256); time.sleep(0.3); os._exit(5)"
+    )
+    done = run(jail, python(code), stdin=b"x" * 100_000)
+    assert (done.exit_code, done.stdout, done.stderr, done.timed_out) == (5, "", "", False)
+    assert living(token) == []
+    assert run(jail, ["echo", "on"]).stdout == "on\n"
+
+
+NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
+# What is wrong, in words of the refusal; which argument; and values of it.
+NO_CALLS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("command is empty", "command", ([], [""], ["", "x"], "", "  \n")),
+    ("is no text", "command", (b"echo", ["echo", 1], [b"echo"], ["echo", None], None, 5, {"echo"})),
+    ("cannot be called", "env", ({"": "x"}, {"A=B": "x"}, {"=": "x"})),
+    ("is no text|must map", "env", ({"A": 1}, {"A": None}, {"A": b"x"}, {1: "x"}, {b"A": "x"}, [("A", "x")])),
+    ("timeout_seconds must be", "timeout_seconds", (0, 0.0, -1, *NO_NUMBERS, True, "5", None)),
+    ("stdin must be", "stdin", ("text", None, 5, ["x"])),
+)
+
+
+NO_LIMITS = tuple(
+    {name: value}
+    for name in ("memory_bytes", "num_processes", "disk_bytes", "output_bytes", "num_open_files")
+    for value in (0, -1, 2.5, True, "5", None, 1 << 64)
+)
+
+
+def test_what_is_no_call_is_refused_before_anything_starts(jail: Sandbox, tree: Path) -> None:
+    """By every backend in the same words: the caller's slip is neither a result nor a failure of the jail."""
+    for why, name, values in NO_CALLS:
+        for value in values:
+            given: dict[str, Any] = {"command": "touch started", "timeout_seconds": LONG_SECONDS, name: value}
+            with pytest.raises(CommandError, match=why) as caught:
+                jail.exec(given.pop("command"), **given)
+            assert caught.value.code == "CR0886"
+    assert not (tree / "started").exists()
+
+
+def test_limits_that_nothing_can_hold_are_refused(backend: SandboxBackend, tree: Path) -> None:
+    owner = tree.stat().st_uid
+    for wrong in NO_LIMITS:
+        with pytest.raises(UsageError) as caught:
+            backend.open(SandboxSpec(tree, limits=Limits(**wrong)))  # type: ignore[arg-type]
+        assert caught.value.code == "CR0886", wrong
+        assert next(iter(wrong)) in caught.value.message
+    assert tree.stat().st_uid == owner
+
+
+@pytest.mark.parametrize(
+    ("why", "text"), [("NUL", "\0"), ("NUL", "a\0b"), ("no bytes", "\ud800"), ("no bytes", "a/\udfff\ud800")]
+)
+def test_text_that_no_call_of_the_system_takes_is_refused(jail: Sandbox, why: str, text: str) -> None:
+    """Half of a surrogate pair can stand in JSON, and so in what a model says: no fault of ours."""
+    calls: list[tuple[Any, dict[str, str]]] = [
+        (f"echo {text}", {}),
+        (["echo", text], {}),
+        ([f"tr{text}"], {}),
+    ]
+    for command, env in [*calls, (["true"], {"A": text}), (["true"], {f"A{text}": "x"})]:
+        with pytest.raises(CommandError, match=why) as refused:
+            run(jail, command, env=env)
+        assert refused.value.code == "CR0886"
+    for ask in (jail.read_file, lambda path: jail.write_file(path, b""), jail.list_files):
+        with pytest.raises(SandboxFileError, match=why) as caught:
+            ask(text)
+        assert caught.value.code == "CR0309"
+        str(caught.value).encode()
+    assert jail.list_files() == []
+
+
+def test_a_command_that_is_too_long_is_an_ordinary_result(jail: Sandbox) -> None:
+    long = "x" * 200_000
+    many = {f"A{number}": "x" * 100_000 for number in range(30)}
+    calls: list[tuple[Any, dict[str, str]]] = [(f"echo {long}", {}), (["true", long], {})]
+    calls += [(["true", *many.values()], {}), (["true"], {"A": long}), (["true"], many)]
+    for command, env in calls:
+        done = run(jail, command, env=env)
+        assert (done.exit_code, "rgument list too long" in done.stderr) == (126, True)
+    nearly = run(jail, "echo ${#A11}", env={f"A{number}": "x" * 100_000 for number in range(12)})
+    assert (nearly.exit_code, nearly.stdout) == (0, "100000\n")

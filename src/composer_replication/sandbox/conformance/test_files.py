@@ -1,7 +1,11 @@
-"""Files and snapshots of a sandbox."""
+"""Trees that are given, what is written and kept of them, and how they come back."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.interfaces import Sandbox
-from composer_replication.records import FileEntry
-from composer_replication.sandbox.conformance.programs import run
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import FileEntry, SandboxSpec
+from composer_replication.sandbox.conformance.programs import MIB, python, run
+
+NUM_FOLDERS, NUM_FILES_EACH = 100, 1000
+SPARSE_BYTES = 4 << 30
 
 
 def test_what_is_written_is_read_inside_and_outside(jail: Sandbox) -> None:
@@ -29,10 +36,14 @@ def test_a_written_file_belongs_to_the_user_inside(jail: Sandbox) -> None:
     assert jail.read_file("new/run").endswith(b"x\n")
 
 
-def test_writing_replaces_and_leaves_nothing_beside(jail: Sandbox) -> None:
+def test_writing_replaces_files_alone_and_leaves_nothing_beside(jail: Sandbox) -> None:
     jail.write_file("f", b"one")
     jail.write_file(str(jail.tree / "f"), b"two")
     assert [(entry.path, entry.kind, entry.num_bytes) for entry in jail.list_files()] == [("f", "file", 3)]
+    run(jail, "rm f; mkdir d")
+    with pytest.raises(SandboxFileError):
+        jail.write_file("d", b"x")
+    assert [entry.path for entry in jail.list_files()] == ["d"]
 
 
 def test_everything_is_listed_sorted_and_links_are_not_followed(jail: Sandbox) -> None:
@@ -78,13 +89,6 @@ def test_what_cannot_be_read_is_one_sentence(jail: Sandbox, path: str, why: str)
     run(jail, "mkdir d; mkfifo pipe; ln -s loop loop; echo > f")
     with pytest.raises(SandboxFileError, match=f"(?i){why}"):
         jail.read_file(path)
-
-
-def test_a_folder_is_not_overwritten(jail: Sandbox) -> None:
-    run(jail, "mkdir d")
-    with pytest.raises(SandboxFileError):
-        jail.write_file("d", b"x")
-    assert [entry.path for entry in jail.list_files()] == ["d"]
 
 
 def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> None:
@@ -146,10 +150,14 @@ def test_what_a_command_closed_is_kept_and_comes_back(jail: Sandbox) -> None:
         assert seen.stdout == "kept\nkept\n", seen.stderr
 
 
-def test_a_closed_folder_is_listed(jail: Sandbox) -> None:
+def test_a_closed_folder_is_listed_and_open_again_afterwards(jail: Sandbox) -> None:
     run(jail, "mkdir -p d/e; touch d/f; chmod 000 d/e; chmod 400 d")
     assert [entry.path for entry in jail.list_files()] == ["d", "d/e", "d/f"]
     assert jail.read_file("d/f") == b""
+    run(jail, "chmod 000 d/e d")
+    jail.close()
+    shutil.rmtree(jail.tree / "d")
+    assert not (jail.tree / "d").exists()
 
 
 def test_a_snapshot_is_not_seen_inside(jail: Sandbox) -> None:
@@ -172,14 +180,140 @@ def test_a_snapshot_waits_for_the_command_that_runs(jail: Sandbox) -> None:
     assert jail.read_file("f") == b"done\n"
 
 
-def test_an_unknown_snapshot_is_refused(jail: Sandbox) -> None:
+def test_an_unknown_snapshot_and_a_closed_sandbox_are_refused(jail: Sandbox) -> None:
     with pytest.raises(SandboxFailure, match="no snapshot 'x'") as error:
         jail.restore("x")
     assert error.value.code == "CR0309"
-
-
-def test_after_close_nothing_is_answered(jail: Sandbox) -> None:
     jail.close()
-    for ask in calls_of(jail):
-        with pytest.raises(SandboxFailure, match="closed"):
+    asks: list[Callable[[], object]] = [*calls_of(jail), lambda: run(jail, ["true"])]
+    for ask in asks:
+        with pytest.raises(SandboxFailure, match="closed") as error:
             ask()
+        assert error.value.code == "CR0303"
+
+
+def test_a_device_file_in_the_tree_is_refused(backend: SandboxBackend, tree: Path) -> None:
+    (tree / "deep").mkdir()
+    try:
+        os.mknod(tree / "deep" / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root can make a device file")
+    owner = tree.stat().st_uid
+    require_refused(backend, SandboxSpec(tree), "deep/null is a device")
+    assert {tree.stat().st_uid, (tree / "deep").stat().st_uid} == {owner}
+
+
+def test_a_socket_in_the_tree_is_refused(backend: SandboxBackend, tree: Path) -> None:
+    """Behind it may be a process outside, which no wall around the network would stop."""
+    folder = os.open(tree, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{folder}/door")  # a path may be longer than a socket's name
+        listener.listen()
+        require_refused(backend, SandboxSpec(tree), "door is a socket")
+    os.close(folder)
+
+
+def test_a_socket_that_a_command_leaves_does_not_close_the_tree(backend: SandboxBackend, tree: Path) -> None:
+    """Otherwise a policy could make every later sandbox of its tree fail, whenever it suits it."""
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        run(sandbox, python("import socket; socket.socket(1).bind('left')"))
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        assert run(sandbox, ["echo", "on"]).stdout == "on\n"
+
+
+def test_set_user_id_bits_give_nothing_and_do_not_stay(backend: SandboxBackend, tree: Path) -> None:
+    program = shutil.which("id")
+    assert program is not None
+    shutil.copy(program, tree / "given")
+    (tree / "given").chmod(0o6755)
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        plain = run(sandbox, ["id", "-u"])
+        given = run(sandbox, ["./given", "-u"])
+        made = run(sandbox, "cp given made; chmod 6755 made; ./made -u")
+    assert plain.exit_code == 0
+    assert (given.stdout, made.stdout) == (plain.stdout, plain.stdout)
+    assert [(tree / name).stat().st_mode & 0o6000 for name in ("given", "made")] == [0, 0]
+
+
+def test_folders_too_deep_to_be_removed_do_not_stay(backend: SandboxBackend, tree: Path) -> None:
+    code = (
+        "import os\n"
+        "for place in (os.getcwd(), os.environ['HOME']):\n"
+        " os.chdir(place)\n"
+        " for _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    )
+    (tree / "kept" / "below").mkdir(parents=True)
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        home = run(sandbox, "echo $HOME").stdout.strip()
+        run(sandbox, python(code))
+    assert (tree / "kept" / "below").is_dir()
+    shutil.rmtree(tree)  # a RecursionError if they were there
+    assert not Path(home).exists()
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_files(backend: SandboxBackend, tree: Path) -> None:
+    for number in range(NUM_FOLDERS):
+        folder = tree / f"{number}"
+        folder.mkdir()
+        for name in range(NUM_FILES_EACH):
+            os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY, 0o644))
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        found = run(sandbox, "find . -type f | wc -l; echo x > 0/0")
+    assert (found.exit_code, found.stdout.strip()) == (0, str(NUM_FOLDERS * NUM_FILES_EACH))
+    assert (tree / "0" / "0").read_text() == "x\n"
+    assert (tree / "99" / "999").stat().st_uid == os.geteuid()
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_file_of_four_gigabytes_of_nothing(
+    backend: SandboxBackend, tree: Path, tmp_path: Path, is_linked: bool
+) -> None:
+    """It is free of charge, for it was there, and it is not filled on the way, hard-linked or in a snapshot."""
+    big = tree / "big"
+    with big.open("wb") as handle:
+        handle.truncate(SPARSE_BYTES)
+    if is_linked:
+        os.link(big, tmp_path / "outside")
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        done = run(sandbox, "stat -c %s big; echo x > small")
+        name = sandbox.snapshot()
+        run(sandbox, "rm big")
+        sandbox.restore(name)
+    assert (done.exit_code, done.stdout) == (0, f"{SPARSE_BYTES}\n")
+    assert (big.stat().st_size, big.stat().st_nlink) == (SPARSE_BYTES, 1)
+    assert big.stat().st_blocks * 512 < 16 * MIB
+
+
+def test_a_tree_that_is_gone_is_a_failure_of_the_sandbox(backend: SandboxBackend, tree: Path) -> None:
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        tree.rmdir()
+        with pytest.raises(SandboxFailure, match="the tree of the sandbox is gone") as caught:
+            run(sandbox, ["true"])
+    assert caught.value.code == "CR0302"
+
+
+def test_close_is_idempotent_and_leaves_no_folder(backend: SandboxBackend, tree: Path) -> None:
+    sandbox = backend.open(SandboxSpec(tree))
+    home = Path(run(sandbox, "echo $HOME; mkdir -p $HOME/a; chmod 0 $HOME/a").stdout.strip())
+    assert home.is_dir()
+    sandbox.close()
+    sandbox.close()
+    assert not home.parent.exists()
+    assert tree.is_dir()
+
+
+def require_refused(backend: SandboxBackend, spec: SandboxSpec, why: str) -> None:
+    """It cannot be opened."""
+    with pytest.raises(SandboxFailure, match=why) as caught:
+        backend.open(spec)
+    assert caught.value.code == "CR0304"
+
+
+def test_paths_that_cannot_be_shown_are_refused(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
+    absent, inner = tmp_path / "absent", tree / "inner"
+    inner.mkdir()
+    require_refused(backend, SandboxSpec(absent), "not a folder")
+    require_refused(backend, SandboxSpec(tree, (absent,)), "missing")
+    for spec in (SandboxSpec(tree, (inner,)), SandboxSpec(tree, (), (inner,))):
+        require_refused(backend, spec, "lies in the tree")

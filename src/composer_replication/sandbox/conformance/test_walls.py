@@ -1,10 +1,12 @@
-"""What a command can see and change."""
+"""What a command can see and change; and what is left when it, or the process that opened its jail, has ended: nothing."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,14 @@ import pytest
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_interpreter, base_python
-from composer_replication.sandbox.conformance.programs import open_to_all, python, run
+from composer_replication.sandbox.conformance.programs import (
+    living,
+    open_to_all,
+    python,
+    run,
+    start_ours,
+    wait_until,
+)
 
 
 def test_writes_reach_the_tree_and_only_the_tree(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
@@ -119,39 +128,23 @@ def test_hidden_folders_beside_the_tree(jail: Sandbox, tmp_path: Path) -> None:
         assert result.exit_code != 0, script
 
 
-def test_masked_paths(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
-    shown = tmp_path / "shown"
-    for name in ("a/keep", "a/hide", "b/c/keep", "b/c/d/hide"):
-        (shown / name).parent.mkdir(parents=True, exist_ok=True)
-        (shown / name).write_text(f"text of {name}")
-    open_to_all(tmp_path)
-    spec = SandboxSpec(tree, (shown,), (shown / "a" / "hide", shown / "b" / "c" / "d", shown / "absent"))
-    with backend.open(spec) as sandbox:
-        seen = {
-            name: run(sandbox, ["cat", str(shown / name)]).stdout
-            for name in ("a/keep", "a/hide", "b/c/keep", "b/c/d/hide")
-        }
-        link = run(sandbox, f"ln {shown}/a/hide l && cat l")
-    assert seen == {
-        "a/keep": "text of a/keep",
-        "a/hide": "",
-        "b/c/keep": "text of b/c/keep",
-        "b/c/d/hide": "",
-    }
-    assert "text" not in link.stdout
-
-
-def test_a_mask_holds_for_a_shown_link_too(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shown", ["real", "link"])
+def test_masked_paths(backend: SandboxBackend, tree: Path, tmp_path: Path, shown: str) -> None:
     real = tmp_path / "real"
-    (real / "packages").mkdir(parents=True)
-    (real / "packages" / "old.py").write_text("leak")
-    (real / "keep.py").write_text("keep")
+    files = ("a/keep", "a/hide", "b/c/keep", "b/c/d/hide")
+    for name in files:
+        (real / name).parent.mkdir(parents=True, exist_ok=True)
+        (real / name).write_text("text")
     (tmp_path / "link").symlink_to("real")
     open_to_all(tmp_path)
-    with backend.open(SandboxSpec(tree, (tmp_path / "link",), (real / "packages",))) as sandbox:
-        names = [f"{folder}/{name}" for folder in ("link", "real") for name in ("keep.py", "packages/old.py")]
-        seen = [run(sandbox, ["cat", str(tmp_path / name)]).stdout for name in names]
-    assert seen == ["keep", "", "keep", ""]
+    spec = SandboxSpec(
+        tree, (tmp_path / shown,), (real / "a" / "hide", real / "b" / "c" / "d", real / "absent")
+    )
+    with backend.open(spec) as sandbox:
+        for folder in ("real", shown):
+            seen = [run(sandbox, ["cat", str(tmp_path / folder / name)]).stdout for name in files]
+            assert seen == ["text", "", "text", ""]
+            assert "text" not in run(sandbox, f"ln -f {tmp_path}/{folder}/a/hide l && cat l").stdout
 
 
 def test_installed_packages_of_the_base_interpreter_are_not_importable(jail: Sandbox) -> None:
@@ -233,3 +226,67 @@ def test_a_hard_link_in_the_tree_does_not_reach_the_file_outside(
     assert outside.read_text() == "original"
     assert (tree / "linked").read_text() == "changed\n"
     assert outside.stat().st_uid == os.geteuid()
+
+
+OPENED = """
+import ctypes, os
+from pathlib import Path
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import accept, choose_backend
+accept(['everything'])
+{before}
+with choose_backend({name!r}).open(SandboxSpec(Path({tree!r}))) as sandbox:
+    for script in {scripts!r}:
+        sandbox.exec(['sh', '-c', script], timeout_seconds={seconds})
+{after}
+"""
+
+
+def start(
+    backend: str, tree: Path, scripts: list[str], seconds: int, *, before: str = "", after: str = ""
+) -> subprocess.Popen[str]:
+    """A process of ours that runs these in a sandbox."""
+    code = OPENED.format(
+        name=backend, tree=str(tree), scripts=scripts, seconds=seconds, before=before, after=after
+    )
+    return start_ours(code, tree.parent)
+
+
+def test_an_interruption_kills_the_tree(jail: Sandbox) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    token = uuid.uuid4().hex
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.7)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(jail, f"setsid sh -c 'sleep 99; : {token}' & sleep 99")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert living(token) == []
+    assert run(jail, ["echo", "on"]).stdout == "on\n"
+
+
+def test_the_jail_dies_with_us(backend: SandboxBackend, backend_name: str, tree: Path) -> None:
+    token = uuid.uuid4().hex
+    script = f"setsid sh -c 'echo > up; sleep 99; : {token}' & sleep 99"
+    with start(backend_name, tree, [script], 90) as process:
+        wait_until((tree / "up").exists)
+        assert living(token)
+        process.kill()
+    wait_until(lambda: not living(token))
+
+
+def test_nothing_is_left_to_collect_when_orphans_come_to_us(
+    backend: SandboxBackend, backend_name: str, tree: Path
+) -> None:
+    """As process 1 of a container: who is orphaned becomes our child, and a zombie if nobody asks for it."""
+    subreaper = "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)"
+    ask = "try: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('none')"
+    scripts = ["true", "sleep 99 & true", "setsid sleep 99 & sleep 99"]
+    with start(backend_name, tree, scripts, 2, before=subreaper, after=ask) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == "none\n"
+    assert process.returncode == 0

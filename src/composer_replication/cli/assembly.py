@@ -37,7 +37,6 @@ from composer_replication.records import HeldoutReading, Limits, PreferencePair,
 from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
 from composer_replication.rollouts.curriculum.chooser import has_recorded_evidence
 from composer_replication.rollouts.environment.feature_deletion_env import (
-    AttemptOptions,
     FeatureDeletionEnv,
     first_message,
 )
@@ -63,7 +62,6 @@ from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
-from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
@@ -319,13 +317,6 @@ def sandbox_limits(config: RunConfig) -> Limits:
     return Limits(**config.sandbox.model_dump(include={"memory_bytes", "num_processes", "disk_bytes"}))
 
 
-def attempt_options(config: RunConfig) -> AttemptOptions:
-    """How the sandbox of an attempt is opened."""
-    section = (config.agent or AgentSection()).tools
-    limits = ToolLimits(max_characters=section.max_characters)
-    return AttemptOptions(is_warm=section.is_warm, sandbox_limits=sandbox_limits(config), tool_limits=limits)
-
-
 def reward_options(config: RunConfig) -> RewardOptions:
     """What ``[agent.reward]`` says; tests that are drawn depend on the run's seed."""
     return RewardOptions(**(config.agent or AgentSection()).reward.model_dump(), break_seed=config.seed)
@@ -344,7 +335,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
         backend=config.sandbox.backend,
-        attempt=attempt_options(config),
+        tools=None if config.agent is None else config.agent.tools,
         reward=reward_options(config),
         monitor="off" if config.agent is None else config.agent.monitor,
         limits=sandbox_limits(config),
@@ -487,7 +478,7 @@ def open_player(
     open_environment: Callable[[], Any] = partial(
         FeatureDeletionEnv,
         grader,
-        attempt=attempt_options(config),
+        tools=section.tools,
         reward=reward_options(config),
         monitor="off" if is_evaluation else section.monitor,
     )

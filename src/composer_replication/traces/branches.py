@@ -131,11 +131,11 @@ async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
             row["reproduced"] = outcomes["the same"]
             if outcomes["the same"] < row["calls"] or attempt.is_done:
                 return row | {"problem": "recorded results are not reproduced"}
-            state = attempt.snapshot()
+            restore = attempt.snapshot()
             for answer in (recorded_answer(trace, idx), *(answer for _, answer in others)):
                 scores.append([])
                 for number in range(how.num_tries):
-                    attempt.restore(state)
+                    restore()
                     scores[-1].append(await _play(branching, answer, attempt, how, number))
         except SandboxFailure as error:
             return row | {"problem": f"the sandbox failed ({error.code})"}

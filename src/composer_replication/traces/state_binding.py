@@ -21,7 +21,7 @@ from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec, ToolCall, ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.command_tools import VisibleTests
+from composer_replication.rollouts.tools.tool_context import VisibleTests
 from composer_replication.rollouts.tools.toolbox import Toolbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.fresh_git import with_git

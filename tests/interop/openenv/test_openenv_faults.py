@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from composer_replication.rollouts.environment.openenv_client import (
 )
 from composer_replication.rollouts.environment.openenv_server import OpenEnvFeatureDeletion
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.rollouts.tools.command_tools import MAX_COMMAND_SECONDS
 from composer_replication.rollouts.tools.toolbox import Toolbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
@@ -37,7 +38,7 @@ def grader(store: TaskStore) -> Iterator[Grader]:
 
 @pytest.fixture
 def environment(grader: Grader) -> Iterator[OpenEnvFeatureDeletion]:
-    made = OpenEnvFeatureDeletion(partial(FeatureDeletionEnv, grader), max_calls=2)
+    made = OpenEnvFeatureDeletion(partial(FeatureDeletionEnv, grader), 2, Counter())
     yield made
     made.close()
     assert not [*process_folder().glob("attempt-*")]
@@ -147,11 +148,9 @@ def test_a_damaged_store_ends_the_attempt_and_names_no_place(
 def test_a_call_that_is_under_way_is_no_silence(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = []
 
-    class Watched(openenv_server.HTTPEnvServer):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, concurrency_config: Any) -> None:
-            bounds.append(concurrency_config.session_timeout)
-            super().__init__(*arguments, concurrency_config=concurrency_config)
+    def watched(*_: Any, concurrency_config: Any, **__: Any) -> None:
+        bounds.append(concurrency_config.session_timeout)
 
-    monkeypatch.setattr(openenv_server, "HTTPEnvServer", Watched)
+    monkeypatch.setattr(openenv_server, "create_fastapi_app", watched)
     openenv_server.EnvironmentServer(grader, session_seconds=7)
-    assert bounds == [7 + ToolLimits().max_command_seconds] == [307]
+    assert bounds == [7 + MAX_COMMAND_SECONDS] == [307]

@@ -7,12 +7,15 @@ from pathlib import Path
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.assembly import episode_options, reward_options
 from composer_replication.config import load_config
-from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.rollouts.tools.command_tools import (
+    MAX_COMMAND_SECONDS,
+    SEARCH_SECONDS,
+    TEST_SECONDS,
+)
 
 
 def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
-    limits = ToolLimits()
-    longest = max(limits.max_command_seconds, limits.search_seconds, limits.test_seconds)
+    longest = max(MAX_COMMAND_SECONDS, SEARCH_SECONDS, TEST_SECONDS)
     assert episode_options(AgentSection(), temperature=1.0).call_seconds == longest
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.assembly import MANY_GRADINGS, attempt_options, cluster_options, reward_options
+from composer_replication.cli.assembly import MANY_GRADINGS, cluster_options, reward_options
 from composer_replication.cli.cluster import placed_at
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
@@ -25,10 +25,9 @@ def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
         rollouts={"test_timeout_seconds": 3.0},
     )
     options = cluster_options(config)
-    assert (options.attempt, options.reward) == (attempt_options(config), reward_options(config))
+    assert options.reward == reward_options(config)
     assert options.reward is not None and options.reward.invalid_call_cost == 0.25
-    assert options.attempt is not None and options.attempt.tool_limits.max_characters == 7000
-    assert options.attempt.sandbox_limits == options.limits
+    assert options.tools is not None and options.tools.max_characters == 7000
     assert options.limits is not None and options.limits == Limits(
         options.limits.memory_bytes, num_processes=9, disk_bytes=options.limits.disk_bytes
     )

@@ -10,19 +10,25 @@ from typing import Any
 
 import pytest
 
+from composer_replication.channel_tables import AgentToolsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import Limits, Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
-from composer_replication.rollouts.environment.feature_deletion_env import AttemptOptions, FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.rollouts.tools import command_tools
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
+
+
+def paid(env: FeatureDeletionEnv) -> float | None:
+    judged = env.finish()
+    return None if judged is None else judged.reward
 
 
 def attempt_folders() -> set[Path]:
@@ -77,10 +83,10 @@ def test_an_attempt_from_the_first_look_to_the_reward(
     assert env.is_done
     assert ask(env, "bash", command="ls").is_error
 
-    hidden = env.grade_hidden()
+    hidden = env.grade("hidden")
     assert hidden is not None and hidden.all_passed and set(hidden.outcomes) == set(clamp.tests.hidden)
     judged = env.finish()
-    assert judged is not None and judged.reward == env.reward() == 1.0
+    assert judged is not None and judged.reward == paid(env) == 1.0
     assert judged.regressions is not None and judged.regressions.num_run == len(clamp.tests.pass_to_pass)
     assert (env.counts.num_calls, env.counts.num_invalid) == (9, 1)
 
@@ -118,8 +124,8 @@ def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(
         env.reset(clamp.task_id)
         solve(env, store, clamp)
         ask(env, "str_replace", path=NUMBERS, old_str="return -x if x < 0 else x", new_str="return x")
-        assert env.reward() == expected
-        assert env.reward() == expected  # asked twice, looked at once
+        assert paid(env) == expected
+        assert paid(env) == expected  # asked twice, looked at once
         assert env.is_done
 
 
@@ -128,16 +134,16 @@ def test_wrong_calls_lower_the_reward(env: FeatureDeletionEnv, store: TaskStore,
     env.reset(clamp.task_id)
     solve(env, store, clamp)
     assert env.call(ToolCall("bash", "ls")).is_error
-    assert env.reward() == pytest.approx(1.0 - 0.25)
+    assert paid(env) == pytest.approx(1.0 - 0.25)
 
 
 @pytest.mark.long
-def test_what_never_ends_uses_too_much_or_is_no_text_is_data(grader: Grader, clamp: Task) -> None:
-    options = AttemptOptions(
-        sandbox_limits=Limits(memory_bytes=256 * 1024**2),
-        tool_limits=ToolLimits(search_seconds=2.0, max_characters=1000),
-    )
-    with FeatureDeletionEnv(grader, attempt=options) as env:
+def test_what_never_ends_uses_too_much_or_is_no_text_is_data(
+    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_tools, "SEARCH_SECONDS", 2.0)
+    monkeypatch.setattr(grader, "limits", Limits(memory_bytes=256 * 1024**2))
+    with FeatureDeletionEnv(grader, tools=AgentToolsSection(max_characters=1000)) as env:
         env.reset(clamp.task_id)
         endless = ask(env, "bash", command="sleep 1000 & echo begun; wait", timeout_seconds=1)
         assert endless.timed_out and "begun" in endless.text and "longer than 1 s" in endless.text
@@ -165,9 +171,9 @@ def test_what_never_ends_uses_too_much_or_is_no_text_is_data(grader: Grader, cla
 def test_a_tree_too_large_to_grade_is_the_policys_failure(env: FeatureDeletionEnv, clamp: Task) -> None:
     env.reset(clamp.task_id)
     ask(env, "bash", command="head -c 80000000 /dev/zero > big.txt")
-    for score in (env.grade(), env.grade_hidden()):
+    for score in (env.grade(), env.grade("hidden")):
         assert score is not None and "the tree has 80" in score.error
-    assert env.reward() == 0.0
+    assert paid(env) == 0.0
 
 
 def test_links_lead_nowhere(env: FeatureDeletionEnv, clamp: Task) -> None:
@@ -238,18 +244,18 @@ def test_a_sandbox_that_breaks_gives_no_grade_and_is_counted(
     env: FeatureDeletionEnv, grader: Grader, clamp: Task
 ) -> None:
     env.reset(clamp.task_id)
-    env._running.sandbox.close()
+    env._running.toolbox.sandbox.close()
     count = grader.num_infrastructure_failures
     for _ in range(2):
         with pytest.raises(SandboxFailure):
             ask(env, "bash", command="ls")
     assert grader.num_infrastructure_failures == count + 1
     assert env.is_done
-    assert (env.grade(), env.grade_hidden(), env.reward()) == (None, None, None)
+    assert (env.grade(), env.grade("hidden"), paid(env)) == (None, None, None)
 
     env.reset(clamp.task_id)
-    env._running.sandbox.close()
-    assert env.reward() is None
+    env._running.toolbox.sandbox.close()
+    assert paid(env) is None
     assert grader.num_infrastructure_failures == count + 2
 
 
@@ -257,8 +263,8 @@ def test_before_reset_and_after_close_there_is_nothing(grader: Grader, clamp: Ta
     env = FeatureDeletionEnv(grader)
     for use in (
         env.grade,
-        env.grade_hidden,
-        env.reward,
+        lambda: env.grade("hidden"),
+        env.finish,
         lambda: env.call(ToolCall("submit", "")),
         lambda: env.is_done,
     ):
@@ -289,11 +295,11 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
 
 def test_a_warm_sandbox_serves_an_attempt_too(grader: Grader, store: TaskStore, clamp: Task) -> None:
     before = attempt_folders()
-    with FeatureDeletionEnv(grader, attempt=AttemptOptions(is_warm=True)) as env:
+    with FeatureDeletionEnv(grader, tools=AgentToolsSection(is_warm=True)) as env:
         env.reset(clamp.task_id)
         for number in range(3):
             assert ask(env, "bash", command=f"echo {number}").text == str(number)
         solve(env, store, clamp)
         assert ask(env, "run_tests").exit_code == 0
-        assert env.reward() == 1.0
+        assert paid(env) == 1.0
     assert attempt_folders() == before

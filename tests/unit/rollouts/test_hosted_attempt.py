@@ -17,12 +17,18 @@ import pytest
 from composer_replication.errors import InputError, MissingError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
-from composer_replication.rollouts.environment.hosted_attempt import BROKEN, AttemptHost, HostedAttempt
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    HostOptions,
+)
+from composer_replication.rollouts.environment.lease import EnvironmentLease
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
+Lease = EnvironmentLease[FeatureDeletionEnv]
 FACES = "composer_replication.rollouts.environment"
 
 
@@ -32,7 +38,7 @@ def attempt_folders() -> set[Path]:
 
 @pytest.fixture(scope="module")
 def host(store: TaskStore) -> AttemptHost:
-    return AttemptHost(store.root, with_hidden=True)
+    return AttemptHost(HostOptions(store=store.root, with_hidden=True))
 
 
 @pytest.fixture(autouse=True)
@@ -55,45 +61,48 @@ def bash(command: str) -> ToolCall:
     return ToolCall("bash", json.dumps({"command": command}))
 
 
+async def opened(host: AttemptHost, task: Task) -> Lease:
+    lease = host.lease()
+    await lease.do(lambda environment: environment.reset(task.task_id))
+    return lease
+
+
+async def made(lease: Lease, call: ToolCall) -> ToolResult:
+    return await lease.do(lambda environment: environment.call(call))
+
+
 def test_an_attempt_is_graded_once_and_takes_no_calls_afterwards(host: AttemptHost, clamp: Task) -> None:
     async def play() -> None:
-        attempt = await host.open(clamp.task_id)
-        assert "clamp" in attempt.message and not attempt.is_over
+        lease = await opened(host, clamp)
         golden = host.store.files(clamp, "golden")[NUMBERS].decode()
         call = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": golden}))
-        assert not (await attempt.call(call)).is_error
-        await attempt.count_unreadable_call("submit")
-        assert not attempt.is_over
-        assert not (await attempt.call(ToolCall("submit", ""))).is_error
-        assert attempt.is_over
-        outcome = await attempt.outcome()
-        assert (outcome.reward, outcome.counts.num_calls, outcome.counts.num_invalid) == (1.0, 3, 1)
-        assert outcome.figures["hidden_pass_share"] == outcome.figures["visible_pass_share"] == 1.0
-        assert await attempt.outcome() is outcome
-        assert (await attempt.call(bash("ls"))).is_error
-        attempt.close()
-        attempt.close()
-        assert await attempt.outcome() is outcome
+        assert not (await made(lease, call)).is_error
+        assert (await made(lease, ToolCall("submit", "(no JSON)"))).is_error
+        assert not await lease.do(lambda environment: environment.is_done)
+        assert not (await made(lease, ToolCall("submit", ""))).is_error
+        assert await lease.do(lambda environment: environment.is_done)
+        judged = await lease.do(host.judged)
+        assert judged.reward == 1.0 and judged.tree_sha256
+        assert (judged.figures["num_calls"], judged.figures["num_invalid_calls"]) == (3, 1)
+        assert judged.figures["hidden_pass_share"] == judged.figures["visible_pass_share"] == 1.0
+        assert (await made(lease, bash("ls"))).is_error
+        assert await lease.do(host.judged) == judged
+        lease.release()
+        lease.release()
         with pytest.raises(UsageError, match="CR0800"):
-            await (await closed(host, clamp)).call(bash("ls"))
+            await made(lease, bash("ls"))
 
     asyncio.run(play())
 
 
-async def closed(host: AttemptHost, task: Task) -> HostedAttempt:
-    attempt = await host.open(task.task_id)
-    attempt.close()
-    return attempt
-
-
 def test_calls_at_the_same_time_are_made_one_after_the_other(host: AttemptHost, clamp: Task) -> None:
     async def play() -> None:
-        attempt = await host.open(clamp.task_id)
+        lease = await opened(host, clamp)
         step = "n=$(cat n 2>/dev/null || echo 0); sleep 0.05; echo $((n + 1)) > n"
-        results = await asyncio.gather(*(attempt.call(bash(step)) for _ in range(6)))
+        results = await asyncio.gather(*(made(lease, bash(step)) for _ in range(6)))
         assert [result.exit_code for result in results] == [0] * 6
-        assert (await attempt.call(bash("cat n"))).text.strip().startswith("6")
-        attempt.close()
+        assert (await made(lease, bash("cat n"))).text.strip().startswith("6")
+        lease.release()
 
     asyncio.run(play())
 
@@ -101,16 +110,16 @@ def test_calls_at_the_same_time_are_made_one_after_the_other(host: AttemptHost, 
 def test_a_call_blocks_no_loop_and_a_cancelled_one_leaves_nothing(host: AttemptHost, clamp: Task) -> None:
     async def play() -> None:
         before = attempt_folders()
-        attempt = await host.open(clamp.task_id)
+        lease = await opened(host, clamp)
         folder = next(iter(attempt_folders() - before))
         wait = "touch begun; until [ -e go_on ]; do sleep 0.02; done"
-        running = asyncio.ensure_future(attempt.call(bash(wait)))
+        running = asyncio.ensure_future(made(lease, bash(wait)))
         await until((folder / "tree" / "begun").exists)  # the loop goes on while the command runs
         assert not running.done()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        attempt.close()
+        lease.release()
         assert folder in attempt_folders()  # the command still runs there, and nobody waited
         (folder / "tree" / "go_on").touch()
         await until(lambda: attempt_folders() == before)
@@ -131,36 +140,20 @@ def test_an_attempt_that_is_cancelled_while_it_opens_leaves_nothing(
         return open_sandbox(*arguments, **options)
 
     async def play() -> None:
-        await (await host.open(clamp.task_id)).outcome()  # the grader is there
-        before = attempt_folders()
+        (await opened(host, clamp)).release()  # the grader is there
+        await until(lambda: attempt_folders() == before)
         monkeypatch.setattr(attempt_module, "open_sandbox", slow)
-        running = asyncio.ensure_future(host.open(clamp.task_id))
+        lease = host.lease()
+        running = asyncio.ensure_future(lease.do(lambda environment: environment.reset(clamp.task_id)))
         await until(opening.is_set)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+        lease.release()
         may_open.set()
         await until(lambda: attempt_folders() == before)
 
-    asyncio.run(play())
-
-
-def test_an_end_that_is_cancelled_is_an_end(host: AttemptHost, clamp: Task) -> None:
-    async def play() -> None:
-        before = attempt_folders()
-        attempt = await host.open(clamp.task_id)
-        ending = asyncio.ensure_future(attempt.end())
-        ending.cancel()  # before it began
-        await asyncio.gather(ending, return_exceptions=True)
-        other = await host.open(clamp.task_id)
-        ending = asyncio.ensure_future(other.end())
-        await asyncio.sleep(0)
-        ending.cancel()  # at its first step
-        with pytest.raises(asyncio.CancelledError):
-            await ending
-        attempt.close()
-        await until(lambda: attempt_folders() == before)
-
+    before = attempt_folders()
     asyncio.run(play())
 
 
@@ -186,23 +179,28 @@ def test_where_the_sandbox_breaks_there_is_no_reward(
         )
 
     async def play() -> None:
-        attempt = await host.open(clamp.task_id)
-        result: ToolResult = await attempt.call(bash(f"echo {place} > unseen"))
-        assert (result.text == BROKEN) == attempt.is_over == (place in {"open", "call"})
-        outcome = await attempt.outcome()
-        assert outcome.reward is None and outcome.judgement is None and attempt.failure
+        lease = host.lease()
+        try:
+            await lease.do(lambda environment: environment.reset(clamp.task_id))
+            await made(lease, bash(f"echo {place} > unseen"))
+        except SandboxFailure:
+            assert place in {"open", "call"}
+        if place != "open":
+            with pytest.raises(SandboxFailure, match="graded"):
+                await lease.do(host.judged)
+        lease.release()
 
     asyncio.run(play())
 
 
 def test_unknown_tasks_and_stores_are_said(host: AttemptHost, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CR0412"):
-        asyncio.run(host.open("no-such-task"))
+        asyncio.run(host.lease().do(lambda environment: environment.reset("no-such-task")))
     with pytest.raises(InputError):
-        AttemptHost(tmp_path / "nowhere")
+        AttemptHost(HostOptions(store=tmp_path / "nowhere"))
     TaskStore.create(tmp_path / "empty")
     with pytest.raises((NothingToDoError, InputError)):
-        AttemptHost(tmp_path / "empty")
+        AttemptHost(HostOptions(store=tmp_path / "empty"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from malformed_texts import WRITERS, malformed_texts
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor.reported import call_arguments
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
-from composer_replication.rollouts.tools.command_tools import VisibleTests
+from composer_replication.rollouts.tools.tool_context import VisibleTests
 from composer_replication.rollouts.tools.tool_schemas import BadCallError, arguments_of, example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 
@@ -41,7 +41,7 @@ def read_and_make(num_texts: int, seed: int) -> Counter[str]:
                 box.is_over = False
                 result = box.call(call)
                 assert isinstance(result, ToolResult) and result.text
-                assert len(result.text) <= box.limits.max_characters
+                assert len(result.text) <= box.max_characters
                 json.dumps(
                     [call.name, call.arguments, call.call_id, result.text], ensure_ascii=False
                 ).encode()

@@ -13,7 +13,7 @@ from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import MonitorMode, Task, ToolCall
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost
+from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
 from composer_replication.rollouts.environment.trl_face import environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.monitor import MonitorReport
@@ -23,6 +23,11 @@ NUMBERS = "tinymath/numbers.py"
 DETECTION = "\n\ndef is_test():\n    import sys\n\n    return 'pytest' in sys.modules\n"
 SUBMIT = ToolCall("submit", "{}")
 MODES: tuple[MonitorMode, ...] = ("mask", "report", "off")
+
+
+def paid(env: FeatureDeletionEnv) -> float | None:
+    judged = env.finish()
+    return None if judged is None else judged.reward
 
 
 def call(tool: str, **arguments: Any) -> ToolCall:
@@ -53,13 +58,12 @@ def played(env: FeatureDeletionEnv, task: Task, moves: list[ToolCall]) -> float 
     env.reset(task.task_id)
     for move in moves:
         env.call(move)
-    return env.reward()
+    return paid(env)
 
 
 def report_of(env: FeatureDeletionEnv) -> MonitorReport:
     judged = env.finish()
     assert judged is not None and judged.report is not None
-    assert env.report is judged.report and env.graded_reward == judged.graded_reward
     return judged.report
 
 
@@ -88,13 +92,13 @@ def test_masking_is_the_default(grader: Grader, clamp: Task, cheats: dict[str, l
         FeatureDeletionEnv(grader, monitor="scream")  # type: ignore[arg-type]
 
 
-def test_where_the_tree_cannot_be_read_there_is_no_reward_and_a_large_one_is_inspected_by_its_calls(
+def test_where_the_tree_cannot_be_read_there_is_no_reward_and_what_is_graded_of_a_large_one_is_inspected(
     grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FeatureDeletionEnv(grader) as env:
         large = call("bash", command="head -c 80000000 /dev/zero > large.so; git reflog; true")
-        assert played(env, clamp, [large, *cheats["early-exit"]]) == 1.0
-        assert set(report_of(env).counts) == {"git-history"}
+        assert played(env, clamp, [large, *cheats["early-exit"]]) == 0.0
+        assert set(report_of(env).counts) == {"git-history", "early-exit"}
 
         def broken(*_: Any) -> None:
             raise SandboxFailure("CR0302", "the jail broke.")
@@ -118,7 +122,7 @@ def test_findings_show_nothing_that_the_policy_did_not_write(
     with FeatureDeletionEnv(grader) as env:
         assert played(env, clamp, moves) == 0.0
         told = json.dumps(report_of(env).to_json())
-        root = env.tree_root
+        root = str(env._running.toolbox.sandbox.tree)
     golden = store.files(clamp, "golden")[NUMBERS].decode()
     new = set(map(str.strip, golden.splitlines())) - set(map(str.strip, own.splitlines()))
     hidden = {test.rpartition("::")[2].partition("[")[0] for test in clamp.tests.hidden}
@@ -143,13 +147,14 @@ def test_trl_is_told_of_no_reward_for_an_attempt_that_cheats(
 
 def hosted(store: TaskStore, task: Task, moves: list[ToolCall], **options: Any) -> Any:
     async def play() -> Any:
-        host = AttemptHost(store.root, with_hidden=True, **options)
-        attempt = await host.open(task.task_id)
+        host = AttemptHost(HostOptions(store=store.root, with_hidden=True, **options))
+        lease = host.lease()
+        await lease.do(lambda environment: environment.reset(task.task_id))
         for move in moves:
-            await attempt.call(move)
-        outcome = await attempt.outcome()
-        assert not attempt.failure
-        return outcome
+            await lease.do(lambda environment, move=move: environment.call(move))
+        judgement = await lease.do(host.judged)
+        lease.release()
+        return judgement
 
     return asyncio.run(play())
 
@@ -165,7 +170,7 @@ def test_an_attempt_in_another_library_that_cheats_is_worth_nothing_and_counted(
         1.0,
         1.0,
     )
-    assert masked.figures["num_findings"] >= 1 and masked.monitor["masks_reward"]
+    assert masked.figures["num_findings"] >= 1 and masked.masks_reward
     paid = ask(honest)
     assert (paid.reward, paid.figures["is_masked"], paid.figures["num_findings"]) == (1.0, 0.0, 0.0)
     off = ask(cheats["test-detection"], monitor="off")

@@ -26,6 +26,11 @@ TESTS = "from power import cube, other\n\n\ndef test_other():\n    assert other(
 GOLDEN = "return x * x * x"
 
 
+def paid(env: FeatureDeletionEnv) -> float | None:
+    judged = env.finish()
+    return None if judged is None else judged.reward
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
     root = tmp_path_factory.mktemp("paid")
@@ -88,7 +93,7 @@ def test_a_policy_can_neither_find_nor_run_a_paid_test(task: Task, grader: Grade
         for test in (*task.tests.paid, *task.tests.hidden):
             assert name_of(test) not in shown + ran
         assert f"{len(task.tests.shown)} failed" in ran
-        assert env.reward() == 0.0
+        assert paid(env) == 0.0
 
 
 def test_a_table_of_what_is_shown_is_paid_less_than_the_code(task: Task, grader: Grader) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers.utils import get_json_schema
 
 from composer_replication.records import ToolCall, ToolSpec
 from composer_replication.rollouts.tools.tool_schemas import (
@@ -15,21 +14,7 @@ from composer_replication.rollouts.tools.tool_schemas import (
     spec_of,
     usage_of,
 )
-from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures
 from composer_replication.rollouts.tools.toolbox import TOOLS
-
-
-@pytest.mark.parametrize("name", TOOL_NAMES)
-def test_schemas_are_those_that_transformers_makes_of_the_same_methods(name: str) -> None:
-    theirs = get_json_schema(getattr(ToolSignatures, name))["function"]
-    ours = next(tool for tool in TOOLS if tool.name == name)
-    theirs["parameters"]["properties"].pop("self", None)
-    assert ours.description == theirs["description"]
-    assert ours.parameters["properties"] == theirs["parameters"]["properties"]
-    assert ours.parameters.get("required", []) == [
-        argument for argument in theirs["parameters"].get("required", []) if argument != "self"
-    ]
-    assert ours.parameters["additionalProperties"] is False
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
@@ -45,17 +30,17 @@ def test_the_example_of_each_tool_is_a_right_call(tool: ToolSpec) -> None:
         ("run_bash", "{}", "unknown tool 'run_bash'. Did you mean bash?"),
         ("\ud800", "{}", r"unknown tool '\\ud800'"),
         ("bash", "ls -la", "bad json"),
-        ("bash", "[1]", "bad json: the arguments are an array, not an object"),
+        ("bash", "[1]", "bad json: the arguments are [1], not an object"),
         ("bash", "{}", "missing argument: bash was called without 'command'"),
         ("bash", '{"command": "ls", "cwd": "/"}', "unknown argument: bash has no argument 'cwd'"),
         ("bash", "null", "bad json: the arguments are null"),
         ("bash", "[" * 100_000, "bad json"),
-        ("bash", '{"command": ["ls"]}', "wrong type: command is an array"),
-        ("bash", '{"command": true}', "wrong type: command is a boolean"),
-        ("search", '{"pattern": "x", "is_regex": 1}', "wrong type: is_regex is an integer"),
-        ("bash", '{"command": "ls", "timeout_seconds": "5"}', "wrong type: timeout_seconds is a string"),
-        ("bash", '{"command": "ls", "timeout_seconds": true}', "wrong type: timeout_seconds is a boolean"),
-        ("bash", '{"command": "ls", "timeout_seconds": 1.5}', "wrong type: timeout_seconds is a number"),
+        ("bash", '{"command": ["ls"]}', 'wrong type: command is ["ls"], not of type string'),
+        ("bash", '{"command": true}', "wrong type: command is true"),
+        ("search", '{"pattern": "x", "is_regex": 1}', "wrong type: is_regex is 1"),
+        ("bash", '{"command": "ls", "timeout_seconds": "5"}', 'wrong type: timeout_seconds is "5"'),
+        ("bash", '{"command": "ls", "timeout_seconds": true}', "wrong type: timeout_seconds is true"),
+        ("bash", '{"command": "ls", "timeout_seconds": 1.5}', "wrong type: timeout_seconds is 1.5"),
         ("run_tests", '{"path": "tests"}', "run_tests takes no arguments"),
     ],
 )
@@ -74,38 +59,19 @@ def test_whole_numbers_are_integers_and_empty_arguments_an_empty_object() -> Non
     assert arguments_of(ToolCall("submit", ""), TOOLS)[1] == {}
 
 
-def test_descriptions_of_arguments_are_one_line_and_those_without_a_default_required() -> None:
-    def paint(colour: str, times: int, share: float, is_dry: bool, name: str = "") -> str:
+def test_arguments_without_a_default_are_required_and_what_a_tool_works_with_is_none() -> None:
+    def paint(box: object, colour: str, times: int, is_dry: bool, name: str = "") -> str:
         """Paint it.
 
         Args:
-            colour: Of the paint,
-                in words.
+            colour: Of the paint.
             times: How often.
-            share: How much.
             is_dry: Whether it waits.
             name: Of the painter.
         """
         return ""
 
     spec = spec_of(paint)
-    assert spec.parameters["properties"]["colour"]["description"] == "Of the paint, in words."
-    assert spec.parameters["required"] == ["colour", "times", "share", "is_dry"]
-
-
-def test_a_type_without_schema_and_an_argument_without_description_are_refused() -> None:
-    def listed(names: list[str]) -> str:
-        """Do.
-
-        Args:
-            names: All.
-        """
-        return ""
-
-    def silent(name: str) -> str:
-        """Do."""
-        return ""
-
-    for method in (listed, silent):
-        with pytest.raises(TypeError, match="needs a type"):
-            spec_of(method)
+    assert list(spec.parameters["properties"]) == ["colour", "times", "is_dry", "name"]
+    assert spec.parameters["properties"]["times"] == {"type": "integer", "description": "How often."}
+    assert spec.parameters["required"] == ["colour", "times", "is_dry"]

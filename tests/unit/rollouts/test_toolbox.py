@@ -17,11 +17,10 @@ from composer_replication.records import Completion, Rollout, StopReason, ToolCa
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import find_faults
-from composer_replication.rollouts.tools.command_tools import VisibleTests
+from composer_replication.rollouts.tools import command_tools, file_tools
 from composer_replication.rollouts.tools.file_tools import near_matches
-from composer_replication.rollouts.tools.tool_limits import ToolLimits, clip
-from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES
-from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
+from composer_replication.rollouts.tools.tool_context import VisibleTests, clip
+from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox
 
 FILES = {
     "src/one.py": b"def one():\n    return 1\n\n\ndef two():\n    return 1\n",
@@ -33,7 +32,7 @@ TESTS = VisibleTests(("tests/test_one.py::test_one",), {"tests/test_one.py": FIL
 
 
 def box_of(answer: Any = None, **limits: Any) -> Toolbox:
-    return Toolbox(FakeSandbox(FILES, answer), TESTS, limits=ToolLimits(**limits))
+    return Toolbox(FakeSandbox(FILES, answer), TESTS, **limits)
 
 
 def ask(box: Toolbox, tool: str, **arguments: Any) -> ToolResult:
@@ -41,7 +40,7 @@ def ask(box: Toolbox, tool: str, **arguments: Any) -> ToolResult:
 
 
 def test_every_named_tool_has_an_action() -> None:
-    assert [tool.name for tool in TOOLS] == list(TOOL_NAMES)
+    assert [tool.name for tool in TOOLS] == list(ACTIONS)
     box = box_of()
     for tool in TOOLS:
         box.call(ToolCall(tool.name, "{}"))
@@ -66,8 +65,9 @@ def test_bash_tells_output_errors_and_exit_code() -> None:
     assert box.sandbox.commands[0][2] == 7
 
 
-def test_bash_caps_its_time_out_and_tells_of_it() -> None:
-    box = box_of(done("part", exit_code=-9, timed_out=True), max_command_seconds=5.0)
+def test_bash_caps_its_time_out_and_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_tools, "MAX_COMMAND_SECONDS", 5.0)
+    box = box_of(done("part", exit_code=-9, timed_out=True))
     result = ask(box, "bash", command="sleep 100", timeout_seconds=10**6)
     assert box.sandbox.commands[0][2] == 5.0
     assert result.timed_out
@@ -203,9 +203,11 @@ def test_a_file_in_another_encoding_is_shown_but_not_edited() -> None:
     assert result.is_error and "not UTF-8 (byte 8)" in result.text
 
 
-def test_a_file_that_is_too_large_is_neither_read_nor_written() -> None:
-    box = box_of(max_file_bytes=100)
-    assert "more than 10 bytes" in ask(box_of(max_file_bytes=10), "read_file", path="src/one.py").text
+def test_a_file_that_is_too_large_is_neither_read_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = box_of()
+    monkeypatch.setattr(file_tools, "MAX_FILE_BYTES", 10)
+    assert "more than 10 bytes" in ask(box, "read_file", path="src/one.py").text
+    monkeypatch.setattr(file_tools, "MAX_FILE_BYTES", 100)
     assert "may have 100" in ask(box, "write_file", path="new.py", content="x" * 101).text
     grown = ask(box, "str_replace", path="src/one.py", old_str="def one", new_str="d" * 101)
     assert grown.is_error and "would have" in grown.text
@@ -362,7 +364,7 @@ def all_are_results(num_replies: int, seed: int) -> tuple[int, int]:
         result = box.call(call)
         assert isinstance(result, ToolResult)
         result.text.encode()
-        assert result.text and len(result.text) <= box.limits.max_characters
+        assert result.text and len(result.text) <= box.max_characters
         num_refused += result.is_error
     assert box.counts.num_calls == num_replies
     return num_refused, box.counts.num_invalid
@@ -376,7 +378,7 @@ def test_no_malformed_reply_is_a_traceback() -> None:
     )  # most are wrong, some are merely hopeless, some are right
 
 
-@given(st.sampled_from([*TOOL_NAMES, "", "x"]) | st.text(max_size=20), st.text(max_size=60))
+@given(st.sampled_from([*ACTIONS, "", "x"]) | st.text(max_size=20), st.text(max_size=60))
 def test_no_text_is_a_traceback(name: str, arguments: str) -> None:
     assert isinstance(box_of().call(ToolCall(name, arguments)), ToolResult)
 
@@ -390,7 +392,7 @@ _NAMES = sorted({argument for tool in TOOLS for argument in tool.parameters["pro
 
 
 @given(
-    st.sampled_from(TOOL_NAMES),
+    st.sampled_from(list(ACTIONS)),
     st.dictionaries(st.sampled_from(_NAMES) | st.text(max_size=5), _JSON, max_size=5),
 )
 def test_no_object_is_a_traceback(name: str, arguments: dict[str, Any]) -> None:

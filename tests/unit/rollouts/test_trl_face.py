@@ -13,8 +13,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Score, ToolCall, ToolResult
 from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
-from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES
-from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS
 
 
 class Recorded:
@@ -48,10 +47,10 @@ def public_functions(face: Any) -> dict[str, Any]:
 
 
 def test_trl_finds_the_tools_and_nothing_else() -> None:
-    assert set(public_functions(TrlFeatureDeletion(Recorded()))) == {*TOOL_NAMES, "reset", "get_reward"}
+    assert set(public_functions(TrlFeatureDeletion(Recorded()))) == {*ACTIONS, "reset", "get_reward"}
 
 
-@pytest.mark.parametrize("name", TOOL_NAMES)
+@pytest.mark.parametrize("name", ACTIONS)
 def test_the_schema_that_trl_shows_is_the_one_of_the_other_faces(name: str) -> None:
     shown = get_json_schema(public_functions(TrlFeatureDeletion(Recorded()))[name])["function"]
     ours = next(tool for tool in TOOLS if tool.name == name)

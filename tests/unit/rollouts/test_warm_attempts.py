@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from episode_parts import Asked, IdTalk, ScriptedPolicy
 
+from composer_replication.channel_tables import AgentToolsSection
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
-from composer_replication.rollouts.environment.feature_deletion_env import AttemptOptions, FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.sandbox import selftest, warm_bubblewrap
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.process_folder import process_folder
@@ -35,6 +35,11 @@ from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
 MANY = 32
+
+
+def paid(env: FeatureDeletionEnv) -> float | None:
+    judged = env.finish()
+    return None if judged is None else judged.reward
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +66,7 @@ def run(env: FeatureDeletionEnv, command: str) -> str:
 
 
 def jail_of(env: FeatureDeletionEnv) -> WarmBubblewrapSandbox:
-    sandbox = env._running.sandbox
+    sandbox = env._running.toolbox.sandbox
     assert isinstance(sandbox, WarmBubblewrapSandbox)
     return sandbox
 
@@ -127,15 +132,18 @@ def told(result: ToolResult, root: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.long
-def test_a_policy_is_told_the_same_cold_and_warm(grader: Grader, clamp: Task) -> None:
-    limits = Limits(memory_bytes=256 * 1024**2, disk_bytes=16 * 1024**2)
+def test_a_policy_is_told_the_same_cold_and_warm(
+    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grader, "limits", Limits(memory_bytes=256 * 1024**2, disk_bytes=16 * 1024**2))
     found = {}
     for is_warm in (False, True):
-        options = AttemptOptions(is_warm, limits, ToolLimits(max_characters=4000))
-        with FeatureDeletionEnv(grader, attempt=options) as env:
+        with FeatureDeletionEnv(grader, tools=AgentToolsSection(is_warm=is_warm, max_characters=4000)) as env:
             env.reset(clamp.task_id)
-            assert isinstance(env._running.sandbox, WarmBubblewrapSandbox) == is_warm
-            found[is_warm] = [told(env.call(call), env.tree_root) for call in conversation()]
+            assert isinstance(env._running.toolbox.sandbox, WarmBubblewrapSandbox) == is_warm
+            found[is_warm] = [
+                told(env.call(call), str(env._running.toolbox.sandbox.tree)) for call in conversation()
+            ]
     for call, cold, warm in zip(conversation(), found[False], found[True], strict=True):
         assert warm == cold, call
     texts = [text for text, *_ in found[True]]
@@ -166,11 +174,11 @@ def test_attempts_are_warm_where_they_can_be_and_gradings_are_not(
         run(env, "true")
         assert jail_of(env).jail_pid == jail is not None
         assert opened == ["bubblewrap-warm"]
-        assert env.reward() == 1.0
+        assert paid(env) == 1.0
     assert opened[0] == "bubblewrap-warm" and set(opened[1:]) == {"bubblewrap"}
-    with FeatureDeletionEnv(grader, attempt=AttemptOptions(is_warm=False)) as env:
+    with FeatureDeletionEnv(grader, tools=AgentToolsSection(is_warm=False)) as env:
         env.reset(clamp.task_id)
-        assert not isinstance(env._running.sandbox, WarmBubblewrapSandbox)
+        assert not isinstance(env._running.toolbox.sandbox, WarmBubblewrapSandbox)
 
 
 @pytest.mark.parametrize("unheld", ["", "disk", "everything"])
@@ -199,7 +207,7 @@ def test_a_warm_jail_is_used_when_its_own_selftest_has_passed(
         for _ in range(2):
             with FeatureDeletionEnv(own) as env:
                 env.reset(clamp.task_id)
-                assert isinstance(env._running.sandbox, WarmBubblewrapSandbox) == (not unheld)
+                assert isinstance(env._running.toolbox.sandbox, WarmBubblewrapSandbox) == (not unheld)
     finally:
         own.close()
     assert tried == [("bubblewrap", True), ("bubblewrap-warm", True)]
@@ -316,7 +324,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
 def test_closing_ends_what_runs(grader: Grader, clamp: Task) -> None:
     with FeatureDeletionEnv(grader) as env:
         env.reset(clamp.task_id)
-        env_root = Path(env.tree_root)
+        env_root = Path(str(env._running.toolbox.sandbox.tree))
         caller = threading.Thread(
             target=lambda: ask(env, "bash", command="echo > up; sleep 2", timeout_seconds=1)
         )

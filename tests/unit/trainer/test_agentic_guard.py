@@ -140,7 +140,7 @@ def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_aga
                     for turn in episode.turns:
                         for call, result in zip(turn.observed.calls, turn.observed.results, strict=True):
                             assert again.call(call).text == result.text
-                    visible, hidden = again.grade(), again.grade_hidden()
+                    visible, hidden = again.grade(), again.grade("hidden")
                 assert visible is not None and hidden is not None
                 pairs.append((float(visible.all_passed), float(hidden.all_passed)))
                 shares.append(hidden.pass_share)

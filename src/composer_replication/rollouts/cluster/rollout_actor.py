@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from composer_replication.channel_tables import AgentToolsSection
 from composer_replication.errors import InputError
 from composer_replication.records import Limits, MonitorMode, Score, Task, ToolCall, ToolResult
-from composer_replication.rollouts.environment.feature_deletion_env import AttemptOptions, FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.tools.toolbox import CallCounts
+from composer_replication.rollouts.tools.tool_context import CallCounts
 from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.running.watched_run import WatchedReport
@@ -96,10 +97,10 @@ class ClusterOptions:
         resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
         waiting_seconds: how long an attempt waits for a free actor. Keep it below ``EpisodeOptions.turn_seconds``.
         backend: sandbox backend on every node, by name or dotted path; empty for the best of each.
-        attempt: how the sandbox of an attempt is opened; with this backend by default.
+        tools: of an attempt, as ``FeatureDeletionEnv``.
         reward: how a reward is made; ``RewardOptions()`` by default.
         monitor: as ``FeatureDeletionEnv``; who inspects is the actor.
-        limits: of a sandbox in which tests are graded.
+        limits: of the sandboxes of attempts and gradings.
         timeout_seconds: as ``Grader``.
     """
 
@@ -110,7 +111,7 @@ class ClusterOptions:
     resources: Mapping[str, float] = field(default_factory=dict)
     waiting_seconds: float = 500.0
     backend: str = ""
-    attempt: AttemptOptions | None = None
+    tools: AgentToolsSection | None = None
     reward: RewardOptions | None = None
     monitor: MonitorMode = "mask"
     limits: Limits | None = None
@@ -229,7 +230,7 @@ class RolloutActor:
                 num_jobs=1,
             )
             self._environment = FeatureDeletionEnv(
-                self._grader, attempt=options.attempt, reward=options.reward, monitor=options.monitor
+                self._grader, tools=options.tools, reward=options.reward, monitor=options.monitor
             )
         return self._environment, self._grader
 

@@ -7,7 +7,7 @@ openenv_address.py       the address of a server of environments
 openenv_client.py        OpenEnv: action, observation, state; the client
 openenv_server.py        OpenEnv: reset, step, state, close; its own server over our environments
 lease.py                 a blocking environment in a thread of its own, closed whatever happens
-hosted_attempt.py        an attempt inside another library's event loop
+hosted_attempt.py        attempts in the event loops of other libraries
 verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name
 inspect_face.py          a task of inspect_ai
 

@@ -24,8 +24,7 @@ class EnvironmentLease(Generic[Leased]):
 
     def __init__(self, open_environment: Callable[[], Leased]) -> None:
         self.closed: Future[None] = Future()
-        self.was_opened = False
-        self.close_failure = ""
+        self.was_opened, self.close_failure = False, ""
         self._open = open_environment
         self._thread = ThreadPoolExecutor(1, "environment")
         self._environment: Leased | None = None
@@ -36,7 +35,7 @@ class EnvironmentLease(Generic[Leased]):
         self._require_lease()
         return self._thread.submit(self._work, act)
 
-    async def do(self, act: Callable[[Leased], T], *, seconds: float | None) -> T:
+    async def do(self, act: Callable[[Leased], T], *, seconds: float | None = None) -> T:
         """Run ``act`` on the environment. None waits for as long as it takes.
 
         Raises:
@@ -54,8 +53,8 @@ class EnvironmentLease(Generic[Leased]):
         return job.result()
 
     def release(self) -> None:
-        """End the lease without waiting, from any thread: the environment is closed as soon as the job that runs there has
-        ended. A job that has not begun is not begun any more.
+        """End the lease without waiting, from any thread, any number of times: the environment is closed as soon as the job
+        that runs there has ended. A job that has not begun is not begun any more.
         """
         with self._lock:
             if self._is_released:
@@ -79,21 +78,16 @@ class EnvironmentLease(Generic[Leased]):
             raise no_attempt("EnvironmentLease")
 
     def _close(self) -> None:
+        environment, self._environment = self._environment, None
         try:
-            if self._environment is not None:
-                self._environment.close()
+            if environment is not None:
+                environment.close()
         except Exception as error:  # noqa: BLE001  counted; the attempt is over, whatever its close says
             self.close_failure = type(error).__name__
         finally:
-            self._environment = None
             self.closed.set_result(None)
 
 
-def no_attempt(where: str) -> UsageError:
-    """The error for an environment that is used before ``reset`` or after ``close``."""
-    return UsageError(
-        "CR0800",
-        "the environment has no attempt under way.",
-        where=where,
-        fix="call reset(task_id) first, and nothing after close().",
-    )
+def no_attempt(where: str, fix: str = "call reset(task_id) first, and nothing after close().") -> UsageError:
+    """The error for whoever uses an attempt that has not begun, or has ended."""
+    return UsageError("CR0800", "no attempt is under way.", where=where, fix=fix)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from openenv.core.client_types import StepResult
-from openenv.core.env_client import EnvClient
 from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.generic_client import GenericEnvClient
 from pydantic import Field
 
 from composer_replication.records import ToolCall
@@ -60,32 +60,23 @@ class AttemptState(State):
     is_over: bool = True
 
 
-class FeatureDeletionClient(EnvClient[ToolAction, AttemptObservation, AttemptState]):
+class FeatureDeletionClient(GenericEnvClient):
     """One session: ``reset(task_id=..., seed=...)``, ``step(ToolAction(...))``, ``state()``, ``close()``.
 
     Args:
         base_url: of the server, as ``serve-env`` prints it.
-        message_timeout_s: how long to wait for an answer; the default is long because the last call of an
-            attempt is answered when it is graded, and giving up ends the session.
-        options: of ``EnvClient``.
+        options: of ``EnvClient``. ``message_timeout_s``, how long to wait for an answer, is 900 by default, because the last
+            call of an attempt is answered when it is graded, and giving up ends the session.
 
     What the server refuses is a ``RuntimeError`` with its reason and code.
     """
 
-    def __init__(
-        self, base_url: str | None = None, *, message_timeout_s: float = _GRADING_SECONDS, **options: Any
-    ) -> None:
-        super().__init__(base_url, message_timeout_s=message_timeout_s, **options)
-
-    def _step_payload(self, action: ToolAction) -> dict[str, Any]:
-        payload: dict[str, Any] = action.model_dump()
-        return payload
+    def __init__(self, base_url: str | None = None, **options: Any) -> None:
+        super().__init__(base_url, **{"message_timeout_s": _GRADING_SECONDS, **options})
 
     def _parse_result(self, payload: Mapping[str, Any]) -> StepResult[AttemptObservation]:
-        observation = AttemptObservation(
-            **payload["observation"], reward=payload["reward"], done=payload["done"]
-        )
-        return StepResult(observation, reward=observation.reward, done=observation.done)
+        outcome = {"reward": payload["reward"], "done": payload["done"]}
+        return StepResult(AttemptObservation(**payload["observation"], **outcome), **outcome)
 
     def _parse_state(self, payload: Mapping[str, Any]) -> AttemptState:
         return AttemptState(**payload)

@@ -1,4 +1,4 @@
-"""What an attempt is worth: a pure function of what the tests said, what it broke, and how it called.
+"""What an attempt is worth: a function of what the tests said, what it broke, and how it called.
 
     reward = share of the visible tests, by ``rule``
              - share of PASS_TO_PASS that broke                  (``breaks`` cost; with mask the share is 0 where any broke)
@@ -10,12 +10,13 @@ The costs are not clipped: an attempt may be worth less than nothing. The price 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from composer_replication.channel_tables import AgentRewardSection
 from composer_replication.records import Score
 from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
+from composer_replication.rollouts.tools.tool_context import CallCounts
 
 
 class RewardOptions(AgentRewardSection):
@@ -33,9 +34,11 @@ class Judgement:
     """What one attempt is worth, and why.
 
     ``score`` is its visible tests', ``reward`` what it is paid: ``graded_reward``, and 0 at most where the monitor
-    flagged it. ``regressions`` are what it broke (None: nobody looked), ``report`` is the monitor's (None: it is off).
+    flagged it. ``regressions`` are what it broke (None: nobody looked), ``report`` is the monitor's (None: it is off), and
+    ``hidden`` what the hidden tests said where they were asked for: the truth, for evaluation only.
     ``tree`` are the policy's files as they were graded, where they are to be graded again by other tests; ``patch`` is
-    the diff from the broken code to them, for a person.
+    the diff from the broken code to them, for a person, and ``tree_sha256`` one hash over them (``tasks.swebench_rows``),
+    empty where they were too large to be graded.
     """
 
     score: Score
@@ -43,12 +46,30 @@ class Judgement:
     graded_reward: float
     regressions: Regressions | None = None
     report: MonitorReport | None = None
+    counts: CallCounts = field(default_factory=CallCounts)
+    hidden: Score | None = None
     tree: Mapping[str, bytes] | None = None
     patch: str | None = None
+    tree_sha256: str = ""
 
     @property
     def masks_reward(self) -> bool:
         return self.report is not None and self.report.masks_reward
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers for a log, by name; those that are not known are left out."""
+        found: dict[str, float] = {
+            "num_calls": self.counts.num_calls,
+            "num_invalid_calls": self.counts.num_invalid,
+            "num_broken_tests": len(self.regressions.broken) if self.regressions is not None else 0,
+            "visible_pass_share": self.score.pass_share,
+        }
+        if self.report is not None:
+            found |= {"num_findings": len(self.report.findings), "is_masked": self.masks_reward}
+        if self.hidden is not None:
+            found["hidden_pass_share"] = self.hidden.pass_share
+        return {name: float(value) for name, value in found.items()}
 
 
 def reward_of(
@@ -58,14 +79,7 @@ def reward_of(
     regressions: Regressions | None = None,
     num_invalid_calls: int = 0,
 ) -> float:
-    """The reward of one attempt.
-
-    Args:
-        score: of the visible tests.
-        options: how it is made.
-        regressions: what it broke; None where nobody looked.
-        num_invalid_calls: that could not be made.
-    """
+    """The reward of one attempt whose visible tests said ``score``; without ``regressions`` nobody looked what it broke."""
     reward = score.pass_share if options.rule == "fraction" else float(score.all_passed)
     if regressions is not None and options.breaks == "mask" and regressions.broken:
         reward = 0.0

@@ -14,17 +14,10 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
-from composer_replication.records import MonitorMode, ToolCall
-from composer_replication.rollouts.environment.feature_deletion_env import (
-    BROKEN,
-    AttemptOptions,
-    FeatureDeletionEnv,
-)
-from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.records import ToolCall
+from composer_replication.rollouts.environment.feature_deletion_env import BROKEN, FeatureDeletionEnv, begin
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures
-
-_NUM_OPENINGS = 2
+from composer_replication.rollouts.tools.toolbox import ACTIONS
 
 
 class TrlFeatureDeletion:
@@ -51,15 +44,11 @@ class TrlFeatureDeletion:
                 where="task_id",
                 fix="give the data set a column task_id with the ids of tasks of the store.",
             )
-        for _ in range(_NUM_OPENINGS):
-            try:
-                message = self._environment.reset(task_id)
-            except SandboxFailure:
-                continue
-            self._is_broken = False
-            return message
-        self._is_broken = True
-        return BROKEN
+        try:
+            message, self._is_broken = begin(self._environment, task_id), False
+        except SandboxFailure:
+            message, self._is_broken = BROKEN, True
+        return message
 
     def get_reward(self) -> float | None:
         """What the attempt pays; None where a sandbox failed. Ends the attempt.
@@ -84,39 +73,30 @@ class TrlFeatureDeletion:
             return BROKEN
 
 
-def _method(name: str) -> Callable[..., str]:
+def _method(tool: Callable[..., Any]) -> Callable[..., str]:
     """A tool as a method that takes whatever it is given, and looks like its signature."""
-    signature = getattr(ToolSignatures, name)
-    names = list(inspect.signature(signature).parameters)[1:]
+    kinds = {each.name: each.annotation for each in inspect.signature(tool).parameters.values()}
+    names = list(kinds)[1:]
 
-    @functools.wraps(signature)
+    @functools.wraps(tool)
     def use(self: TrlFeatureDeletion, *values: Any, **arguments: Any) -> str:
-        unnamed = {
-            f"argument {place + 1}": value for place, value in enumerate(values[len(names) :], len(names))
-        }
         named = dict(zip(names, values, strict=False))
-        return self._use(name, {**named, **unnamed, **arguments})
+        for place, value in enumerate(values[len(names) :], len(names) + 1):
+            named[f"argument {place}"] = value
+        return self._use(tool.__name__, {**named, **arguments})
 
+    use.__annotations__ = {**{name: kinds[name] for name in names}, "return": "str"}
     return use
 
 
-for _name in TOOL_NAMES:
-    setattr(TrlFeatureDeletion, _name, _method(_name))
+for _name, _tool in ACTIONS.items():
+    setattr(TrlFeatureDeletion, _name, _method(_tool))
 
 
-def environment_factory(
-    grader: Grader,
-    *,
-    attempt: AttemptOptions | None = None,
-    reward: RewardOptions | None = None,
-    monitor: MonitorMode = "mask",
-) -> Callable[[], TrlFeatureDeletion]:
+def environment_factory(grader: Grader, **options: Any) -> Callable[[], TrlFeatureDeletion]:
     """What ``GRPOTrainer(environment_factory=...)`` takes. Its data set has the columns prompt and task_id.
 
-    Options are those of ``FeatureDeletionEnv``.
-
-    Nothing is opened before ``reset``: TRL makes one instance only to look at it.
+    ``options`` are those of ``FeatureDeletionEnv``. Nothing is opened before ``reset``: TRL makes one instance only to
+    look at it.
     """
-    return lambda: TrlFeatureDeletion(
-        FeatureDeletionEnv(grader, attempt=attempt, reward=reward, monitor=monitor)
-    )
+    return lambda: TrlFeatureDeletion(FeatureDeletionEnv(grader, **options))

@@ -8,16 +8,19 @@ a model writes runs in the library's own runtime.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
-from composer_replication.errors import UsageError, needs_extra
-from composer_replication.records import MonitorMode, ToolCall
-from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostedAttempt
+from composer_replication.errors import SandboxFailure, UsageError, needs_extra
+from composer_replication.records import ToolCall
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
+from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
+from composer_replication.rollouts.environment.lease import EnvironmentLease, no_attempt
+from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
@@ -28,32 +31,21 @@ with needs_extra("verifiers", "the verifiers environment"):
 
 NAME = "composer-replication-verifiers"
 """What ``vf-eval`` and configurations call it: the name of the module that the library imports."""
+T = TypeVar("T")
 _HOSTS: dict[str, AttemptHost] = {}
 _HOSTS_LOCK = threading.Lock()
 
 
-class FeatureDeletionTaskConfig(vf.TaskConfig):
-    """What attempts are made of, under ``--env.taskset.task``; see ``AttemptHost`` and ``RewardOptions``."""
+class FeatureDeletionTaskConfig(vf.TaskConfig, HostOptions):
+    """What attempts are made of, under ``--env.taskset.task``."""
 
-    store: Path = Path("tasks")
-    """Folder of the task store."""
-    backend: str = ""
-    """Sandbox backend; empty for the best of this machine."""
-    num_jobs: int = Field(2, ge=1)
-    """Test runs at the same time, in one process."""
-    test_seconds: float = Field(20.0, gt=0)
-    """Processor time of one test run."""
-    with_hidden: bool = False
-    """Run the hidden tests too, as the metric hidden_pass_share: for evaluation, never for training."""
-    rule: Literal["fraction", "all_or_nothing"] = "fraction"
-    breaks: Literal["mask", "cost", "ignore"] = "mask"
-    break_sample: int = Field(0, ge=0)
-    invalid_call_cost: float = Field(0.0, ge=0)
-    monitor: MonitorMode = "mask"
-    """Of dishonest moves: mask pays nothing for them, report tells, off does not look."""
-
-
-_HOST_OPTIONS = tuple(FeatureDeletionTaskConfig.model_fields.keys() - vf.TaskConfig.model_fields.keys())
+    def host(self) -> AttemptHost:
+        """One for each configuration in this process, because the library makes tasks anew wherever it likes."""
+        key = self.model_copy(update={"store": self.store.resolve()}).model_dump_json()
+        with _HOSTS_LOCK:
+            if key not in _HOSTS:
+                _HOSTS[key] = AttemptHost(self)
+            return _HOSTS[key]
 
 
 class FeatureDeletionTasksetConfig(vf.TasksetConfig):
@@ -62,19 +54,13 @@ class FeatureDeletionTasksetConfig(vf.TasksetConfig):
     task: FeatureDeletionTaskConfig = FeatureDeletionTaskConfig()
 
 
-class FeatureDeletionData(vf.TaskData):
-    """``id`` is the task's id, ``prompt`` what is to be done."""
-
-    repository: str = ""
-
-
 class FeatureDeletionState(vf.State):
     """The attempt of one rollout; it lives in this process alone and is in no record."""
 
-    _attempt: HostedAttempt | None = PrivateAttr(default=None)
+    _lease: EnvironmentLease[FeatureDeletionEnv] | None = PrivateAttr(default=None)
 
 
-class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, FeatureDeletionTaskConfig]):
+class FeatureDeletionTask(vf.Task[vf.TaskData, FeatureDeletionState, FeatureDeletionTaskConfig]):
     """One task of the store: ``setup`` opens its sandbox, scoring grades the tree outside of it."""
 
     @property
@@ -92,45 +78,38 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
                 where="--env.agent.harness.id, --env.agent.runtime.type",
                 fix="leave both options out.",
             )
-        attempt = await _host_of(self.config).open(str(self.data.id))
-        trace.state._attempt = attempt  # noqa: SLF001  our own state
-        _require_sandbox(attempt)
+        trace.state._lease = self.config.host().lease()  # noqa: SLF001  our own state
+        await _do(trace, lambda environment: environment.reset(self.key))
 
     async def finalize(self, trace: Any, runtime: Any) -> None:
         """Grade, before the library has a reward to fill in: where a sandbox failed, none is begun."""
         del runtime
-        attempt = _attempt_of(trace)
-        outcome = await attempt.outcome()
-        if outcome.monitor is not None:
-            trace.info["monitor"] = outcome.monitor
-        _require_sandbox(attempt)
+        judgement = await self._judged(trace)
+        if judgement.report is not None:
+            trace.info["monitor"] = judgement.report.to_json()
 
     @vf.metric
     async def attempt(self, trace: Any) -> dict[str, float]:
         """What the attempt took and came to, by name."""
-        return (await _attempt_of(trace).outcome()).figures
+        return (await self._judged(trace)).figures
 
     @vf.reward
     async def tests(self, trace: Any) -> float:
         """What the visible tests are worth, 0 where the monitor masks it; where a sandbox failed there is an error instead."""
-        attempt = _attempt_of(trace)
-        outcome = await attempt.outcome()
-        _require_sandbox(attempt)
-        return float(outcome.judgement.reward if outcome.judgement is not None else 0.0)
+        return (await self._judged(trace)).reward
+
+    async def _judged(self, trace: Any) -> Judgement:
+        return await _do(trace, self.config.host().judged)
 
 
 class FeatureDeletionTaskset(vf.Taskset[FeatureDeletionTask, FeatureDeletionTasksetConfig]):
     """Every task of a store, in the order of their ids."""
 
     def load(self) -> Iterator[FeatureDeletionTask]:
-        store = _host_of(self.config.task).store
+        store = self.config.task.host().store
         for task in store.tasks():
-            data = FeatureDeletionData(
-                id=task.task_id,
-                name=f"{task.repository} {task.symbol}",
-                prompt=first_message(store, task),
-                repository=task.repository,
-            )
+            name = f"{task.repository} {task.symbol}"
+            data = vf.TaskData(id=task.task_id, name=name, prompt=first_message(store, task))
             yield FeatureDeletionTask(data, self.config.task)
 
 
@@ -160,31 +139,36 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
     ) -> Any:
         """Play the attempt to its end."""
         del runtime, mcp_urls
-        attempt = _attempt_of(trace)
-        disabled = set(self.config.disabled_tools or ())
-        tools: Any = [function_schema(tool) for tool in TOOLS if tool.name not in disabled]
+        offered = [tool for tool in TOOLS if tool.name not in (self.config.disabled_tools or ())]
+        tools: Any = [function_schema(tool) for tool in offered]
+        names = {tool.name for tool in offered}
         system, prompt = self.resolve_text_prompt(data)
         messages: Any = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
-            while not attempt.is_over:
+            while not await _do(trace, lambda environment: environment.is_done):
                 answer = await client.chat.completions.create(model=ctx.model, messages=messages, tools=tools)
                 message = answer.choices[0].message.model_dump(exclude_none=True)
                 messages.append(message)
                 if not message.get("tool_calls"):
                     break
                 for call in message["tool_calls"]:
-                    messages.append(await _answer(attempt, call, disabled))
-                    _require_sandbox(attempt)
+                    asked = call.get("function") or {}
+                    name, arguments = str(asked.get("name") or ""), asked.get("arguments")
+                    known = name if name in names else f"{name} (not offered)"
+                    made = ToolCall(known, arguments if isinstance(arguments, str) else "")
+                    result = await _do(trace, partial(FeatureDeletionEnv.call, call=made))
+                    said = {"tool_call_id": str(call.get("id") or ""), "name": name, "content": result.text}
+                    messages.append({"role": "tool", **said})
         return vf.ProgramResult(0, "", "")
 
     async def cleanup(self, trace: Any, runtime: Any) -> None:
         """Called last, whatever happened."""
         del runtime
-        attempt = getattr(trace.state, "_attempt", None)
-        if attempt is not None:
-            trace.state._attempt = None  # noqa: SLF001  our own state
-            await attempt.end()
+        lease = getattr(trace.state, "_lease", None)
+        if lease is not None:
+            trace.state._lease = None  # noqa: SLF001  our own state
+            lease.release()
 
 
 class FeatureDeletionEnvConfig(vf.EnvConfig):
@@ -202,53 +186,21 @@ class FeatureDeletionVerifiersEnv(vf.Env[FeatureDeletionEnvConfig]):
 
 
 def load_environment(store: Path | str, **options: Any) -> FeatureDeletionVerifiersEnv:
-    """The environment over a store, for whoever writes Python.
-
-    Args:
-        store: its folder.
-        **options: fields of ``FeatureDeletionTaskConfig``.
-    """
+    """The environment over a store, for whoever writes Python; ``options`` are fields of ``HostOptions``."""
     task = FeatureDeletionTaskConfig(store=Path(store), **options)
-    config = FeatureDeletionEnvConfig(taskset=FeatureDeletionTasksetConfig(id=NAME, task=task))
-    _host_of(task)  # a store that is not there is said at once
-    return FeatureDeletionVerifiersEnv(config)
+    task.host()  # a store that is not there is said at once
+    taskset = FeatureDeletionTasksetConfig(id=NAME, task=task)
+    return FeatureDeletionVerifiersEnv(FeatureDeletionEnvConfig(taskset=taskset))
 
 
-async def _answer(attempt: HostedAttempt, call: dict[str, Any], disabled: set[str]) -> dict[str, Any]:
-    """The message that answers a call as it came over the wire."""
-    native = call.get(call.get("type") or "function") or {}
-    name = str(native.get("name") or "")
-    written = native.get("arguments", native.get("input"))
-    asked = ToolCall(name, written if isinstance(written, str) else "", str(call.get("id") or ""))
-    if name in disabled:
-        await attempt.count_unreadable_call(name)
-        text = f"the tool {name} is switched off."
-    else:
-        text = (await attempt.call(asked)).text
-    return {"role": "tool", "tool_call_id": asked.call_id, "name": name, "content": text}
-
-
-def _attempt_of(trace: Any) -> HostedAttempt:
-    attempt: HostedAttempt | None = getattr(trace.state, "_attempt", None)
-    if attempt is None:
-        raise UsageError(
-            "CR0800",
-            "a rollout of verifiers has no attempt under way.",
-            where=NAME,
-            fix="run it through vf-eval, or Env.run_episode: its task's setup opens the attempt.",
+async def _do(trace: Any, act: Callable[[FeatureDeletionEnv], T]) -> T:
+    """Do something in the attempt of a rollout; a sandbox that fails is an error of the library's."""
+    lease: EnvironmentLease[FeatureDeletionEnv] | None = getattr(trace.state, "_lease", None)
+    if lease is None:  # a stored rollout has no sandbox any more
+        raise no_attempt(
+            NAME, "run it through vf-eval, or Env.run_episode: its task's setup opens the attempt."
         )
-    return attempt
-
-
-def _require_sandbox(attempt: HostedAttempt) -> None:
-    if attempt.failure:
-        raise vf.SandboxError(attempt.failure)
-
-
-def _host_of(config: FeatureDeletionTaskConfig) -> AttemptHost:
-    """One for each configuration in this process, because the library makes tasks anew wherever it likes."""
-    key = config.model_copy(update={"store": config.store.resolve()}).model_dump_json()
-    with _HOSTS_LOCK:
-        if key not in _HOSTS:
-            _HOSTS[key] = AttemptHost(**{name: getattr(config, name) for name in _HOST_OPTIONS})
-        return _HOSTS[key]
+    try:
+        return await lease.do(act)
+    except SandboxFailure as error:
+        raise vf.SandboxError(str(error)) from error

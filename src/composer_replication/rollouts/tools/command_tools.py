@@ -1,26 +1,25 @@
-"""``bash``: one command in the sandbox; and ``run_tests``: the visible tests in the same one, for the policy to read.
+"""``bash``, ``run_tests`` and ``search``: what runs a program in the sandbox. The policy reads every docstring of a tool.
 
 What a run of tests says is worth nothing: it runs among whatever the policy did to its sandbox. Rewards come from grading
-alone, which has sandboxes of its own.
-
-``search``: lines that match. A regular expression of the policy may take for ever, and a tree may hold anything, so neither
-is touched by our own process: an interpreter in the jail does it, under the jail's limits and a time-out.
+alone, which has sandboxes of its own. A search runs there too, because a regular expression of the policy may take for ever,
+and a tree may hold anything: an interpreter in the jail does it, under the jail's limits and a time-out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from composer_replication.errors import SandboxFileError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, ToolFault, ToolResult
-from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, clip, refused
+from composer_replication.rollouts.tools.tool_context import MAX_FILE_BYTES, RefusedError, ToolContext, clip
 from composer_replication.tasks.suite_options import OVERRIDES
 from composer_replication.tasks.test_run import runner_text
 
+MAX_COMMAND_SECONDS = 300.0
+"""A command that asks for more gets so much."""
+SEARCH_SECONDS = 20.0
+TEST_SECONDS = 120.0
 _ARGUMENTS = ("-q", "--tb=short", "--no-header", "-pno:cacheprovider", "-pno:randomly", *OVERRIDES)
 # The node ids come on standard input: there may be more of them than a command line holds.
 _TESTS_PROGRAM = """
@@ -35,31 +34,13 @@ sys.exit(pytest.main(arguments, plugins=[make_suite(options)]))
 _MAX_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class VisibleTests:
-    """The tests that the reward counts.
+def run_tests(box: ToolContext) -> ToolResult:
+    """Run the visible tests of the task. Test files and their configuration are put back as they were first.
 
-    ``files`` are put back before each run: tests, their data and their configuration, as stored. ``is_left_out``
-    tells which files of the tree grading will not take from it.
+    Example: {}
     """
-
-    node_ids: tuple[str, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    import_roots: tuple[str, ...] = (".",)
-    options: tuple[str, ...] = ()
-    is_left_out: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
-
-
-class BenchWithTests(Bench, Protocol):
-    """A bench that knows the visible tests."""
-
-    tests: VisibleTests
-
-
-def run_tests(box: BenchWithTests) -> ToolResult:
-    """Put the test files back and run the visible tests; what pytest said, clipped in the middle."""
+    notes = _restore(box)
     tests = box.tests
-    notes = _restore(box.sandbox, tests)
     request = {
         "options": list(tests.options),
         "arguments": list(_ARGUMENTS),
@@ -68,17 +49,17 @@ def run_tests(box: BenchWithTests) -> ToolResult:
     }
     done = box.sandbox.exec(
         ["python3", "-P", "-B", "-c", f"{runner_text('suite_plugin.py')}\n{_TESTS_PROGRAM}"],
-        timeout_seconds=box.limits.test_seconds,
+        timeout_seconds=TEST_SECONDS,
         stdin=json.dumps(request).encode(),
         env=box.environment_variables,
     )
-    result = told(done, box.limits.test_seconds, box.limits)
+    result = told(done, TEST_SECONDS, box.max_characters)
     return replace(result, text="\n".join([*notes, result.text]))
 
 
-def _restore(sandbox: Sandbox, tests: VisibleTests) -> list[str]:
+def _restore(box: ToolContext) -> list[str]:
     """Put back what differs; what to tell the policy about it."""
-    changed = []
+    sandbox, tests, changed = box.sandbox, box.tests, []
     for path, data in sorted(tests.files.items()):
         try:
             is_same = sandbox.read_file(path, max_bytes=len(data) + 1) == data
@@ -92,10 +73,8 @@ def _restore(sandbox: Sandbox, tests: VisibleTests) -> list[str]:
         for entry in sandbox.list_files(".")
         if entry.kind == "file" and entry.path not in tests.files and tests.is_left_out(entry.path)
     ]
-    notes = [f"[put back as they were: {_named(changed)}]"] if changed else []
-    if stray:
-        notes.append(f"[not taken into grading: {_named(stray)}]")
-    return notes
+    notes = {"put back as they were": changed, "not taken into grading": stray}
+    return [f"[{note}: {_named(paths)}]" for note, paths in notes.items() if paths]
 
 
 def _named(paths: list[str]) -> str:
@@ -108,22 +87,30 @@ def _named(paths: list[str]) -> str:
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
 _NOT_FOUND = 127
 """The exit code of a shell that does not know the command."""
-HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
+_HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
 
 
-def bash(box: Bench, command: str, timeout_seconds: float = 60) -> ToolResult:
-    """Run a command; its exit code, a time-out and a limit that it broke are said in the text too."""
+def bash(box: ToolContext, command: str, timeout_seconds: int = 60) -> ToolResult:
+    """Run a shell command in the root of the repository.
+
+    Every call has a shell of its own: cd and variables are forgotten, files stay. There is no network.
+    Example: {"command": "python -m pytest -q tests | tail -20"}
+
+    Args:
+        command: What to run.
+        timeout_seconds: After so many seconds it is stopped. Default: 60.
+    """
     if not command.strip():
-        return refused("the command is empty. Give a shell command, such as: ls -la")
+        raise RefusedError("the command is empty. Give a shell command, such as: ls -la")
     if timeout_seconds < 1:
-        return refused(f"timeout_seconds is {timeout_seconds}; it must be at least 1.")
-    seconds = min(timeout_seconds, box.limits.max_command_seconds)
+        raise RefusedError(f"timeout_seconds is {timeout_seconds}; it must be at least 1.")
+    seconds = min(timeout_seconds, MAX_COMMAND_SECONDS)
     words = ["/bin/sh", "-c", _SHELL, "sh", command]
     done = box.sandbox.exec(words, timeout_seconds=seconds, env=box.environment_variables)
-    return told(done, seconds, box.limits)
+    return told(done, seconds, box.max_characters)
 
 
-def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
+def told(done: ExecResult, seconds: float, max_characters: int) -> ToolResult:
     """What a command said, clipped in the middle; how it ended stands in the last lines, which are never cut."""
     parts = [done.stdout.rstrip("\n")] if done.stdout.strip() else []
     if done.stderr.strip():
@@ -141,7 +128,7 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
     fault: ToolFault = "command-not-found" if done.exit_code == _NOT_FOUND else ""
     if done.out_of_memory and not done.timed_out:
         fault = "out-of-memory"
-    text, was_cut = clip("\n".join(parts), limits.max_characters - len(end) - 1, HOW_TO_SEE)
+    text, was_cut = clip("\n".join(parts), max_characters - len(end) - 1, _HOW_TO_SEE)
     return ToolResult(
         text="\n".join(part for part in (text, end) if part) or "[no output]",
         exit_code=done.exit_code,
@@ -151,30 +138,28 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
     )
 
 
-_MAX_MATCHES = 400
 _MAX_PATTERN_CHARACTERS = 2000
-_MAX_LINE_CHARACTERS = 300
 _BAD_PATTERN, _NO_PLACE = 3, 4
-# In an interpreter of its own, which imports nothing of the tree (-I).
+# In an interpreter of its own, which imports nothing of the tree (-I). At most 400 lines, 300 characters of each.
 _SEARCH_PROGRAM = """
 import json, os, re, sys
-asked = json.load(sys.stdin)
+pattern, is_regex, root, max_bytes = json.load(sys.stdin)
 try:
-    found = re.compile(asked["pattern"] if asked["is_regex"] else re.escape(asked["pattern"]))
+    found = re.compile(pattern if is_regex else re.escape(pattern))
 except (re.error, OverflowError, RecursionError) as error:
     print(error)
-    sys.exit(asked["bad_pattern"])
-root, count = asked["path"], 0
+    sys.exit(3)
 if not os.path.lexists(root):
-    sys.exit(asked["no_place"])
+    sys.exit(4)
 def files():
     if not os.path.isdir(root):
         yield root
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
         yield from (os.path.join(folder, name) for name in sorted(names))
+count = 0
 for path in files():
-    if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > asked["max_bytes"]:
+    if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > max_bytes:
         continue
     try:
         with open(path, "rb") as handle:
@@ -186,60 +171,49 @@ for path in files():
     for number, line in enumerate(data.decode("utf-8", "replace").split("\\n"), 1):
         if found.search(line):
             count += 1
-            if count > asked["max_matches"]:
-                print("[more than %d matches: ask for less]" % asked["max_matches"])
+            if count > 400:
+                print("[more than 400 matches: ask for less]")
                 sys.exit(0)
-            shown = line.strip("\\r")[:asked["max_line"]]
             name = os.path.normpath(path).encode("utf-8", "backslashreplace").decode()
-            sys.stdout.buffer.write(("%s:%d:%s\\n" % (name, number, shown)).encode("utf-8", "replace"))
+            said = "%s:%d:%s\\n" % (name, number, line.strip("\\r")[:300])
+            sys.stdout.buffer.write(said.encode("utf-8", "replace"))
 """
 
 
-def search(box: Bench, pattern: str, path: str = ".", *, is_regex: bool = True) -> ToolResult:
-    """Lines that match as ``path:number:line``, clipped; none is no error.
+def search(box: ToolContext, pattern: str, path: str = ".", is_regex: bool = True) -> ToolResult:  # noqa: FBT001, FBT002  # called by name
+    r"""Find lines in the text files of the repository.
 
-    Links, binary files, files above ``max_file_bytes`` and what git keeps are left out.
+    Example: {"pattern": "def parse_\\w+", "path": "src"}
+
+    Args:
+        pattern: A regular expression of Python, searched in each line.
+        path: The file or folder to search, relative to the root of the repository. Default: the root.
+        is_regex: False to search for the pattern as plain text. Default: true.
     """
     if not pattern or len(pattern) > _MAX_PATTERN_CHARACTERS:
-        return refused(f"pattern must have 1 to {_MAX_PATTERN_CHARACTERS} characters.")
+        raise RefusedError(f"pattern must have 1 to {_MAX_PATTERN_CHARACTERS} characters.")
     if path.startswith("/") or ".." in path.split("/"):  # the jail shows system folders as well
         raise SandboxFileError("CR0309", "the path is not in the repository: give one relative to its root.")
-    request = {
-        "pattern": pattern,
-        "path": path,
-        "is_regex": is_regex,
-        "max_matches": _MAX_MATCHES,
-        "max_line": _MAX_LINE_CHARACTERS,
-        "max_bytes": box.limits.max_file_bytes,
-        "bad_pattern": _BAD_PATTERN,
-        "no_place": _NO_PLACE,
-    }
+    request = (pattern, is_regex, path, MAX_FILE_BYTES)
     done = box.sandbox.exec(
         ["python3", "-I", "-S", "-B", "-c", _SEARCH_PROGRAM],
-        timeout_seconds=box.limits.search_seconds,
+        timeout_seconds=SEARCH_SECONDS,
         stdin=json.dumps(request).encode(),
         env=box.environment_variables,
     )
     if done.timed_out:
-        return ToolResult(
-            f"[stopped: the search took longer than {box.limits.search_seconds:g} s. "
-            "Use a simpler pattern, or a smaller folder]",
-            is_error=True,
-            timed_out=True,
-        )
+        why = f"[stopped: the search took longer than {SEARCH_SECONDS:g} s. Use a simpler pattern, or a smaller folder]"
+        return ToolResult(why, is_error=True, timed_out=True)
     if done.exit_code == _BAD_PATTERN:
-        return refused(
-            f"the pattern is no regular expression: {done.stdout.strip()[:300]}. To find it as it is written, "
-            "give is_regex false."
-        )
+        why = f"the pattern is no regular expression: {done.stdout.strip()[:300]}."
+        raise RefusedError(f"{why} To find it as it is written, give is_regex false.")
     if done.exit_code == _NO_PLACE:
-        return refused(
-            f"{path}: No such file or directory. Use list_files to see what is there.", "missing-file"
-        )
+        why = f"{path}: No such file or directory. Use list_files to see what is there."
+        raise RefusedError(why, "missing-file")
     if done.exit_code:
         why = done.stderr.strip().rsplit("\n", 1)[-1][:300]
-        return refused(f"the search failed: {why or f'exit code {done.exit_code}'}.")
+        raise RefusedError(f"the search failed: {why or f'exit code {done.exit_code}'}.")
     if not done.stdout.strip():
         return ToolResult("[no line matches]")
-    text, is_cut = clip(done.stdout.rstrip("\n"), box.limits.max_characters, "search a smaller folder")
+    text, is_cut = clip(done.stdout.rstrip("\n"), box.max_characters, "search a smaller folder")
     return ToolResult(text, is_truncated=is_cut or done.truncated)

@@ -1,19 +1,20 @@
-"""``read_file``, ``write_file``, ``str_replace`` and ``list_files``."""
+"""``read_file``, ``write_file``, ``str_replace`` and ``list_files``. The policy reads every docstring of a tool."""
 
 from __future__ import annotations
 
 import difflib
+import heapq
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
-from composer_replication.records import FileEntry, ToolFault, ToolResult
-from composer_replication.rollouts.tools.tool_limits import Bench, ToolLimits, clip, refused
+from composer_replication.records import FileEntry, ToolResult
+from composer_replication.rollouts.tools.tool_context import MAX_FILE_BYTES, RefusedError, ToolContext, clip
 
 _MAX_LINES = 20_000
 _MAX_WANTED_LINES = 60
 _MAX_COMPARED = 10
-_MAX_COMPARED_CHARACTERS = 300
-"""The time of a comparison grows with the square of it, or worse."""
+_MAX_COMPARED_CHARACTERS = 199
+"""The time of a comparison grows with the square of it, or worse; from 200 on difflib leaves frequent letters out."""
 _MIN_RATIO = 0.6
 _SHOWN_LINES = 12
 
@@ -26,39 +27,26 @@ def near_matches(text: str, wanted: str) -> str:
     if "\r\n" in text and wanted.replace("\r\n", "\n") in text.replace("\r\n", "\n"):
         return r"The lines of this file end with \r\n: write \r\n in old_str and new_str, too."
     lines = text.split("\n")[:_MAX_LINES]
-    asked = wanted.strip("\n").split("\n")[:_MAX_WANTED_LINES]
     stripped = [line.strip() for line in lines]
-    asked_stripped = [line.strip() for line in asked]
-    for start in range(len(lines) - len(asked) + 1):
-        if stripped[start : start + len(asked)] == asked_stripped and any(asked_stripped):
-            return "The same lines stand there with other spaces:\n" + _shown(lines, start, len(asked))
-    start, ratio = _nearest(stripped, asked_stripped)
-    if ratio < _MIN_RATIO:
-        return "Nothing in the file is like it: read the file, and copy what is there."
-    return "The nearest place is:\n" + _shown(lines, start, len(asked))
-
-
-def _nearest(lines: list[str], asked: list[str]) -> tuple[int, float]:
-    """The start of the lines that are most like those asked for, and how much: 0 to 1."""
-    known, size = {line for line in asked if line}, len(asked)
+    asked = [line.strip() for line in wanted.strip("\n").split("\n")[:_MAX_WANTED_LINES]]
+    size, known = len(asked), {line for line in asked if line}
     words = set(next((line for line in asked if line), "").split())
-    hits = [line in known for line in lines]
+    is_known = [line in known for line in stripped]
 
-    def rank(at: int) -> tuple[int, int]:
+    def likeness(at: int) -> tuple[int, int]:
         """The most lines that are the same, then the most words of the first line."""
-        return -sum(hits[at : at + size]), -len(words & set(lines[at][:500].split()))
+        return sum(is_known[at : at + size]), len(words & set(stripped[at][:500].split()))
 
-    best, best_ratio = 0, 0.0
-    text = "\n".join(asked)[:_MAX_COMPARED_CHARACTERS]
-    for start in sorted(range(max(1, len(lines) - size + 1)), key=rank)[:_MAX_COMPARED]:
-        matcher = difflib.SequenceMatcher(
-            None, "\n".join(lines[start : start + size])[:_MAX_COMPARED_CHARACTERS], text, autojunk=False
-        )
-        if matcher.real_quick_ratio() > best_ratio and matcher.quick_ratio() > best_ratio:
-            ratio = matcher.ratio()
-            if ratio > best_ratio:
-                best, best_ratio = start, ratio
-    return best, best_ratio
+    for start in range(len(lines) - size + 1):
+        if known and stripped[start : start + size] == asked:
+            return "The same lines stand there with other spaces:\n" + _shown(lines, start, size)
+    starts = heapq.nlargest(_MAX_COMPARED, range(max(1, len(lines) - size + 1)), key=likeness)
+    places = {"\n".join(stripped[at : at + size])[:_MAX_COMPARED_CHARACTERS]: at for at in reversed(starts)}
+    asked_text = "\n".join(asked)[:_MAX_COMPARED_CHARACTERS]
+    near = difflib.get_close_matches(asked_text, places, n=1, cutoff=_MIN_RATIO)
+    if not near:
+        return "Nothing in the file is like it: read the file, and copy what is there."
+    return "The nearest place is:\n" + _shown(lines, places[near[0]], size)
 
 
 def _shown(lines: list[str], start: int, count: int) -> str:
@@ -73,32 +61,28 @@ _UNSEEN_FOLDERS = frozenset({".git", "__pycache__"})
 """Shown by their names alone."""
 
 
-class _Unreadable(Exception):
-    """A file that holds no text to be shown; the text says why, ``fault`` what it is to a hint."""
+def read_file(box: ToolContext, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
+    """Show a text file with line numbers.
 
-    def __init__(self, text: str, fault: ToolFault = "") -> None:
-        super().__init__(text)
-        self.fault = fault
+    Example: {"path": "src/package/module.py", "first_line": 100, "last_line": 160}
 
-
-def read_file(box: Bench, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
-    """Numbered lines, as many as fit; a note says where to go on."""
+    Args:
+        path: The file, relative to the root of the repository.
+        first_line: The first line to show, counted from 1. Default: 1.
+        last_line: The last line to show; 0 for as many as fit. Default: 0.
+    """
     if first_line < 1 or (last_line and last_line < first_line):
-        return refused(
+        raise RefusedError(
             f"there are no lines {first_line} to {last_line}: first_line counts from 1, and last_line is 0 "
             f'or not below it. Example: {{"path": "{path}", "first_line": 1, "last_line": 80}}'
         )
-    try:
-        text = _text_of(box.sandbox, path, box.limits)
-    except _Unreadable as error:
-        return refused(str(error), error.fault)
-    lines = _lines(text)
+    lines = _lines(_text_of(box.sandbox, path))
     if not lines:
         return ToolResult(f"[{path} is empty]")
     if first_line > len(lines):
-        return refused(f"{path} has {len(lines)} lines, so there is no line {first_line}.")
+        raise RefusedError(f"{path} has {len(lines)} lines, so there is no line {first_line}.")
     end = min(last_line or len(lines), len(lines))
-    shown, is_cut = _numbered(lines, first_line, end, box.limits.max_characters - 200)
+    shown, is_cut = _numbered(lines, first_line, end, box.max_characters - 200)
     next_line = first_line + len(shown)
     if next_line <= end:
         shown.append(
@@ -107,54 +91,67 @@ def read_file(box: Bench, path: str, first_line: int = 1, last_line: int = 0) ->
     return ToolResult("\n".join(shown), is_truncated=is_cut or next_line <= end)
 
 
-def write_file(box: Bench, path: str, content: str) -> ToolResult:
-    """Write a file."""
-    num_bytes = _write(box, path, content, "content")
-    if isinstance(num_bytes, ToolResult):
-        return num_bytes
+def write_file(box: ToolContext, path: str, content: str) -> ToolResult:
+    r"""Write a whole file, new or in the place of what is there. Missing folders are made.
+
+    Example: {"path": "src/package/module.py", "content": "ANSWER = 42\n"}
+
+    Args:
+        path: The file, relative to the root of the repository.
+        content: The whole new text of the file.
+    """
+    num_bytes = _write(box.sandbox, path, content, "content")
     return ToolResult(f"wrote {num_bytes} bytes, {len(_lines(content))} lines, to {path}")
 
 
-def str_replace(box: Bench, path: str, old_str: str, new_str: str) -> ToolResult:
-    """Replace a text that stands once; where it stands nowhere or often, say where and what is like it."""
+def str_replace(box: ToolContext, path: str, old_str: str, new_str: str) -> ToolResult:
+    r"""Replace a text that stands exactly once in a file.
+
+    Example: {"path": "src/package/module.py", "old_str": "    return None\n", "new_str": "    return 42\n"}
+
+    Args:
+        path: The file, relative to the root of the repository.
+        old_str: The text to replace, as it stands in the file, indentation included, without line numbers.
+        new_str: The text to put in its place; empty to delete.
+    """
     if not old_str:
-        return refused("old_str is empty. To write a whole file use write_file.")
+        raise RefusedError("old_str is empty. To write a whole file use write_file.")
     if old_str == new_str:
-        return refused("old_str and new_str are the same: nothing would change.")
-    try:
-        text = _text_of(box.sandbox, path, box.limits, is_exact=True)
-    except _Unreadable as error:
-        return refused(str(error), error.fault)
+        raise RefusedError("old_str and new_str are the same: nothing would change.")
+    text = _text_of(box.sandbox, path, is_exact=True)
     count = text.count(old_str)
     if count != 1:
-        return refused(_not_once(path, text, old_str, count), "edit-not-applied")
+        raise RefusedError(_not_once(path, text, old_str, count), "edit-not-applied")
     place = text.index(old_str)
     changed = text[:place] + new_str + text[place + len(old_str) :]
-    num_bytes = _write(box, path, changed, "new_str")
-    if isinstance(num_bytes, ToolResult):
-        return num_bytes
+    _write(box.sandbox, path, changed, "new_str")
     lines = _lines(changed)
     first = changed.count("\n", 0, place) + 1
     last = first + new_str.count("\n")
     begin, end = max(1, first - _CONTEXT_LINES), min(len(lines), last + _CONTEXT_LINES)
-    shown, _ = _numbered(lines, begin, end, box.limits.max_characters - 200)
+    shown, _ = _numbered(lines, begin, end, box.max_characters - 200)
     return ToolResult("\n".join([f"replaced in {path}:", *shown]))
 
 
-def list_files(box: Bench, path: str = ".") -> ToolResult:
-    """Paths below a folder with their sizes."""
+def list_files(box: ToolContext, path: str = ".") -> ToolResult:
+    """List the files and folders below a folder.
+
+    Example: {"path": "src"}
+
+    Args:
+        path: The folder, relative to the root of the repository. Default: the root.
+    """
     try:
         entries = box.sandbox.list_files(path)
-    except SandboxFileError:
+    except SandboxFileError as error:
         kind = _kind_of(box.sandbox, path)
-        if kind == "file":
-            return refused(f"{path} is a file. Use read_file to see it.")
         if kind is None:
-            return refused(_missing(box.sandbox, path), "missing-file")
-        return refused(f"{path} is no folder.")
+            raise _missing(box.sandbox, path) from error
+        why = "is a file. Use read_file to see it." if kind == "file" else "is no folder."
+        raise RefusedError(f"{path} {why}") from error
     lines = [_line_of(entry) for entry in entries if _is_seen(entry)]
     how = "list a folder below, or search for what you need"
-    text, is_cut = clip("\n".join(lines) or f"[{path} is empty]", box.limits.max_characters, how)
+    text, is_cut = clip("\n".join(lines) or f"[{path} is empty]", box.max_characters, how)
     return ToolResult(text, is_truncated=is_cut)
 
 
@@ -168,32 +165,30 @@ def _line_of(entry: FileEntry) -> str:
     return name + tails[entry.kind]
 
 
-def _text_of(sandbox: Sandbox, path: str, limits: ToolLimits, *, is_exact: bool = False) -> str:
+def _text_of(sandbox: Sandbox, path: str, *, is_exact: bool = False) -> str:
     """The text of a file; ``is_exact`` refuses one that would not come back byte for byte."""
     try:
-        data = sandbox.read_file(path, max_bytes=limits.max_file_bytes + 1)
+        data = sandbox.read_file(path, max_bytes=MAX_FILE_BYTES + 1)
     except SandboxFileError as error:
         kind = _kind_of(sandbox, path)
-        if kind == "folder":
-            raise _Unreadable(f"{path} is a folder. Use list_files to see what is in it.") from error
         if kind is None:
-            raise _Unreadable(_missing(sandbox, path), "missing-file") from error
-        raise _Unreadable(f"{path}: {error.message}") from error
-    if len(data) > limits.max_file_bytes:
-        raise _Unreadable(
-            f"{path} has more than {limits.max_file_bytes} bytes. Look at a part of it with bash: head, tail or grep."
+            raise _missing(sandbox, path) from error
+        why = (
+            " is a folder. Use list_files to see what is in it." if kind == "folder" else f": {error.message}"
         )
+        raise RefusedError(f"{path}{why}") from error
+    if len(data) > MAX_FILE_BYTES:
+        how = "Look at a part of it with bash: head, tail or grep."
+        raise RefusedError(f"{path} has more than {MAX_FILE_BYTES} bytes. {how}")
     if b"\0" in data:
-        raise _Unreadable(
-            f"{path} is no text: it is binary, {len(data)} bytes. Use bash, such as: file, od or strings."
-        )
+        how = "Use bash, such as: file, od or strings."
+        raise RefusedError(f"{path} is no text: it is binary, {len(data)} bytes. {how}")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         if is_exact:
-            raise _Unreadable(
-                f"{path} is not UTF-8 (byte {error.start}). Change it with bash, or write it anew."
-            ) from error
+            how = "Change it with bash, or write it anew."
+            raise RefusedError(f"{path} is not UTF-8 (byte {error.start}). {how}") from error
         return data.decode("utf-8", "replace")
 
 
@@ -205,16 +200,17 @@ def _kind_of(sandbox: Sandbox, path: str) -> str | None:
     return next((entry.kind for entry in _all_files(sandbox) if entry.path == name), None)
 
 
-def _missing(sandbox: Sandbox, path: str) -> str:
+def _missing(sandbox: Sandbox, path: str) -> RefusedError:
     """That a path is not there, and which ones are like it."""
     if path.startswith("/") or ".." in path.split("/"):
-        return f"{path}: it is not in the repository. Give a path relative to its root."
+        why = f"{path}: it is not in the repository. Give a path relative to its root."
+        return RefusedError(why, "missing-file")
     paths = [entry.path for entry in _all_files(sandbox) if _is_seen(entry)]
     leaf = path.rstrip("/").rsplit("/", 1)[-1]
     same = [each for each in paths if each.rsplit("/", 1)[-1] == leaf][:3]
     near = same or difflib.get_close_matches(path[:200], paths[:5000], n=3, cutoff=0.6)
     guess = f" Did you mean {', '.join(near)}?" if near else " Use list_files to see what is there."
-    return f"{path}: No such file or directory.{guess}"
+    return RefusedError(f"{path}: No such file or directory.{guess}", "missing-file")
 
 
 def _all_files(sandbox: Sandbox) -> list[FileEntry]:
@@ -224,17 +220,16 @@ def _all_files(sandbox: Sandbox) -> list[FileEntry]:
         return []
 
 
-def _write(box: Bench, path: str, text: str, name: str) -> int | ToolResult:
-    """How many bytes were written, or why nothing was; ``name`` is the argument that the text comes from."""
+def _write(sandbox: Sandbox, path: str, text: str, name: str) -> int:
+    """How many bytes were written; ``name`` is the argument that the text comes from."""
     try:
         data = text.encode()
-    except UnicodeEncodeError:
-        return refused(
-            f"{name} holds half of a surrogate pair, which no file can hold: write it as plain text."
-        )
-    if len(data) > box.limits.max_file_bytes:
-        return refused(f"{path} would have {len(data)} bytes; a file may have {box.limits.max_file_bytes}.")
-    box.sandbox.write_file(path, data)
+    except UnicodeEncodeError as error:
+        why = f"{name} holds half of a surrogate pair, which no file can hold: write it as plain text."
+        raise RefusedError(why) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise RefusedError(f"{path} would have {len(data)} bytes; a file may have {MAX_FILE_BYTES}.")
+    sandbox.write_file(path, data)
     return len(data)
 
 

@@ -6,88 +6,38 @@ import difflib
 import inspect
 import json
 import re
-import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer_replication.records import ToolCall, ToolSpec
 
-_KINDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
-_ARGUMENT = re.compile(r"    (\w+):\s*(.*)")
+_TYPES: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
+_KINDS = {kind.__name__: name for name, kind in _TYPES.items()}
+_ARGUMENT = re.compile(r"^    (\w+): (.*)$", re.MULTILINE)
 _EXAMPLE = re.compile(r"^Example: (\{.*\})$", re.MULTILINE)
 _MAX_NAME_CHARACTERS = 80
-
-
-def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments of a call; the first thing wrong with them is a ``BadCallError``."""
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise BadCallError(f"bad json: {str(error)[:200]} in {call.arguments[:120]!r}") from error
-    if not isinstance(arguments, dict):
-        raise BadCallError(f"bad json: the arguments are {_name(arguments)}, not an object")
-    properties = spec.parameters["properties"]
-    for argument in spec.parameters.get("required", ()):
-        if argument not in arguments:
-            raise BadCallError(f"missing argument: {spec.name} was called without {argument!r}")
-    for argument, value in arguments.items():
-        if argument not in properties:
-            raise BadCallError(f"unknown argument: {spec.name} has no argument {argument!r}")
-        wanted = properties[argument]["type"]
-        if not _fits(value, wanted):
-            raise BadCallError(f"wrong type: {argument} is {_name(value)} ({_short(value)}), not {wanted}")
-        if wanted == "integer":
-            arguments[argument] = int(value)
-    return arguments
-
-
-def _fits(value: Any, wanted: str) -> bool:
-    if isinstance(value, bool) or wanted == "boolean":
-        return isinstance(value, bool) and wanted == "boolean"
-    if wanted == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return isinstance(value, str if wanted == "string" else int | float)
-
-
-def _name(value: Any) -> str:
-    names = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "an array"}
-    return names.get(type(value), "null" if value is None else "an object")
-
-
-def _short(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except RecursionError:  # it can be nested deeply enough to be read and not to be written
-        return "nested too deep"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class BadCallError(Exception):
     """A call that cannot be made; the text says what was wrong, what the tool takes and one right example."""
 
 
-def spec_of(method: Callable[..., Any]) -> ToolSpec:
-    """The tool that a method is: its name, the text before ``Args:``, a schema of its arguments.
+def spec_of(tool: Callable[..., Any]) -> ToolSpec:
+    """The tool that a function is: its name, the text before ``Args:``, a schema of its arguments.
 
-    Arguments are of type str, int, float or bool; those without a default are required, each is described in the
-    docstring (Google style), and no others are taken.
+    The first parameter, what the tool works with, is not the policy's. The others are of type str, int or bool; those
+    without a default are required, each is described in the docstring (Google style, on one line), and no others are taken.
     """
-    description, texts = _read_docstring(inspect.getdoc(method) or "")
-    hints = typing.get_type_hints(method)
-    properties: dict[str, dict[str, str]] = {}
-    required: list[str] = []
-    for name, parameter in inspect.signature(method).parameters.items():
-        if name == "self":
-            continue
-        if hints.get(name) not in _KINDS or name not in texts:
-            raise TypeError(f"{method.__name__}: {name} needs a type of {_KINDS} and a description")
-        properties[name] = {"type": _KINDS[hints[name]], "description": texts[name]}
-        if parameter.default is inspect.Parameter.empty:
-            required.append(name)
+    description, _, listed = (inspect.getdoc(tool) or "").partition("\nArgs:\n")
+    texts = dict(_ARGUMENT.findall(listed))
+    parameters = list(inspect.signature(tool).parameters.values())[1:]
+    properties = {
+        each.name: {"type": _KINDS[each.annotation], "description": texts[each.name]} for each in parameters
+    }
     schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if required:
+    if required := [each.name for each in parameters if each.default is inspect.Parameter.empty]:
         schema["required"] = required
-    return ToolSpec(method.__name__, schema | {"additionalProperties": False}, description)
+    return ToolSpec(tool.__name__, schema | {"additionalProperties": False}, description.strip())
 
 
 def function_schema(tool: ToolSpec) -> dict[str, Any]:
@@ -98,30 +48,55 @@ def function_schema(tool: ToolSpec) -> dict[str, Any]:
     }
 
 
-def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description, and the text of each argument on one line."""
-    head, _, tail = text.partition("\nArgs:\n")
-    found: dict[str, str] = {}
-    name = ""
-    for line in tail.splitlines():
-        if not line.startswith("    "):
-            break
-        if match := _ARGUMENT.fullmatch(line):
-            name, found[match[1]] = match[1], match[2].strip()
-        elif name:
-            found[name] = f"{found[name]} {line.strip()}"
-    return head.strip(), found
-
-
 def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, dict[str, Any]]:
-    """The tool that is called and its arguments, checked against its schema; whole numbers are integers."""
-    spec = next((tool for tool in tools if tool.name == call.name), None)
+    """The tool that is called and its arguments, checked against its schema; whole numbers are integers.
+
+    Raises:
+        BadCallError: the first thing that is wrong with the call.
+    """
+    by_name = {tool.name: tool for tool in tools}
+    spec = by_name.get(call.name)
     if spec is None:
-        raise BadCallError(_unknown_tool(call.name[:_MAX_NAME_CHARACTERS], tools))
+        name = call.name[:_MAX_NAME_CHARACTERS]
+        near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.3)
+        guess = f" Did you mean {near[0]}?" if near else ""
+        problem = f"unknown tool {clean(name)!r}.{guess} The tools are {', '.join(by_name)}."
+        raise BadCallError(f"{problem}\n{usage_of(by_name[near[0]] if near else tools[0])}")
     try:
         return spec, _checked(call, spec)
-    except BadCallError as error:
-        raise BadCallError(f"{_clean(str(error))}.\n{usage_of(spec)}") from error
+    except ValueError as error:
+        raise BadCallError(f"{clean(str(error))}.\n{usage_of(spec)}") from error
+
+
+def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
+    """The arguments of a call; the first thing wrong with them is a ``ValueError``."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"bad json: {str(error)[:200]} in {call.arguments[:120]!r}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(f"bad json: the arguments are {_short(arguments)}, not an object")  # noqa: TRY004
+    properties = spec.parameters["properties"]
+    for argument in spec.parameters.get("required", ()):
+        if argument not in arguments:
+            raise ValueError(f"missing argument: {spec.name} was called without {argument!r}")
+    for argument, value in arguments.items():
+        if argument not in properties:
+            raise ValueError(f"unknown argument: {spec.name} has no argument {argument!r}")
+        wanted = properties[argument]["type"]
+        if wanted == "integer" and isinstance(value, float) and value.is_integer():  # some models write 3.0
+            arguments[argument] = int(value)
+        elif type(value) is not _TYPES[wanted]:  # a bool is an int, too
+            raise ValueError(f"wrong type: {argument} is {_short(value)}, not of type {wanted}")
+    return arguments
+
+
+def _short(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # it can be nested deeply enough to be read and not to be written
+        return "nested too deep"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def usage_of(spec: ToolSpec) -> str:
@@ -141,14 +116,6 @@ def example_of(spec: ToolSpec) -> str:
     return found[1] if found else "{}"
 
 
-def _unknown_tool(name: str, tools: Sequence[ToolSpec]) -> str:
-    names = [tool.name for tool in tools]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
-    shown = next(tool for tool in tools if tool.name == (near[0] if near else names[0]))
-    guess = f"Did you mean {near[0]}? " if near else ""
-    return f"unknown tool {_clean(name)!r}. {guess}The tools are {', '.join(names)}.\n{usage_of(shown)}"
-
-
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Text of the policy without halves of surrogate pairs, which no encoder takes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -104,7 +104,7 @@ def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "")
             _OURS: {
                 "version": OUR_VERSION,
                 "stop_reason": str(episode.stop_reason),
-                "score": None if episode.score is None else _score_row(episode.score),
+                "score": None if episode.score is None else asdict(episode.score),
                 **{name: getattr(episode, name) for name in _PLAIN},
             }
         },
@@ -209,12 +209,6 @@ def _turn_of(step: Mapping[str, Any]) -> EpisodeTurn:
 
 _PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
 _PLAIN_OF_TURN = ("segment_idx", "is_summary", "policy_seconds", "tool_seconds")
-
-
-def _score_row(score: Score) -> dict[str, Any]:
-    outcomes = {node: str(outcome) for node, outcome in score.outcomes.items()}
-    row = {"outcomes": outcomes, "error": score.error, "seconds": score.seconds}
-    return row | ({"paid": list(score.paid)} if score.paid else {})
 
 
 def _score_of(row: Mapping[str, Any]) -> Score:

@@ -163,6 +163,8 @@ def test_masked_ids_are_the_sampled_ones_and_the_rest_is_what_came_between(play:
         sampled = [number for turn in episode.turns for number in turn.completion.token_ids]
         assert [n for n, bit in zip(row.completion_ids, row.mask, strict=True) if bit] == sampled
         whole = (*row.prompt_ids, *row.completion_ids)
+        kept = sum(len(turn.added_ids) + len(turn.completion.token_ids) for turn in episode.turns)
+        assert kept == len(whole), "every id is kept once"
         starts = [0, *(len(row.prompt_ids) + start for start in row.segment_starts), len(whole)]
         by_segment = itertools.groupby(
             zip(episode.turns, episode.observed_turns(), strict=True), lambda pair: pair[0].segment_idx

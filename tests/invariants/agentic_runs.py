@@ -42,7 +42,7 @@ def played_by_file(folder: RunFolder) -> dict[str, list[Any]]:
                 episode.seed,
                 episode.reward,
                 episode.stop_reason,
-                *(turn.observed.turn.completion for turn in episode.turns),
+                *(turn.completion for turn in episode.turns),
             )
             for episode in read_trajectories(path)
         ]

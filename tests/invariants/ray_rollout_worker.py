@@ -64,20 +64,19 @@ def let_gradings_be_eventful() -> None:
     pool = load_ray()
     from composer_replication.rollouts.cluster import rollout_cluster
 
-    call, ask = pool.call, rollout_cluster.asked_once
+    call, wait_for = pool.call, rollout_cluster.wait_for
 
     def called(self: Any, *args: Any, **options: Any) -> Any:
         if EVENTS[:1] == ["build"]:
             next_event()
         return call(self, *args, **options)
 
-    def asked_once(handle: Any, method: str, *args: Any) -> Any:
-        reference = ask(handle, method, *args)
-        if method == "grade_request" and EVENTS[:1] != ["build"]:
+    def waited_for(reference: Any, look: Any) -> Any:
+        if EVENTS[:1] != ["build"]:  # without episodes every request to an actor is a grading
             next_event()
-        return reference
+        return wait_for(reference, look)
 
-    pool.call, rollout_cluster.asked_once = called, asked_once
+    pool.call, rollout_cluster.wait_for = called, waited_for
 
 
 def half_right(store: TaskStore) -> Any:

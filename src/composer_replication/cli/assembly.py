@@ -41,7 +41,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     first_message,
 )
 from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.served_policy import (
     ServedModel,
@@ -61,7 +61,6 @@ from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
-from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
@@ -115,8 +114,6 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it."""
     if config.agent is None:
         return
-    if config.agent.dialect:
-        require_dialect(config.agent.dialect, where="agent.dialect")
     uses_vllm, is_server = config.trl.get("use_vllm"), config.trl.get("vllm_mode") == "server"
     if shards_weights() and not uses_vllm:
         from composer_replication.trainer.setting_errors import spread_weights
@@ -492,7 +489,6 @@ def open_player(
         tokenizer.chat_template,
         system=section.system,
         template_options=section.template_options,
-        dialect=section.dialect,
         tools=TOOLS,
         num_ids=num_ids,
     )

@@ -200,11 +200,7 @@ def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
 
 def check_server(url: str, key_variable: str = "") -> Check:
     """What a sampling server says of itself; that it fits a recipe, ``train`` asks before its first step."""
-    from composer_replication.rollouts.episodes.served_policy import (
-        find_server,
-        has_sampled_logps,
-        open_server,
-    )
+    from composer_replication.rollouts.episodes.served_policy import find_server, open_server
 
     try:
         served = find_server(open_server(url, key_variable=key_variable))
@@ -214,11 +210,11 @@ def check_server(url: str, key_variable: str = "") -> Check:
         problem = f"what answers at {url} does not say that it is vLLM"
         return Check("server", False, problem, "give the address of vllm serve")
     length = "unknown" if served.max_context_tokens is None else served.max_context_tokens
-    mode = served.setting("logprobs_mode") or "not told without VLLM_SERVER_DEV_MODE=1"
+    mode = served.logprobs_mode or "not told without VLLM_SERVER_DEV_MODE=1"
     detail = (
         f"vLLM {served.version}, model {served.endpoint.model}, context {length}, log-probabilities {mode}"
     )
-    return Check("server", has_sampled_logps(served), detail, "serve with --logprobs-mode processed_logprobs")
+    return Check("server", served.has_sampled_logps, detail, "serve with --logprobs-mode processed_logprobs")
 
 
 def check_loopback() -> Check:

@@ -51,7 +51,7 @@ class ChatModel:
         self._sampler = ModelSampler(
             model, _Unfiltered(), tokenizer, eos_token_ids=end_token_ids(model, tokenizer)
         )
-        self._dialect = dialect_of(tokenizer.chat_template)
+        self._dialect = dialect_of(tokenizer.chat_template, tokenizer, refuses=False)
         self._max_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 2**20)
         self._lock = threading.Lock()
 

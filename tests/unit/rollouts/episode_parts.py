@@ -22,8 +22,8 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts
 from composer_replication.rollouts.episodes.episode import TokenCounts
-from composer_replication.rollouts.episodes.episode_options import EpisodeParts
 
 TOOLS = (
     ToolSpec("echo", {"properties": {"text": {"type": "string"}}, "required": ["text"]}),

@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from chat_templates import FAMILIES, TRL, Family, TemplateTokenizer, tokenizer_of
+from chat_templates import FAMILIES, Family, TemplateTokenizer, tokenizer_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from transformers.utils.chat_parsing import parse_response
+from trl import chat_template_utils
 
-from composer_replication.errors import InputError, UsageError
-from composer_replication.records import ToolCall, ToolSpec
+from composer_replication.errors import InputError
+from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec, Turn
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.tokens.call_dialects import (
     DIALECTS,
@@ -23,9 +26,7 @@ from composer_replication.rollouts.tokens.call_dialects import (
 OF_TEMPLATES = {
     **dict.fromkeys("qwen2_5 qwen3 glm4moe qwen3_5_think nemotron_3_nano".split(), "hermes"),
     **dict.fromkeys("llama3_1 llama3_2".split(), "llama"),
-    "deepseekv3": "deepseek",
     "gptoss": "harmony",
-    "kimi_k2": "kimi",
     **dict.fromkeys("smollm2 gemma3 mistral phi3".split(), "fenced"),
 }
 ONE_CALL = {"llama3_1", "llama3_2", "gptoss"}
@@ -48,7 +49,7 @@ def family_of(name: str) -> Family:
     return KNOWN.get(name) or Family(name, "", "<|im_end|>", "own-message")
 
 
-def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]], *, as_text: bool) -> str:
+def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]]) -> str:
     """What the template itself makes of an assistant's message with these calls."""
     records = [
         {
@@ -56,7 +57,7 @@ def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]], *, as_tex
             "id": f"functions.{call['name']}:{n}",
             "function": {
                 "name": call["name"],
-                "arguments": json.dumps(call["arguments"]) if as_text else call["arguments"],
+                "arguments": call["arguments"],
             },
         }
         for n, call in enumerate(calls)
@@ -73,13 +74,12 @@ def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]], *, as_tex
 def test_a_template_says_its_dialect() -> None:
     for name, dialect in OF_TEMPLATES.items():
         assert dialect_of(tokenizer_of(family_of(name)).text) == dialect, name
-    assert dialect_of("{{ '[TOOL_CALLS]' }}") == "mistral"
 
 
 def test_of_several_templates_that_for_tools_says_the_dialect() -> None:
     plain, tools = "{{ messages }}", "{{ '<tool_call>' }} {{ '</tool_call>' }}"
-    assert dialect_of({"default": plain, "tool_use": "{{ '[TOOL_CALLS]' }}"}) == "mistral"
-    assert dialect_of({"default": "{{ '[TOOL_CALLS]' }}", "rag": plain}) == "mistral"
+    assert dialect_of({"default": plain, "tool_use": tools}) == "hermes"
+    assert dialect_of({"default": tools, "rag": plain}) == "hermes"
     assert dialect_of({"default": tools, "tool_use": plain}) == "fenced"
 
 
@@ -91,15 +91,50 @@ def test_a_tokenizer_without_a_template(nothing: Any) -> None:
             ask()
 
 
-def test_a_dialect_that_there_is_not_is_refused_before_anything_is_said() -> None:
-    with pytest.raises(UsageError, match=r"CR0818.*'nonsense'"):
-        LedgerTalk(tokenizer_of(family_of("qwen3")), "", dialect="nonsense")
-
-
-@pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer"])
+@pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer", "deepseekv3", "kimi_k2", "mistral-v3"])
 def test_a_template_with_tools_in_another_way_is_not_guessed_at(name: str) -> None:
+    text = "{{ '[TOOL_CALLS]' }}" if name == "mistral-v3" else tokenizer_of(family_of(name)).text
     with pytest.raises(InputError, match="CR0818"):
-        dialect_of((TRL / f"{name}.jinja").read_text())
+        dialect_of(text)
+
+
+class OwnTemplate(TemplateTokenizer):
+    """As a tokenizer of transformers that ships with a response template."""
+
+    def __init__(self) -> None:
+        super().__init__(family_of("gemma4"))
+        marks = ["<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>", "<eos>", "<|channel>", "<channel|>"]
+        self.raw.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+        self.response_template = chat_template_utils.gemma4_template
+
+    def parse_response(self, response: str, *, prefix: str, tools: Any) -> dict[str, Any]:
+        return dict(parse_response(response, self.response_template, prefix=prefix, tools=tools))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|><turn|>', [("bash", '{"command": "ls"}')]),
+        ('I look.<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>', [("bash", '{"command": "ls"}')]),
+        ("Done.<turn|>", []),
+        ("Done.<eos>", []),
+        ("Done.", []),
+        ("<|channel>thought\n<|tool_call>call:bash{}<tool_call|><channel|>Done.<turn|>", []),
+        # what transformers cannot read, or takes for text
+        ("<|tool_call>call:bash{command:ls}<tool_call|>", [("", "<|tool_call>call:bash{command:ls}<tool_call|>")]),
+        ("<|tool_call>bash ls<tool_call|><turn|>", [("", "<|tool_call>bash ls<tool_call|>")]),
+    ],
+)  # fmt: skip
+def test_calls_are_read_by_the_response_template_of_a_tokenizer(
+    text: str, expected: list[tuple[str, str]]
+) -> None:
+    tokenizer = OwnTemplate()
+    assert dialect_of(tokenizer.text, tokenizer) == "own"
+    talk = LedgerTalk(tokenizer, tokenizer.text, tools=TOOLS)
+    prompt = tuple(tokenizer.encode("<|turn>model\n", add_special_tokens=False))
+    ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+    found = talk.find_calls(Turn(prompt, Completion(ids, text, StopReason.FINISHED)))
+    assert [(call.name, call.arguments) for call in found] == expected
 
 
 @pytest.mark.parametrize("name", [name for name, dialect in OF_TEMPLATES.items() if dialect != "fenced"])
@@ -114,24 +149,16 @@ def test_calls_that_the_template_writes_are_read_as_they_were_meant(name: str) -
         if name in {"glm4moe", "nemotron_3_nano", "qwen3_5_think"}:
             for each in calls:  # only the schema of write_file knows these arguments
                 each["name"] = "write_file"
-        text = written(tokenizer, calls, as_text=name == "deepseekv3")
-        found = read_calls(
-            f"I write.\n{text}" if dialect in {"hermes", "kimi"} else text, dialect, tools=TOOLS
-        )
+        text = written(tokenizer, calls)
+        found = read_calls(f"I write.\n{text}" if dialect == "hermes" else text, dialect, tools=TOOLS)
         assert [each.name for each in found] == [each["name"] for each in calls]
-        if name != "kimi_k2":
-            assert [json.loads(each.arguments) for each in found] == [each["arguments"] for each in calls]
-        else:
-            assert [each.call_id for each in found] == [
-                f"functions.{c['name']}:{n}" for n, c in enumerate(calls)
-            ]
+        assert [json.loads(each.arguments) for each in found] == [each["arguments"] for each in calls]
 
     meant()
 
 
 BASH = [("bash", '{"command": "ls"}')]
 TWO = [*BASH, ("submit", "{}")]
-DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
 
 
 @pytest.mark.parametrize(
@@ -155,11 +182,6 @@ DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜><｜end▁of
         ("llama", 'I look:\n{"type": "function", "name": "bash", "parameters": {"command": "ls"}}', BASH),
         ("llama", '{"name": "Ann", "age": 3}', []),
         ("llama", 'for (i = 0;;) {"name"}', []),
-        ("mistral", '[TOOL_CALLS] [{"name": "bash", "arguments": {"command": "ls"}}, {"name": "submit", "arguments": {}}]</s>', TWO),
-        ("mistral", '[TOOL_CALLS]bash{"command": "ls"}[TOOL_CALLS]submit[ARGS]{}</s>', TWO),
-        ("deepseek", DEEPSEEK.format('<｜tool▁call▁begin｜>function<｜tool▁sep｜>bash\n```json\n{"command": "ls"}\n```<｜tool▁call▁end｜>'), BASH),
-        ("deepseek", DEEPSEEK.format('<｜tool▁call▁begin｜>bash<｜tool▁sep｜>{"command": "ls"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>submit<｜tool▁sep｜>{}<｜tool▁call▁end｜>'), TWO),
-        ("kimi", '<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}<|tool_call_end|><|tool_call_begin|>submit<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>', TWO),
         ("harmony", '<|channel|>analysis<|message|>I call to=functions.x<|end|><|start|>assistant<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command": "ls"}<|call|>', BASH),
         ("harmony", ' to=functions.bash<|channel|>commentary json<|message|>{"command": "ls"}<|call|>', BASH),
         ("harmony", "<|channel|>final<|message|>Done.<|return|>", []),
@@ -185,10 +207,6 @@ def test_by_hand(dialect: str, text: str, expected: list[tuple[str, str]]) -> No
         ("hermes", '<tool_call>{"name": "bash", "arguments": ["ls"]}</tool_call>', "bash", '["ls"]'),
         ("llama", '{"name": "bash", "parameters": {"command": "l', "bash", '{"name": "bash", "parameters": {"command": "l'),
         ("llama", "<|python_tag|>search.call(1)<|eom_id|>", "", "search.call(1)"),
-        ("mistral", "[TOOL_CALLS] let me see</s>", "", "let me see"),
-        ("mistral", '[TOOL_CALLS]bash{"command": </s>', "bash", '{"command": '),
-        ("deepseek", "<｜tool▁call▁begin｜>bash ls<｜tool▁call▁end｜>", "", "bash ls"),
-        ("kimi", "<|tool_call_begin|>functions.bash:0", "", "functions.bash:0"),
         ("harmony", " to=functions.bash<|channel|>commentary json<|message|>ls<|call|>", "bash", "ls"),
         ("fenced", "```bash\nrm -r lib", "bash", "rm -r lib"),
     ],
@@ -230,11 +248,6 @@ def test_the_end_token_right_behind_a_fence_hides_nothing() -> None:
     ids = tokenizer.encode("I look.\n```bash\nls\n```<|im_end|>", add_special_tokens=False)
     [call] = read_completion(tokenizer, (), ids, "fenced")
     assert call == ToolCall("bash", '{"command": "ls\\n"}')
-
-
-def test_an_unknown_dialect() -> None:
-    with pytest.raises(UsageError, match="CR0818"):
-        read_calls("x", "qwen")
 
 
 PIECES = st.sampled_from(

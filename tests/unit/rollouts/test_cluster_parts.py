@@ -108,11 +108,10 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
         assert actor.begin(clamp.task_id) == env.reset(clamp.task_id)
         for call in moves(store, clamp):
             here, there = env.call(call), actor.call(call)
-            assert (there.result.text, there.result.is_error) == (here.text, here.is_error)
-            assert (there.is_done, there.counts) == (env.is_done, env.counts)
-        assert actor.candidate() == env.candidate()
-        assert there.counts is not actor.call(call).counts, "a message keeps what it said"
-        theirs, mine = actor.finish(), env.finish()
+            assert (there[0].text, there[0].is_error) == (here.text, here.is_error)
+            assert there[1] == env.is_done
+        assert actor.attempt("candidate") == env.candidate()
+        theirs, mine = actor.attempt("finish"), env.finish()
         assert theirs is not None and mine is not None
         assert theirs.score.outcomes == mine.score.outcomes
         assert (theirs.reward, mine.reward) == (1.0, 1.0)
@@ -130,7 +129,7 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
         actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
         actor.begin(clamp.task_id)
         actor.call(written)
-        paid = actor.finish()
+        paid = actor.attempt("finish")
         assert paid is not None
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)
         assert (paid.report is None) == (mode == "off")
@@ -140,9 +139,9 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
 def test_an_actor_that_was_left_has_no_attempt(actor: RolloutActor, clamp: Task) -> None:
     listing = ToolCall("list_files", "{}")
     actor.begin(clamp.task_id)
-    assert not actor.call(listing).result.is_error
-    actor.leave()
-    actor.leave()
+    assert not actor.call(listing)[0].is_error
+    actor.attempt("close")
+    actor.attempt("close")
     with pytest.raises(UsageError, match="CR0800"):
         actor.call(listing)
 
@@ -155,10 +154,10 @@ def test_gradings_of_an_actor_are_those_of_a_grader(
     wrong = GradeRequest(clamp, "\n    return low")
     for request, here in zip((right, wrong), grader.grade_many([right, wrong]), strict=True):
         assert here is not None
-        assert actor.grade_request(request).outcomes == here.outcomes
+        assert actor.grade("grade_once", request.task, request).outcomes == here.outcomes
     files = {**store.files(clamp, "visible"), **grader.golden_files(clamp)}
     asked = (clamp, files, clamp.tests.pass_to_pass)
-    assert actor.watched(*asked, timeout_seconds=None).outcomes == grader.watched(*asked).outcomes
+    assert actor.grade("watched", clamp, *asked).outcomes == grader.watched(*asked).outcomes
 
 
 def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStore, cache: Path) -> None:

@@ -46,7 +46,7 @@ def played(tokenizer: Tokenizer, family: Family) -> tuple[int, ...]:
         ledger.add_results(
             [ToolCall("read", "{}"), ToolCall("read", "{}")], [ToolResult("a\n"), ToolResult("b")]
         )
-    return ledger.ids
+    return ledger.prompt_ids()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
@@ -81,7 +81,7 @@ def test_the_suffix_is_that_of_trl(name: str) -> None:
     ledger.add_completion(Completion(tuple(said), "", StopReason.FINISHED))
     before = ledger.num_tokens
     ledger.add_messages(results)
-    assert list(ledger.ids[before:]) == expected
+    assert list(ledger.prompt_ids()[before:]) == expected
 
 
 def test_a_tokenizer_without_a_template_is_one_sentence() -> None:

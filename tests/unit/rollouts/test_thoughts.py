@@ -9,8 +9,8 @@ from chat_templates import FAMILIES, tokenizer_of
 from episode_parts import Lives
 
 from composer_replication.records import Completion, StopReason, ToolCall, Turn
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
 from composer_replication.rollouts.episodes.episode import TokenCounts, effort_counts
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.tokens.call_dialects import num_thinking_ids

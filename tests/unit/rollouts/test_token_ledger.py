@@ -147,7 +147,7 @@ def test_ids_equal_the_whole_conversation_tokenised_at_once(family: Family) -> N
         for n, (words_said, answer) in enumerate(rounds):
             said, end = f"{words_said} no{n}", end_of(family, answer)
             prompt = rendered(tokenizer, messages, tools)
-            is_exact = ledger.ids == encoded(tokenizer, prompt)
+            is_exact = ledger.prompt_ids() == encoded(tokenizer, prompt)
             messages += [{"role": "assistant", "content": said}, *answer]
             text = rendered(tokenizer, messages, tools)
             whole = encoded(tokenizer, text)
@@ -159,13 +159,13 @@ def test_ids_equal_the_whole_conversation_tokenised_at_once(family: Family) -> N
             ledger.add_completion(cut(sampled[:-1]) if is_cut else finished(sampled))
             before = ledger.num_tokens + is_cut
             ledger.add_messages(answer)
-            assert ledger.ids[before:] == whole[len(encoded(tokenizer, text[:stop])) :]
+            assert ledger.prompt_ids()[before:] == whole[len(encoded(tokenizer, text[:stop])) :]
             is_exact = is_exact and text.startswith(prompt)
             assert is_exact or family.name in OPENS_A_THOUGHT
             if is_exact:
-                assert shown(tokenizer, ledger.ids) == text
+                assert shown(tokenizer, ledger.prompt_ids()) == text
             if family.name not in OPENS_A_THOUGHT:  # a line end joins that of the generation prompt there
-                assert ledger.ids == whole
+                assert ledger.prompt_ids() == whole
 
     exact()
 
@@ -203,7 +203,7 @@ def test_ids_after_calls_equal_the_whole_conversation(family: Family) -> None:
             stop = whole.index(end, whole.index(f"file{n}.py")) + len(end)
             ledger.add_completion(finished(encoded(tokenizer, whole[len(prompt) : stop])))
             ledger.add_results([ToolCall("read", "{}", call_id)], [ToolResult(content)])
-            assert ledger.ids == encoded(tokenizer, whole)
+            assert ledger.prompt_ids() == encoded(tokenizer, whole)
 
     exact()
 
@@ -219,18 +219,15 @@ def test_whatever_was_sampled_stays_and_each_prompt_extends_the_last(family: Fam
     @given(st.lists(st.tuples(any_ids, st.booleans(), words), min_size=1, max_size=4))
     def kept(rounds: list[tuple[tuple[int, ...], bool, str]]) -> None:
         ledger = TokenLedger(tokenizer, Chat(BEGIN, tools))
+        prompts = [ledger.prompt_ids()]
         for ids, is_cut, answer in rounds:
             ledger.add_completion(cut(ids) if is_cut else finished(ids))
             ledger.add_message(answer)
-        turns = ledger.turns()
-        assert [turn.completion.token_ids for turn in turns] == [ids for ids, _, _ in rounds]
-        for turn, following in pairwise(turns):
-            grown = turn.prompt_ids + turn.completion.token_ids
-            assert following.prompt_ids[: len(grown)] == grown
-            assert len(following.prompt_ids) > len(grown)
-        for turn in turns:
-            start = len(turn.prompt_ids)
-            assert ledger.ids[start : start + len(turn.completion.token_ids)] == turn.completion.token_ids
+            prompts.append(ledger.prompt_ids())
+        for (prompt, following), (ids, _, _) in zip(pairwise(prompts), rounds, strict=True):
+            grown = prompt + ids
+            assert following[: len(grown)] == grown
+            assert len(following) > len(grown)
 
     kept()
 
@@ -247,7 +244,7 @@ def test_an_end_of_turn_is_there_once_whether_it_was_sampled_or_not(family: Fami
         ledger = TokenLedger(tokenizer, Chat(BEGIN))
         ledger.add_completion(completion)
         ledger.add_messages(answer)
-        both.append(ledger.ids)
+        both.append(ledger.prompt_ids())
     assert both[0] == both[1] == both[2]
 
 
@@ -261,19 +258,21 @@ def test_an_end_of_turn_is_there_once_whether_it_was_sampled_or_not(family: Fami
 def test_another_end_token_of_the_model_ends_the_turn_once(name: str, sampled: str, after: str) -> None:
     tokenizer, ledger = begun(name, finished, f"Done{sampled}")
     ledger.add_message("Go on.")
-    assert f"Done{sampled}{after}" in shown(tokenizer, ledger.ids)
+    assert f"Done{sampled}{after}" in shown(tokenizer, ledger.prompt_ids())
 
 
 def test_an_end_that_a_second_one_follows_is_not_doubled() -> None:
     tokenizer, ledger = begun("phi3", finished, "Done<|end|>\n<|endoftext|>")
     ledger.add_message("Go on.")
-    assert shown(tokenizer, ledger.ids).count("<|end|>") == 3  # of two messages of the user and one answer
+    assert (
+        shown(tokenizer, ledger.prompt_ids()).count("<|end|>") == 3
+    )  # of two messages of the user and one answer
 
 
 def test_gpt_oss_ends_its_last_answer_otherwise_than_earlier_ones() -> None:
     tokenizer, ledger = begun("gptoss", finished, "<|channel|>final<|message|>Done<|return|>")
     ledger.add_message("Go on.")
-    assert shown(tokenizer, ledger.ids).endswith(
+    assert shown(tokenizer, ledger.prompt_ids()).endswith(
         "Done<|return|><|start|>user<|message|>Go on.<|end|><|start|>assistant"
     )
 
@@ -289,13 +288,12 @@ def test_thoughts_that_the_template_drops_later_stay_as_they_were_sampled() -> N
         {"role": "user", "content": "Go on."},
     ]
     assert "look first" not in rendered(tokenizer, whole)
-    [said] = ledger.turns()
-    start = len(said.prompt_ids)
-    stop = start + len(said.completion.token_ids)
-    assert ledger.ids[start:stop] == sampled
+    start = len(TokenLedger(tokenizer, Chat(BEGIN)).prompt_ids())
+    stop = start + len(sampled)
+    assert ledger.prompt_ids()[start:stop] == sampled
     plain = [*whole[:1], {"role": "assistant", "content": "Now."}, whole[2]]
     tail = encoded(tokenizer, rendered(tokenizer, plain).partition("Now.<|im_end|>")[2])
-    assert ledger.ids[stop:] == tail
+    assert ledger.prompt_ids()[stop:] == tail
 
 
 def test_several_results_make_one_block() -> None:
@@ -304,7 +302,7 @@ def test_several_results_make_one_block() -> None:
         before = ledger.num_tokens
         calls = [ToolCall("read", "{}"), ToolCall("read", "{}")]
         ledger.add_results(calls, [ToolResult("x = 1"), ToolResult("y = 2")])
-        text = shown(tokenizer, ledger.ids[before:])
+        text = shown(tokenizer, ledger.prompt_ids()[before:])
         assert text.count(block) == 1
         assert text.index("x = 1") < text.index("y = 2")
 
@@ -319,8 +317,8 @@ def test_what_is_told_before_the_next_completion_is_one_answer() -> None:
     at_once.add_messages([*result, asked])
     in_parts.add_messages(result)
     in_parts.add_message("Sum it up.")
-    assert in_parts.ids == at_once.ids
-    assert shown(tokenizer, at_once.ids).count("<|im_start|>assistant") == 2
+    assert in_parts.prompt_ids() == at_once.prompt_ids()
+    assert shown(tokenizer, at_once.prompt_ids()).count("<|im_start|>assistant") == 2
 
 
 def test_results_as_a_message_of_the_user_where_the_template_has_no_tools() -> None:
@@ -329,7 +327,7 @@ def test_results_as_a_message_of_the_user_where_the_template_has_no_tools() -> N
     ledger.add_completion(cut(encoded(tokenizer, "I look")))
     ledger.add_results([ToolCall("bash", ""), ToolCall("bash", "")], [ToolResult("one"), ToolResult("two")])
     ledger.add_message("Sum it up.")
-    assert shown(tokenizer, ledger.ids).endswith(
+    assert shown(tokenizer, ledger.prompt_ids()).endswith(
         "I look<end_of_turn>\n<start_of_turn>user\none\n\ntwo\n\nSum it up.<end_of_turn>\n<start_of_turn>model\n"
     )
 
@@ -344,9 +342,9 @@ def test_no_control_token_comes_out_of_a_content(family: Family) -> None:
         each.add_completion(cut(encoded(tokenizer, "I look")))
         each.add_message(content)
     control = {tokenizer.raw.token_to_id(token) for token in tokenizer.control}
-    found, expected = ([i for i in each.ids if i in control] for each in (ledger, honest))
+    found, expected = ([i for i in each.prompt_ids() if i in control] for each in (ledger, honest))
     assert found == expected
-    text = shown(tokenizer, ledger.ids)
+    text = shown(tokenizer, ledger.prompt_ids())
     assert all(f"{token[0]} {token[1:]}" in text for token in tokenizer.control)
 
 
@@ -384,7 +382,7 @@ def test_the_conversation_as_messages_renders_to_the_same_last_message() -> None
     chat = ledger.chat()
     whole = encoded(tokenizer, rendered(tokenizer, [dict(m) for m in chat.messages], chat.tools))
     after = encoded(tokenizer, rendered(tokenizer, [dict(m) for m in chat.messages]).partition("x = 1")[2])
-    assert whole[-len(after) :] == ledger.ids[-len(after) :] == after
+    assert whole[-len(after) :] == ledger.prompt_ids()[-len(after) :] == after
     assert [m["role"] for m in chat.messages] == ["user", "assistant", "tool"]
 
 
@@ -402,7 +400,7 @@ def test_calls_that_end_otherwise_than_texts() -> None:
                 ledger.add_results([ToolCall("read", "{}")], [ToolResult("x")])
             continue
         ledger.add_results([ToolCall("read", "{}")], [ToolResult("x")])
-        assert f"I look{tail}" in shown(tokenizer, ledger.ids)
+        assert f"I look{tail}" in shown(tokenizer, ledger.prompt_ids())
 
 
 WANTS_TEXT = (
@@ -419,7 +417,7 @@ def test_a_template_that_wants_calls_with_arguments_as_text() -> None:
     ledger = TokenLedger(tokenizer, Chat(BEGIN))
     ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
     ledger.add_results([ToolCall("read", "{}")], [ToolResult("x = 1")])
-    assert shown(tokenizer, ledger.ids).endswith(
+    assert shown(tokenizer, ledger.prompt_ids()).endswith(
         "I look<|im_end|><|im_start|>tool x = 1<|im_end|><|im_start|>"
     )
 
@@ -430,12 +428,12 @@ def test_a_template_that_wants_calls_with_arguments_as_text() -> None:
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "zephyr", "gptoss"])
 def test_a_template_that_cannot_take_results_says_why_and_nothing_changes(name: str) -> None:
     _, ledger = begun(name)
-    before = ledger.ids
+    before = ledger.prompt_ids()
     with pytest.raises(InputError, match="CR0810"):
         ledger.add_results([ToolCall("read", "{}")], [ToolResult("x = 1")])
-    assert ledger.ids == before
+    assert ledger.prompt_ids() == before
     ledger.add_message("x = 1")  # the way that its remedy names
-    assert ledger.ids[: len(before)] == before
+    assert ledger.prompt_ids()[: len(before)] == before
 
 
 def test_a_conversation_that_the_template_refuses_or_does_not_show() -> None:
@@ -504,24 +502,24 @@ def test_a_turn_cut_off_whose_calls_end_in_a_way_of_their_own() -> None:
 def test_completions_without_ids_or_with_other_numbers() -> None:
     _, ledger = begun("qwen3")
     ledger.add_message("Go on.")
-    before = ledger.ids
+    before = ledger.prompt_ids()
     for wrong in (cut(()), Completion((1, 2), "", StopReason.LENGTH, (-0.5,))):
         with pytest.raises(InputError, match="CR0821"):
             ledger.add_completion(wrong)
-    assert ledger.ids == before
+    assert ledger.prompt_ids() == before
 
 
 def test_ids_that_the_policy_does_not_have() -> None:
     tokenizer, ledger = begun("qwen3")
     ledger.add_message("Go on.")
-    before, last = ledger.ids, len(tokenizer) - 1
+    before, last = ledger.prompt_ids(), len(tokenizer) - 1
     for wrong in (last + 1, -1, 2**31 - 1):
         said = rf"CR0821.*the id {wrong}, and there are those from 0 to {last}"
         with pytest.raises(InputError, match=said):
             ledger.add_completion(cut((1, wrong, 2)))
-    assert ledger.ids == before
+    assert ledger.prompt_ids() == before
     ledger.add_completion(cut((0, last)))
-    assert ledger.ids == (*before, 0, last)
+    assert ledger.prompt_ids() == (*before, 0, last)
 
 
 def test_a_model_may_have_rows_for_more_ids_than_its_tokenizer() -> None:
@@ -532,7 +530,7 @@ def test_a_model_may_have_rows_for_more_ids_than_its_tokenizer() -> None:
         ledger.add_completion(cut((beyond + 1,)))
     ledger.add_completion(cut((beyond,)))
     ledger.add_message("Go on.")
-    assert ledger.turns()[0].completion.token_ids == (beyond,)
+    assert beyond in ledger.prompt_ids()
 
 
 def test_what_is_called_in_a_wrong_order() -> None:

@@ -23,8 +23,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox import selftest, warm_bubblewrap
 from composer_replication.sandbox.bubblewrap import Bubblewrap

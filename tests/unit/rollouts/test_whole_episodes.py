@@ -13,9 +13,8 @@ from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 
 from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
-from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
+from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.trajectories import (
     read_trajectories,
@@ -118,7 +117,7 @@ def played(
 
 
 def _script_of(episode: Episode, scripts: Sequence[Sequence[str]]) -> int:
-    first = episode.turns[0].observed.turn.completion.text
+    first = episode.turns[0].completion.text
     return [script[0] for script in scripts].index(first)
 
 
@@ -127,16 +126,16 @@ def test_rewards_and_ends(played) -> None:
     assert [each.stop_reason for each in (good, poor, bad)] == [StopReason.SUBMITTED] * 3
     assert [each.reward for each in (good, poor, bad)] == [1.0, 0.0, 0.0]
     assert good.score is not None and good.score.all_passed
-    assert [call.name for turn in good.turns for call in turn.observed.calls] == ["bash", "bash", "submit"]
-    assert "numbers.py" in good.turns[0].observed.results[0].text
-    assert poor.turns[1].observed.results[0].failed
+    assert [call.name for turn in good.turns for call in turn.calls] == ["bash", "bash", "submit"]
+    assert "numbers.py" in good.turns[0].results[0].text
+    assert poor.turns[1].results[0].failed
 
 
 def test_loss_is_on_what_was_sampled_and_on_nothing_else(played) -> None:
     tokenizer, scripts, episodes = played
     for episode in episodes:
-        (segment,) = episode.training_segments()
-        sampled = [i for turn in episode.turns for i in turn.observed.turn.completion.token_ids]
+        segment = rollout_row(episode, filler_id=0)
+        sampled = [i for turn in episode.turns for i in turn.completion.token_ids]
         masked = [i for i, bit in zip(segment.completion_ids, segment.mask, strict=True) if bit]
         assert masked == sampled
         script = scripts[_script_of(episode, scripts)]
@@ -156,7 +155,7 @@ def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
         for number, hint in enumerate(maker.last_hints[1])
         if hint.kind in ("invalid-call", "command-not-found")
     ]
-    hinted, turn = rows[1][mistake], episodes[1].turns[1].observed.turn
+    hinted, turn = rows[1][mistake], episodes[1].observed_turns()[1].turn
     assert (hinted.prompt_ids, hinted.completion_ids) == (turn.prompt_ids, turn.completion.token_ids)
     assert len(hinted.hinted_prompt_ids) > len(hinted.prompt_ids)
 
@@ -198,10 +197,7 @@ def test_the_monitor_sees_the_dishonest_one(played, store: TaskStore, clamp: Tas
         HackMonitor().inspect(
             EpisodeEvidence(
                 public_task(store, clamp),
-                [
-                    tuple(zip(turn.observed.calls, turn.observed.results, strict=True))
-                    for turn in episode.turns
-                ],
+                [tuple(zip(turn.calls, turn.results, strict=True)) for turn in episode.turns],
                 before,
                 after,
             )

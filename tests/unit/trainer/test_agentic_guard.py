@@ -138,7 +138,7 @@ def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_aga
                 with FeatureDeletionEnv(grader) as again:
                     again.reset(episode.task_id)
                     for turn in episode.turns:
-                        for call, result in zip(turn.observed.calls, turn.observed.results, strict=True):
+                        for call, result in zip(turn.calls, turn.results, strict=True):
                             assert again.call(call).text == result.text
                     visible, hidden = again.grade(), again.grade("hidden")
                 assert visible is not None and hidden is not None

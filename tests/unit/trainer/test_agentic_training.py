@@ -121,11 +121,11 @@ def test_rows_are_the_sampled_ids_and_only_they_carry_loss(run, scripts) -> None
             ids = batch["completion_ids"][row][real].tolist()
             mask = batch["tool_mask"][row][real].bool()
             prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()
-            words = [turn.observed.turn.completion.text for turn in episode.turns]
+            words = [turn.completion.text for turn in episode.turns]
             script = next(each for each in scripts if each[0] == words[0] + END)
             said_ids = [i for move in script for i in tokenizer.encode(move, add_special_tokens=False)]
-            assert tuple(prompt) == episode.turns[0].observed.turn.prompt_ids
-            last = episode.turns[-1].observed.turn
+            assert tuple(prompt) == episode.turns[0].added_ids
+            last = episode.observed_turns()[-1].turn
             assert tuple(prompt + ids) == (*last.prompt_ids, *last.completion.token_ids)
             assert torch.tensor(ids)[mask].tolist() == said_ids
             text = tokenizer.decode(torch.tensor(ids)[~mask])
@@ -141,7 +141,7 @@ def test_a_flagged_episode_is_paid_nothing_and_weighs_in_its_group(run) -> None:
     for number, (episodes, batch) in enumerate(zip(episodes_of(folder), recorded.batches, strict=True), 1):
         lines = read_jsonl(folder.rollouts / f"step-{number:06d}.jsonl")
         rewards = [line["reward"] for line in lines]
-        names = [e.turns[0].observed.calls[0].name for e in episodes]
+        names = [e.turns[0].calls[0].name for e in episodes]
         assert rewards == [by_first_call[name] for name in names] and "bash" in names
         mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
         for start in range(0, len(rewards), 4):
@@ -185,7 +185,7 @@ def test_what_happened_is_in_the_log(run) -> None:
     for episodes, row in zip(episodes_of(folder), read_jsonl(folder.metrics), strict=True):
         num = len(episodes)
         ended = [episode.stop_reason for episode in episodes]
-        names = [episode.turns[0].observed.calls[0].name for episode in episodes]
+        names = [episode.turns[0].calls[0].name for episode in episodes]
         assert row["rollouts/stopped_submitted"] == ended.count(StopReason.SUBMITTED) / num
         assert (
             row["rollouts/stopped_finished"]
@@ -215,7 +215,7 @@ def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, sto
             ) as again:
                 again.reset(episode.task_id)
                 for turn in episode.turns:
-                    for call, result in zip(turn.observed.calls, turn.observed.results, strict=True):
+                    for call, result in zip(turn.calls, turn.results, strict=True):
                         assert result.fault == "refused" or again.call(call).text == result.text
                 assert again.reward() == episode.reward
     finally:
@@ -262,14 +262,12 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
     (episodes,) = episodes_of(folder)
     model, total, num_tokens = sharp(0)[0].eval(), 0.0, 0
     for episode, of_row, of_hints, rollout in zip(episodes, turns, hints, rollouts, strict=True):
-        is_poor = episode.turns[0].observed.calls[0].name == "fly_away"
+        is_poor = episode.turns[0].calls[0].name == "fly_away"
         kinds = [hint.kind for hint in of_hints]
         assert kinds[:2] == (["invalid-call", "invalid-call"] if is_poor else [])
-        assert bool(of_row) is is_poor and (
-            rollout.turns or episode.turns[0].observed.calls[0].name == "bash"
-        )
+        assert bool(of_row) is is_poor and (rollout.turns or episode.turns[0].calls[0].name == "bash")
         for turn, hint in zip(of_row, of_hints, strict=True):
-            said_there = episode.turns[hint.turn_idx].observed.turn
+            said_there = episode.observed_turns()[hint.turn_idx].turn
             assert turn.prompt_ids == said_there.prompt_ids
             assert turn.completion_ids == said_there.completion.token_ids
             with torch.no_grad():
@@ -318,7 +316,7 @@ def test_episodes_that_sum_up_are_trained_on_as_one_rollout(
     }
     folder = train(tmp_path / "run", store, **settings)
     (episodes,), (batch,), (row,) = episodes_of(folder), recorded.batches, read_jsonl(folder.metrics)
-    assert [len(episode.segments) for episode in episodes] == [2] * 4
+    assert [len(episode.first_messages) for episode in episodes] == [2] * 4
     assert row["rollouts/summaries"] == 1.0
     assert row["checks/token_drift_max"] < 1e-4
     assert (
@@ -328,14 +326,14 @@ def test_episodes_that_sum_up_are_trained_on_as_one_rollout(
     for number, episode in enumerate(episodes):
         real = batch["completion_mask"][number].bool()
         ids, mask = batch["completion_ids"][number][real], batch["tool_mask"][number][real].bool()
-        answers = [turn.observed.turn.completion.token_ids for turn in episode.turns]
+        answers = [turn.completion.token_ids for turn in episode.turns]
         assert ids[mask].tolist() == [token for answer in answers for token in answer]
         (start,) = batch["segment_starts"][number].tolist()
-        begun = episode.segments[1].turns[0].prompt_ids
+        begun = next(turn.added_ids for turn in episode.turns if turn.segment_idx == 1)
         assert tuple(ids[start : start + len(begun)].tolist()) == begun
         sampled = batch["sampling_per_token_logps"][number][real][mask]
         with torch.no_grad():
-            expected = torch.cat([own_logps(model, turn.observed.turn) for turn in episode.turns])
+            expected = torch.cat([own_logps(model, each.turn) for each in episode.observed_turns()])
         torch.testing.assert_close(sampled, expected, rtol=0, atol=1e-4)
         advantage = (
             batch["advantages"].expand(real.numel(), 4).t()
@@ -424,7 +422,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"trl.use_transformers_continuous_batching": True}, "CR0211", "the agent loop does not sample so"),
     ({"trl.report_to": "excel"}, "CR0211", "the trackers are trackio, wandb, mlflow, tensorboard"),
     ({"trl.report_to": "trackio"}, "CR0101", "trl.report_to names trackio, which is not installed"),
-    ({"agent.dialect": "nonsense"}, "CR0818", "there is no dialect 'nonsense'"),
     ({"agent.max_context_tokens": 40_000}, "CR0705", "32768 positions"),
     ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0705", "leaves no room for an answer"),
     ({"model.name": "tiny-random"}, "CR0810", "no chat template"),

@@ -28,8 +28,7 @@ def open_cluster(
     """Actors for attempts and gradings, from here to the end of the block; waits for the first of them.
 
     Args:
-        address: ``auto`` for the cluster that ``RAY_ADDRESS`` names or that runs on this machine, ``HOST:PORT`` of
-            its head for one that this machine is a node of, ``ray://HOST:PORT`` for any other (needs ``ray[client]``).
+        address: as ``RayConnection`` takes it.
         store: whole; every node gets a copy of it.
         options: how many, and what for.
         waits_for_all: wait for every actor, so that episodes begin in the same rounds every time.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Score, Task, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import Called
-from composer_replication.rollouts.cluster.rollout_cluster import LostActor, RolloutCluster
+from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
@@ -55,22 +55,19 @@ class RayEnvironment:
 
     def call(self, call: ToolCall) -> ToolResult:
         """As ``FeatureDeletionEnv.call``."""
-        self._require_attempt()
-        if self._is_broken:
-            raise SandboxFailure("CR0303", "the sandbox of this attempt broke.", fix="ray status")
-        called: Called = self._ask("call", call)
-        self._is_over = called.is_done
-        return called.result
+        result: ToolResult
+        result, self._is_over = self._ask("call", call)
+        return result
 
     def finish(self) -> Judgement | None:
         """As ``FeatureDeletionEnv.finish``; None where a sandbox or the actor failed."""
-        judgement: Judgement | None = self._ask_and_count("finish")
+        judgement: Judgement | None = self._ask_for("finish")
         self._is_over = True
         return judgement
 
     def candidate(self) -> dict[str, bytes] | None:
         """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed."""
-        files: dict[str, bytes] | None = self._ask_and_count("candidate")
+        files: dict[str, bytes] | None = self._ask_for("candidate")
         return files
 
     def close(self) -> None:
@@ -78,43 +75,33 @@ class RayEnvironment:
 
         Never raises a ``SandboxFailure``: where the actor is gone, its sandbox is as well.
         """
-        actor, self._actor = self._actor, None
-        if actor is None:
+        if self._actor is None:
             return
         try:
-            if not self._is_broken:
-                self._cluster.ask(actor, "leave")
-        except SandboxFailure:
-            pass  # counted where it was met
+            self._ask_for("close")
         finally:
-            self._is_over = self._is_broken = False
+            self._actor, self._is_over, self._is_broken = None, False, False
             self._end()
 
     def _require_attempt(self) -> None:
         if self._actor is None:
             raise no_attempt("RayEnvironment")
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        try:
-            return self._cluster.ask(self._actor, method, *args)
-        except SandboxFailure as failure:
-            if not isinstance(failure, LostActor) and not self._is_broken:
-                self._cluster.count_failure()
-            self._is_broken = True
-            raise
+    def _ask_for(self, method: str) -> Any:
+        """What this method of the attempt gives; None where a sandbox or the actor failed."""
+        with suppress(SandboxFailure):
+            return self._ask("attempt", method)
+        return None
 
-    def _ask_and_count(self, method: str) -> Any:
-        """None where a sandbox failed, there or with the actor, and counted once."""
+    def _ask(self, method: str, *args: Any) -> Any:
         self._require_attempt()
         if self._is_broken:
-            return None
+            raise SandboxFailure("CR0303", "the sandbox of this attempt broke.", fix="ray status")
         try:
-            found = self._ask(method)
+            return self._cluster.ask(self._actor, method, *args)
         except SandboxFailure:
-            return None
-        if found is None:
-            self._cluster.count_failure()
-        return found
+            self._is_broken = True
+            raise
 
 
 class RayGrader(Grader):
@@ -150,7 +137,7 @@ class RayGrader(Grader):
 
     def grade_once(self, request: GradeRequest) -> Score:
         """Run one request on some node, whatever was seen before."""
-        score: Score = self._ask("grade_request", request)
+        score: Score = self._ask("grade_once", request.task, request)
         if score.error.startswith(FORGED):
             self.count_forgery()
         return score
@@ -166,12 +153,12 @@ class RayGrader(Grader):
     ) -> WatchedReport:
         """As ``Grader.watched``, on some node."""
         asked = (task, dict(files), tuple(node_ids), seed)
-        report: WatchedReport = self._ask("watched", *asked, timeout_seconds=timeout_seconds)
+        report: WatchedReport = self._ask("watched", task, *asked, timeout_seconds=timeout_seconds)
         return report
 
-    def _ask(self, method: str, *args: Any, **named: Any) -> Any:
+    def _ask(self, *asked: Any, **named: Any) -> Any:
         actor = self._cluster.lease()
         try:
-            return self._cluster.ask(actor, method, *args, **named)
+            return self._cluster.ask(actor, "grade", *asked, **named)
         finally:
             self._cluster.give_back(actor)

@@ -14,19 +14,16 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_replication.channel_tables import AgentToolsSection
 from composer_replication.errors import InputError
-from composer_replication.records import Limits, MonitorMode, Score, Task, ToolCall, ToolResult
+from composer_replication.records import Limits, MonitorMode, Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
-from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.tools.tool_context import CallCounts
+from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
-from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import FOLDERS, TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
 from composer_replication.tasks.workers.ray_connection import (
@@ -40,8 +37,7 @@ Files = list[tuple[str, bytes]]
 """Path below the store, content as it lies on the disk; the manifest last: with it a copy is whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreParcel:
+class StoreParcel(NamedTuple):
     """What a store is made of again on another machine; ``files`` is a reference to its ``Files``."""
 
     fingerprint: str
@@ -63,24 +59,21 @@ def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: st
     root = cache_folder() / "task-stores" / key
     while not (hold(root) and (root / NAME).is_file()):
         with cache_lock(f"task-store-{key}"):
-            if not (root / NAME).is_file():
-                _write(root, parcel, fetch)
+            if (root / NAME).is_file():
+                continue
+            shutil.rmtree(root, ignore_errors=True)  # what a writer left that was killed
+            root.mkdir(parents=True)
+            root.chmod(0o700)
+            for name, data in fetch(parcel.files):
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = path.with_name(f".{path.name}.new")
+                temporary.write_bytes(data)
+                temporary.replace(path)
     store = TaskStore.open(root, backend=backend)
     if store.fingerprint != parcel.fingerprint:
         raise damaged(root, "it is another one than was sent")
     return store
-
-
-def _write(root: Path, parcel: StoreParcel, fetch: Callable[[Any], Files]) -> None:
-    shutil.rmtree(root, ignore_errors=True)  # what a writer left that was killed
-    root.mkdir(parents=True)
-    root.chmod(0o700)
-    for name, data in fetch(parcel.files):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_bytes(data)
-        temporary.replace(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +81,7 @@ class ClusterOptions:
     """How the actors of a cluster are placed, and what attempts and gradings in them are like.
 
     Args:
-        num_actors: attempts and gradings at the same time, over all nodes. Those for which the cluster has no room
-            wait until Ray places them; the others work meanwhile.
+        num_actors: attempts and gradings at the same time. Those that Ray has no room for wait; the others work meanwhile.
         fits_nodes: take fewer actors, but one at least, where the nodes have not room for so many when the cluster is joined.
         num_drivers: processes of the run that share the nodes; each takes its part of the room.
         num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
@@ -98,10 +90,8 @@ class ClusterOptions:
         waiting_seconds: how long an attempt waits for a free actor. Keep it below ``EpisodeOptions.turn_seconds``.
         backend: sandbox backend on every node, by name or dotted path; empty for the best of each.
         tools: of an attempt, as ``FeatureDeletionEnv``.
-        reward: how a reward is made; ``RewardOptions()`` by default.
-        monitor: as ``FeatureDeletionEnv``; who inspects is the actor.
-        limits: of the sandboxes of attempts and gradings.
-        timeout_seconds: as ``Grader``.
+        reward, monitor: as ``FeatureDeletionEnv``.
+        limits, timeout_seconds: as ``Grader``.
     """
 
     num_actors: int = 4
@@ -124,43 +114,26 @@ def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> Clu
     """
     if not options.fits_nodes:
         return options
-    asked = {
-        name: share for name, share in {"CPU": options.num_cpus, **options.resources}.items() if share > 0
-    }
-    rooms = (
-        min((node.get(name, 0.0) / share for name, share in asked.items()), default=math.inf)
-        for node in nodes
+    shares = {"CPU": options.num_cpus, **options.resources}
+    asked = [(name, share) for name, share in shares.items() if share > 0]
+    most = options.num_actors * options.num_drivers
+    room = sum(
+        math.floor(min([most, *(node.get(name, 0.0) / share for name, share in asked)])) for node in nodes
     )
-    room = sum(math.floor(min(each, options.num_actors * options.num_drivers)) for each in rooms)
-    room //= options.num_drivers
-    return replace(options, num_actors=max(1, min(options.num_actors, room)))
+    return replace(options, num_actors=max(1, min(options.num_actors, room // options.num_drivers)))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where an actor lives now."""
 
     host: str
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
-    """What a call gave, and how the attempt stands after it."""
-
-    result: ToolResult
-    is_done: bool
-    counts: CallCounts
-
-
 class RolloutActor:
     """Attempts and gradings over a copy of a store, one after the other.
 
-    Args:
-        parcel: the store.
-        fetch: gives its files.
-        options: of attempts and gradings.
-        needs: what this node must have.
+    ``fetch`` gives the files of ``parcel``; ``needs`` is what this node must have.
     """
 
     def __init__(
@@ -182,31 +155,20 @@ class RolloutActor:
         self._require_environment(grader.store.get(task_id))
         return environment.reset(task_id)
 
-    def call(self, call: ToolCall) -> Called:
+    def call(self, call: ToolCall) -> tuple[ToolResult, bool]:
+        """What a call gave, and whether the attempt is over with it."""
         environment, _ = self._ready()
-        result = environment.call(call)
-        return Called(result, environment.is_done, replace(environment.counts))
+        return environment.call(call), environment.is_done
 
-    def candidate(self) -> dict[str, bytes] | None:
-        return self._ready()[0].candidate()
+    def attempt(self, method: str) -> Any:
+        """``candidate``, ``finish`` or ``close`` of the attempt's environment."""
+        return getattr(self._ready()[0], method)()
 
-    def finish(self) -> Judgement | None:
-        return self._ready()[0].finish()
-
-    def leave(self) -> None:
-        """Take the sandbox of the attempt away; nothing where there is none."""
-        self._ready()[0].close()
-
-    def grade_request(self, request: GradeRequest) -> Score:
-        """Grade one answer or tree, once."""
-        _, grader = self._ready()
-        self._require_environment(request.task)
-        return grader.grade_once(request)
-
-    def watched(self, task: Task, *asked: Any, timeout_seconds: float | None) -> WatchedReport:
+    def grade(self, method: str, task: Task, *asked: Any, **named: Any) -> Any:
+        """``grade_once`` or ``watched`` of the grader, for a test run of this task."""
         _, grader = self._ready()
         self._require_environment(task)
-        return grader.watched(task, *asked, timeout_seconds=timeout_seconds)
+        return getattr(grader, method)(*asked, **named)
 
     def end(self) -> None:
         """Leave nothing behind, also of those that were killed on this node."""
@@ -221,9 +183,8 @@ class RolloutActor:
         check_node(*self._needs)
         if self._grader is None or self._environment is None:
             options = self._options
-            backend = options.backend or None
             self._grader = Grader(
-                open_copy(self._parcel, self._fetch, backend=backend),
+                open_copy(self._parcel, self._fetch, backend=options.backend or None),
                 backend=options.backend,
                 limits=options.limits,
                 timeout_seconds=options.timeout_seconds,

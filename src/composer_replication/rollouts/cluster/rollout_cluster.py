@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -42,20 +42,11 @@ _LOOK_SECONDS = 1.0
 _END_SECONDS = 30.0
 
 
-class LostActor(SandboxFailure):
-    """The process or the node of an actor is gone, and with it what it held."""
-
-
 class RolloutCluster:
     """Actors with a copy of a store each; safe to use from several threads. See ``open_cluster``.
 
-    Args:
-        connection: to the cluster; closed by its owner, after this.
-        store: whole, and not written to meanwhile. It is read once, here.
-        options: how many, and what for.
-
-    ``counts``: ``lost`` (attempts and gradings whose process or node died), ``infrastructure_failures`` (all attempts and
-    gradings that a sandbox or Ray failed, lost ones included).
+    ``connection`` is closed by its owner, after this; ``store`` is whole, and read once, here. ``counts`` has ``lost``:
+    attempts and gradings whose process or node died.
     """
 
     def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
@@ -80,24 +71,24 @@ class RolloutCluster:
             MissingError: a node cannot be used, or the cluster is gone (CR0491).
             SandboxFailure: none was free in time (CR0490), or the cluster is closed (CR0302).
         """
-        ends = time.monotonic() + self.options.waiting_seconds
+        options = self.options
+        ends = time.monotonic() + options.waiting_seconds
         while True:
             self.check()
             self._admit()
             with suppress(queue.Empty):
                 return self._free.get(timeout=_LOOK_SECONDS)
             if time.monotonic() >= ends:
-                self.count_failure()
-                options = self.options
-                shares = {"num_cpus": options.num_cpus, **options.resources}
-                asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-                raise SandboxFailure(
-                    "CR0490",
-                    f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
-                    f"{options.num_actors}, and each asks for {asked}.",
-                    where="open_cluster",
-                    fix="ray status shows what is free; ask for less, add nodes, and run no more episodes at once than num_actors.",
-                )
+                break
+        shares = {"num_cpus": options.num_cpus, **options.resources}
+        asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+        raise SandboxFailure(
+            "CR0490",
+            f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
+            f"{options.num_actors}, and each asks for {asked}.",
+            where="open_cluster",
+            fix="ray status shows what is free; ask for less, add nodes, and run no more episodes at once than num_actors.",
+        )
 
     def give_back(self, actor: Any) -> None:
         """Let it be lent again, unless it is lost; also from a finalizer."""
@@ -105,16 +96,22 @@ class RolloutCluster:
             self._free.put(actor)
 
     def ask(self, actor: Any, method: str, *args: Any, **named: Any) -> Any:
-        """Have an actor do something, once; raises what it raised, or that it is lost (CR0491)."""
+        """Have an actor do something, once; raises what it raised, or a ``SandboxFailure`` where it is lost (CR0491)."""
         self.check()
         try:
             return wait_for(getattr(actor, method).remote(*args, **named), self.check)
         except (RayError, ConnectionError) as error:
             self.check()
             cause = plain_cause(error)
-            if is_of_ray(cause):
-                self._lose(actor, cause)
-            raise cause from error
+            if not is_of_ray(cause):
+                raise cause from error
+            place = self._replace(actor)
+            raise SandboxFailure(
+                "CR0491",
+                f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
+                where="" if place is None else f"{place.host}, process {place.pid}",
+                fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
+            ) from cause
 
     def wait_until_ready(self, num_actors: int = 1) -> None:
         """Wait until so many actors are ready at the same time; a ``MissingError`` where one was not placed in time (CR0490)."""
@@ -123,7 +120,7 @@ class RolloutCluster:
             while len(leased) < num_actors:
                 leased.append(self.lease())
         except SandboxFailure as error:
-            raise MissingError(error.code, error.message, where=error.where, fix=error.fix) from error
+            raise _final(error) from error
         finally:
             for actor in leased:
                 self.give_back(actor)
@@ -131,13 +128,6 @@ class RolloutCluster:
     def places(self) -> list[Place]:
         """Where the actors are that are prepared; fewer than ``num_actors`` while Ray starts one."""
         return list(self._places.values())
-
-    def count_failure(self, kind: str = "") -> None:
-        """Count an attempt or a grading that a sandbox or Ray failed."""
-        with self._lock:
-            self.counts["infrastructure_failures"] += 1
-            if kind:
-                self.counts[kind] += 1
 
     def check(self) -> None:
         """Refuse to go on where nothing can follow: the cluster is gone (CR0491), or was closed (CR0302)."""
@@ -162,7 +152,15 @@ class RolloutCluster:
         with suppress(RayError, ConnectionError):
             for actor in others:
                 ray.kill(actor)
-            _end_all(idle)
+            if not idle:
+                return
+            # As a process ends that is asked to; what one leaves behind all the same is removed beside it (``sweep_after_this_process``).
+            ends = [actor.end.remote() for actor in idle]
+            exits = [actor.__ray_terminate__.remote() for actor in idle]
+            ray.wait(exits, num_returns=len(exits), timeout=_END_SECONDS)
+            for actor in idle:
+                ray.kill(actor)
+            ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
 
     def __enter__(self) -> RolloutCluster:
         return self
@@ -193,12 +191,10 @@ class RolloutCluster:
                     self._places[actor] = ray.get(done)
                 except (RayError, ConnectionError) as error:
                     cause = plain_cause(error)
-                    if isinstance(
-                        cause, SandboxFailure
-                    ):  # tried again by Ray already: now it is the user's to know
-                        cause = MissingError(cause.code, cause.message, where=cause.where, fix=cause.fix)
-                    if not is_of_ray(cause):
-                        raise cause from error
+                    if not is_of_ray(
+                        cause
+                    ):  # a sandbox's failure was tried again by Ray already: now it is the user's to know
+                        raise (_final(cause) if isinstance(cause, SandboxFailure) else cause) from error
                     self._start()
                 else:
                     self._free.put(actor)
@@ -210,31 +206,20 @@ class RolloutCluster:
                 found.append(self._free.get_nowait())
         return found
 
-    def _lose(self, actor: Any, cause: Exception) -> NoReturn:
+    def _replace(self, lost: Any) -> Place | None:
+        """Start another actor in the place of one that is lost; where that one was."""
         with self._lock:
-            place = self._places.pop(actor, None)
+            self.counts["lost"] += 1
+            place = self._places.pop(lost, None)
             with suppress(RayError, ConnectionError):
-                ray.kill(actor)
+                ray.kill(lost)
             self._start()
             for other in self._take_free():  # its node may have taken others: they are lent once they answer
                 del self._places[other]
                 self._prepare(other)
-        self.count_failure("lost")
-        raise LostActor(
-            "CR0491",
-            f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
-            where="" if place is None else f"{place.host}, process {place.pid}",
-            fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
-        ) from cause
+        return place
 
 
-def _end_all(actors: list[Any]) -> None:
-    """End them as a process ends that is asked to; what one leaves behind all the same is removed beside it (``sweep_after_this_process``)."""
-    if not actors:
-        return
-    ends = [actor.end.remote() for actor in actors]
-    exits = [actor.__ray_terminate__.remote() for actor in actors]
-    ray.wait(exits, num_returns=len(exits), timeout=_END_SECONDS)
-    for actor in actors:
-        ray.kill(actor)
-    ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
+def _final(failure: SandboxFailure) -> MissingError:
+    """What trying again does not cure."""
+    return MissingError(failure.code, failure.message, where=failure.where, fix=failure.fix)

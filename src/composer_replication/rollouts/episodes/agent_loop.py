@@ -1,7 +1,7 @@
 """The one loop over turns: many episodes at once, over any policy and any environment.
 
 An episode samples, calls and appends until there is a reason to stop, and is graded then; for infrastructure it is begun
-again. From ``run_episodes`` to the model it is three calls: ``OneEpisode.run``, its ``_answer``, ``policy.sample``.
+again. From ``run_episodes`` to the model it is four calls: ``OneEpisode.run``, its ``_take_turn`` and ``_answer``, ``policy.sample``.
 """
 
 from __future__ import annotations
@@ -10,33 +10,102 @@ import asyncio
 import hashlib
 import math
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from composer_replication.errors import InputError, SandboxFailure
-from composer_replication.interfaces import AgentEnvironment
-from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec
+from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.interfaces import AgentEnvironment, TokenPolicy
+from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.environment.lease import EnvironmentLease
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
-from composer_replication.rollouts.episodes.episode import (
-    Episode,
-    EpisodeTurn,
-    ObservedTurn,
-    TokenCounts,
-    refusal,
-)
-from composer_replication.rollouts.episodes.episode_options import (
-    EpisodeOptions,
-    EpisodeParts,
-    RefusedRequestError,
-)
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 
 T = TypeVar("T")
+SUMMARY_REQUEST = """\
+The conversation will soon be longer than you can read. Write a summary for yourself, from which you will go on without
+it: what was asked, what you found out, what you changed and where, what is left to do. Do not call a tool."""
+SUMMARY_INTRODUCTION = "You worked on this already. Your own summary of what happened so far:"
+
+
+class RefusedRequestError(UsageError):
+    """A server refuses what it was asked as such (HTTP 400, 413): most often because it is too long for its context.
+
+    In an episode that had an answer already it ends that episode alone (``CONTEXT``).
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOptions:
+    """The limits of episodes; all seconds are of the wall clock.
+
+    Args:
+        max_turns: answers of the policy, summaries not counted.
+        max_context_tokens: prompt and answer together, in each segment. Never more is sampled.
+        max_new_tokens: of one answer; less where the context has less room.
+        min_new_tokens: with less room than this the episode ends (``CONTEXT``).
+        temperature: handed to the policy.
+        turn_seconds: for an answer and its calls. An answer that takes longer is thrown away; a call that began
+            in time may run to its own time-out. Then the episode ends (``DEADLINE``) and is graded. The answers of a
+            ``BatchingPolicy`` count neither here nor for ``episode_seconds``: ``max_new_tokens`` bounds them.
+        episode_seconds: for one try, grading not counted: each of its test runs has limits of its own.
+        call_seconds: the longest time-out of a call within the environment. A call may take so long however late in its
+            turn it began: one that runs into its own time-out is what the policy did, and no failure of the sandbox.
+        grace_seconds: an environment that does not come back so long after ``turn_seconds`` and ``call_seconds`` are both
+            over has broken: its episode is tried again.
+        closing_seconds: how long the end of the loop waits for environments to close.
+        max_calls: of one answer; those beyond are refused and not run.
+        max_tries: how often an episode is begun before it is dropped, for failures of sandbox or server only.
+        max_concurrent: episodes at a time; each has an environment.
+        reminder: what the policy is told after an answer without a call; empty: the episode ends (``FINISHED``).
+        summary_tokens: from this prompt length on the policy is asked for a summary and goes on from it; 0 never.
+            Leave room below ``max_context_tokens`` for one tool result, the request and the summary.
+        max_summaries: of one episode.
+        summary_request, summary_introduction: the words before and after.
+    """
+
+    max_turns: int = 50
+    max_context_tokens: int = 32768
+    max_new_tokens: int = 4096
+    min_new_tokens: int = 16
+    temperature: float = 1.0
+    turn_seconds: float = 600.0
+    episode_seconds: float = 3600.0
+    call_seconds: float = 300.0
+    grace_seconds: float = 120.0
+    closing_seconds: float = 120.0
+    max_calls: int = 16
+    max_tries: int = 3
+    max_concurrent: int = 32
+    reminder: str = ""
+    summary_tokens: int = 0
+    max_summaries: int = 4
+    summary_request: str = SUMMARY_REQUEST
+    summary_introduction: str = SUMMARY_INTRODUCTION
+
+
+def finish(environment: AgentEnvironment, task_id: str) -> Any:
+    """The judgement of an attempt by its own environment."""
+    del task_id
+    return environment.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeParts:
+    """Who takes part in every episode.
+
+    ``open_environment`` makes a fresh environment for each try; ``talk`` opens its conversations and finds the calls in an answer;
+    ``finish`` judges what an attempt at a task left, None where a sandbox failed.
+    """
+
+    policy: TokenPolicy
+    open_environment: Callable[[], AgentEnvironment]
+    talk: LedgerTalk
+    finish: Callable[[AgentEnvironment, str], Any] = finish
 
 
 async def run_episodes(
@@ -54,17 +123,11 @@ async def run_episodes(
     that the same policy gives the same episodes whatever ends first. While a caller holds an episode no further one is
     begun; those that run go on. Leave the iterator by ``aclosing`` or to its end: an episode that still runs then is
     cancelled, and every environment is closed. A call of an environment that runs at that moment is waited for,
-    at most ``options.closing_seconds``.
+    at most ``options.closing_seconds``. ``step`` of the trainer is for the records.
 
-    Args:
-        task_ids: a task for each episode; those of a group are repeated.
-        parts: policy, environment, conversation and calls.
-        options: the limits.
-        seed: of all sampling.
-        step: of the trainer, for the records.
-        counts: what happened is added here: ``ended_REASON``, ``dropped``, ``tries``,
-            ``infrastructure_failures``, ``failed_CODE``,
-            ``invalid_calls``, ``not_continued_CODE`` (a template that does not go on after an answer), ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
+    What happened is added to ``counts``: ``ended_REASON``, ``dropped``, ``tries``, ``infrastructure_failures``, ``failed_CODE``,
+    ``invalid_calls``, ``refused_requests``, ``not_continued_CODE`` (a template that does not go on after an answer),
+    ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
 
     Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
     """
@@ -90,8 +153,15 @@ async def run_episodes(
                 counted["invalid_calls"] += episode.num_invalid_calls
                 yield episode
     finally:
+        for task in running:
+            task.cancel()
+        for lease in leases:  # now, not in the tasks: a second Ctrl-C may leave them no time
+            lease.release()
         try:
-            await _close(running, leases, options.closing_seconds)
+            await asyncio.gather(*running, return_exceptions=True)
+            if leases:
+                closing = [asyncio.wrap_future(lease.closed) for lease in leases]
+                await asyncio.wait(closing, timeout=options.closing_seconds)
         finally:
             if counts is not None:
                 counts.update(counted + _closings(leases))
@@ -113,30 +183,13 @@ async def episodes_in_order(
     return [found[index] for index in range(len(task_ids))]
 
 
-async def _close(
-    running: Iterable[asyncio.Task[Episode]],
-    leases: Sequence[EnvironmentLease[AgentEnvironment]],
-    seconds: float,
-) -> None:
-    """Cancel what runs, and wait until every environment is closed, at most so long."""
-    for task in running:
-        task.cancel()
-    for lease in leases:  # now, not in the tasks: a second Ctrl-C may leave them no time
-        lease.release()
-    await asyncio.gather(*running, return_exceptions=True)
-    closing = [asyncio.wrap_future(lease.closed) for lease in leases]
-    if closing:
-        await asyncio.wait(closing, timeout=seconds)
-
-
 def _closings(leases: Sequence[EnvironmentLease[AgentEnvironment]]) -> Counter[str]:
-    opened = [lease for lease in leases if lease.was_opened]
-    closed = [lease for lease in opened if lease.closed.done()]
+    closed = [lease for lease in leases if lease.closed.done()]
     return Counter(
-        opened=len(opened),
-        closed=len(closed),
+        opened=sum(lease.was_opened for lease in leases),
+        closed=sum(lease.was_opened for lease in closed),
         close_failures=sum(bool(lease.close_failure) for lease in closed),
-        not_closed=sum(not lease.closed.done() for lease in leases),
+        not_closed=len(leases) - len(closed),
     )
 
 
@@ -159,12 +212,8 @@ def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
 class OneEpisode:
     """Drives one episode and knows at any time what it has so far.
 
-    Args:
-        blank: its task and its place among those that were asked for; nothing has happened in it.
-        parts: policy, environment, conversation, calls.
-        options: the limits.
-        counts: ``tries``, ``infrastructure_failures`` and ``failed_CODE`` are counted here.
-        leases: every environment's lease is put here when it is made.
+    ``blank`` is its task and its place among those that were asked for. What happens is added to ``counts``, and the lease of
+    every environment to ``leases`` when it is made.
     """
 
     def __init__(
@@ -240,6 +289,7 @@ class OneEpisode:
     def _open_conversation(self, message: str) -> None:
         self._conversation = self.parts.talk.open(message, self._tools)
         self._first_messages.append(message)
+        self._num_kept = 0  # ids of the conversation up to its last answer
 
     async def _graded(self, reason: StopReason) -> Episode:
         started = self._clock()
@@ -257,30 +307,54 @@ class OneEpisode:
 
     async def _take_turn(self) -> StopReason | None:
         """One answer with its calls; why the episode ends with it, or before it, or None."""
-        if sum(not turn.is_summary for turn in self._turns) >= self.options.max_turns:
+        options, conversation, talk = self.options, self._conversation, self.parts.talk
+        if sum(not turn.is_summary for turn in self._turns) >= options.max_turns:
             return StopReason.TURNS
         if self._clock() >= self._deadline:
             return StopReason.DEADLINE
-        conversation, is_summary = self._conversation, self._is_summary_due()
-        if is_summary and not self._is_told(lambda: conversation.add_message(self.options.summary_request)):
+        is_summary = self._is_summary_due()
+        if is_summary and not self._is_told(lambda: conversation.add_message(options.summary_request)):
             return StopReason.FINISHED
-        asked, chat = self._clock(), conversation.chat()
-        answer = await self._answer()
-        if isinstance(answer, StopReason):
-            return answer
+        asked, chat, prompt_ids = self._clock(), conversation.chat(), conversation.prompt_ids()
+        completion = await self._answer(prompt_ids)
+        if isinstance(completion, StopReason):
+            return completion
         seconds = self._clock() - asked
-        end = min(self._deadline, asked + self.options.turn_seconds)
+        end = min(self._deadline, asked + options.turn_seconds)
         if isinstance(self.parts.policy, BatchingPolicy):
             # The seconds of an answer that is sampled together with others' put the deadlines off: who waits for a round has
             # done nothing yet, and others' tools and gradings, which have limits of their own, must not cut him short.
             self._deadline += seconds
             end += seconds
-        return await self._act(answer, chat, is_summary=is_summary, seconds=seconds, end=end)
+        try:
+            conversation.add_completion(completion)
+        except InputError as error:
+            raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
+        said = Turn(prompt_ids, completion)
+        calls = () if is_summary else talk.find_calls(said)
+        called = self._clock()
+        results, is_done = await self._call_all(calls, end)
+        summary_tokens = TokenCounts(thinking=len(completion.token_ids))
+        turn = EpisodeTurn(
+            prompt_ids[self._num_kept :],
+            completion,
+            calls,
+            results,
+            chat,
+            segment_idx=len(self._first_messages) - 1,
+            is_summary=is_summary,
+            policy_seconds=seconds,
+            tool_seconds=self._clock() - called,
+            tokens=summary_tokens if is_summary else talk.count_kinds(said, calls),
+        )
+        self._num_kept = conversation.num_tokens
+        self._turns.append(turn)
+        return self._go_on(turn, is_done=is_done)
 
-    async def _answer(self) -> Completion | StopReason:
+    async def _answer(self, prompt_ids: tuple[int, ...]) -> Completion | StopReason:
         """The policy's next answer, or why there is none."""
-        conversation, options, policy = self._conversation, self.options, self.parts.policy
-        room = min(options.max_new_tokens, options.max_context_tokens - conversation.num_tokens)
+        options, policy = self.options, self.parts.policy
+        room = min(options.max_new_tokens, options.max_context_tokens - len(prompt_ids))
         if room < options.min_new_tokens:
             return StopReason.CONTEXT
         end = min(self._deadline, self._clock() + options.turn_seconds)
@@ -288,7 +362,7 @@ class OneEpisode:
         try:
             async with asyncio.timeout_at(None if isinstance(policy, BatchingPolicy) else end) as limit:
                 completion = await policy.sample(
-                    conversation.prompt_ids(), max_new_tokens=room, temperature=options.temperature, seed=seed
+                    prompt_ids, max_new_tokens=room, temperature=options.temperature, seed=seed
                 )
         except TimeoutError:
             if not limit.expired():
@@ -299,70 +373,37 @@ class OneEpisode:
                 raise
             self._counts["refused_requests"] += 1  # the server took shorter ones of this episode
             return StopReason.CONTEXT
-        _check_answer(completion, room)
-        return completion
+        if len(completion.token_ids) > room:
+            problem = f"{len(completion.token_ids)} ids where at most {room} were asked for"
+        elif not all(map(math.isfinite, completion.token_logp)):
+            problem = "a log-probability that is no finite number"
+        else:
+            return completion
+        raise SandboxFailure("CR0821", f"the policy answered with {problem}.")
 
-    async def _act(
-        self, completion: Completion, chat: Chat | None, *, is_summary: bool, seconds: float, end: float
-    ) -> StopReason | None:
-        """Keep an answer and make its calls; why the episode ends with it, or None.
-
-        A summary is an answer without calls, from which the next conversation begins.
-        """
-        conversation, talk = self._conversation, self.parts.talk
-        try:
-            conversation.add_completion(completion)
-        except InputError as error:
-            raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
-        said = conversation.turns()[-1]
-        calls = () if is_summary else talk.find_calls(said)
-        tokens = TokenCounts(thinking=len(completion.token_ids))  # a summary
-        started = self._clock()
-        results, is_done = await self._call_all(calls, end)
-        turn = EpisodeTurn(
-            ObservedTurn(said, calls, results, chat),
-            segment_idx=len(self._first_messages) - 1,
-            is_summary=is_summary,
-            policy_seconds=seconds,
-            tool_seconds=self._clock() - started,
-            tokens=tokens if is_summary else talk.count_kinds(said, calls),
-        )
-        self._turns.append(turn)
-        if is_summary and completion.stop_reason is not StopReason.LENGTH:
-            summary = f"{self.options.summary_introduction}\n{completion.text.strip()}"
+    def _go_on(self, turn: EpisodeTurn, *, is_done: bool) -> StopReason | None:
+        """Tell the policy what came back, or begin the next conversation from its summary; why the episode ends, or None."""
+        options, conversation = self.options, self._conversation
+        is_cut = turn.completion.stop_reason is StopReason.LENGTH
+        if turn.is_summary and not is_cut:
+            summary = f"{options.summary_introduction}\n{turn.completion.text.strip()}"
             self._open_conversation(f"{self._task_message}\n\n{summary}")
             return None
-        reason = self._reason_to_stop(turn, is_done=is_done)
-        if reason is None and not self._append_answers(turn):
-            reason = StopReason.FINISHED
-        return reason
-
-    def _reason_to_stop(self, turn: EpisodeTurn, *, is_done: bool) -> StopReason | None:
-        calls, completion = turn.observed.calls, turn.observed.turn.completion
         if is_done:
             return StopReason.SUBMITTED
-        if len(turn.observed.results) < len(calls):
+        if len(turn.results) < len(turn.calls):
             return StopReason.DEADLINE
-        if completion.stop_reason is StopReason.LENGTH:
-            # An answer without its end is never continued: no template writes a next message after it.
-            used = len(turn.observed.turn.prompt_ids) + len(completion.token_ids)
-            return StopReason.CONTEXT if used >= self.options.max_context_tokens else StopReason.LENGTH
-        if not calls and not self.options.reminder:
-            return StopReason.FINISHED
-        return None
-
-    def _append_answers(self, turn: EpisodeTurn) -> bool:
-        """Tell the policy what came back; False where its template does not go on from there."""
-        seen, conversation = turn.observed, self._conversation
-        if seen.calls:
-            is_told = self._is_told(lambda: conversation.add_results(seen.calls, seen.results))
+        if is_cut:  # an answer without its end is never continued: no template writes a next message after it
+            return StopReason.CONTEXT if self._num_kept >= options.max_context_tokens else StopReason.LENGTH
+        if turn.calls:
+            is_told = self._is_told(lambda: conversation.add_results(turn.calls, turn.results))
         else:
-            is_told = self._is_told(lambda: conversation.add_message(self.options.reminder))
-        if is_told and seen.turn.prompt_ids:
-            before = len(seen.turn.prompt_ids) + len(seen.turn.completion.token_ids)
-            added = TokenCounts(tool_output=max(0, conversation.num_tokens - before))
-            self._turns[-1] = replace(turn, tokens=turn.tokens + added)
-        return is_told
+            is_told = bool(options.reminder) and self._is_told(
+                lambda: conversation.add_message(options.reminder)
+            )
+        added = TokenCounts(tool_output=conversation.num_tokens - self._num_kept)
+        self._turns[-1] = replace(turn, tokens=turn.tokens + added)
+        return None if is_told else StopReason.FINISHED
 
     def _is_told(self, tell: Callable[[], None]) -> bool:
         """Whether the conversation goes on with what is told.
@@ -379,18 +420,17 @@ class OneEpisode:
 
     def _is_summary_due(self) -> bool:
         options = self.options
-        segment_idx = len(self._first_messages) - 1
-        has_turns = bool(self._turns) and self._turns[-1].segment_idx == segment_idx
         is_long = 0 < options.summary_tokens <= self._conversation.num_tokens
-        return is_long and has_turns and segment_idx < options.max_summaries
+        return is_long and self._num_kept > 0 and len(self._first_messages) <= options.max_summaries
 
     async def _call_all(self, calls: tuple[ToolCall, ...], end: float) -> tuple[tuple[ToolResult, ...], bool]:
         """The results in order, fewer when the time was over, and whether the episode was submitted."""
         results: list[ToolResult] = []
-        is_done = False
+        is_done, most = False, self.options.max_calls
         for number, call in enumerate(calls):
-            if number >= self.options.max_calls:
-                results.append(refusal(self.options.max_calls))
+            if number >= most:
+                text = f"Not run: at most {most} calls are taken from one answer."
+                results.append(ToolResult(text, is_error=True, fault="refused"))
                 continue
             if self._clock() >= end:
                 break
@@ -400,16 +440,3 @@ class OneEpisode:
             )
             results.append(result)
         return tuple(results), is_done
-
-
-def _check_answer(completion: Completion, room: int) -> None:
-    num_ids, num_logp = len(completion.token_ids), len(completion.token_logp)
-    if num_ids > room:
-        problem = f"{num_ids} ids where at most {room} were asked for"
-    elif num_logp not in (0, num_ids):
-        problem = f"{num_logp} log-probabilities for {num_ids} ids"
-    elif not all(map(math.isfinite, completion.token_logp)):
-        problem = "a log-probability that is no finite number"
-    else:
-        return
-    raise SandboxFailure("CR0821", f"the policy answered with {problem}.")

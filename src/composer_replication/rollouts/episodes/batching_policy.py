@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion
@@ -25,8 +25,7 @@ SampleBatch = Callable[[list[tuple[int, ...]], list[SampleOptions]], Sequence[Co
 """Blocking; one completion for each prompt, in order. ``options[i]`` belongs to ``prompts[i]``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     prompt_ids: tuple[int, ...]
     options: SampleOptions
     answer: asyncio.Future[Completion]
@@ -45,8 +44,6 @@ class BatchingPolicy:
         window_seconds: how long a first request waits for others; 0.005 is little beside any sampling.
         num_expected: says how many may ask; sampling then waits until that many do. So the batches, and with them the
             last bits of the answers, do not depend on who is slow. By default whoever waits is sampled.
-
-    ``counts`` has ``batches`` and ``prompts``.
     """
 
     def __init__(
@@ -57,7 +54,6 @@ class BatchingPolicy:
         window_seconds: float = 0.005,
         num_expected: Callable[[], int] = lambda: 1,
     ) -> None:
-        self.counts: Counter[str] = Counter()
         self._sample_batch, self._max_batch, self._window_seconds = sample_batch, max_batch, window_seconds
         self._num_expected = num_expected
         self._waiting: list[_Request] = []
@@ -94,8 +90,6 @@ class BatchingPolicy:
 
     async def _sample(self, batch: list[_Request]) -> None:
         prompts, options = [each.prompt_ids for each in batch], [each.options for each in batch]
-        self.counts["batches"] += 1
-        self.counts["prompts"] += len(batch)
         loop = asyncio.get_running_loop()
         try:
             found = list(await loop.run_in_executor(self._thread, self._sample_batch, prompts, options) or ())

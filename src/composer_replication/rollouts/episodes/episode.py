@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
-from composer_replication.errors import InputError
-from composer_replication.records import Rollout, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
+from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.tokens.chat import Chat
 
 
@@ -25,20 +24,33 @@ class TokenCounts:
     final: int = 0
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
-        return TokenCounts(
-            self.thinking + other.thinking,
-            self.tool_call + other.tool_call,
-            self.tool_output + other.tool_output,
-            self.final + other.final,
-        )
+        return TokenCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTurn:
+    """One answer of the policy and what its calls did: ``results[i]`` answers ``calls[i]``.
+
+    ``added_ids`` are those of its prompt behind the answer before it, in the first turn of a conversation the whole prompt:
+    an episode holds every id once. ``chat`` is the conversation that the prompt renders; None for a prompt without chat turns.
+    ``segment_idx`` counts the conversations of the episode from 0; a summary is the last turn of its segment.
+    """
+
+    added_ids: tuple[int, ...]
+    completion: Completion
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    chat: Chat | None = None
+    segment_idx: int = 0
+    is_summary: bool = False
+    policy_seconds: float = 0.0
+    tool_seconds: float = 0.0
+    tokens: TokenCounts = field(default_factory=TokenCounts)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedTurn:
-    """A turn with what it called and what came back: ``results[i]`` answers ``calls[i]``.
-
-    ``chat`` is the conversation that its prompt renders; None for a prompt without chat turns.
-    """
+    """A turn as hints are made from it: with the whole prompt, what it called and what came back."""
 
     turn: Turn
     calls: tuple[ToolCall, ...] = ()
@@ -47,47 +59,14 @@ class ObservedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeTurn:
-    """One answer of the policy and what its calls did.
-
-    ``segment_idx`` counts the conversations of the episode from 0; a summary is the last turn of its segment.
-    """
-
-    observed: ObservedTurn
-    segment_idx: int = 0
-    is_summary: bool = False
-    policy_seconds: float = 0.0
-    tool_seconds: float = 0.0
-    tokens: TokenCounts = field(default_factory=TokenCounts)
-
-    @property
-    def num_invalid_calls(self) -> int:
-        """Calls that no tool could take, as the environment says: those that ``invalid_call_cost`` charges."""
-        return sum(result.fault == "invalid" for result in self.observed.results)
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentTokens:
-    """A segment as a trainer takes it: ``completion_ids`` is all that follows the first prompt.
-
-    ``mask`` is 1 for ids that were sampled and 0 for those of tools and template; ``token_logp`` has 0.0 there,
-    and is empty where the sampler gave none.
-    """
-
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    token_logp: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Episode:
     """One attempt at one task, from the first message to its reward.
 
     ``index`` is its place among the episodes that were asked for, ``num_tries`` how often it was begun; only the last
-    try is kept. ``first_messages`` has one text a segment. ``reward`` is None for an episode that must not move the
-    weights: the sandbox or the policy's server failed each time (``INFRASTRUCTURE``, ``failure`` is the code of the
-    last failure). ``judgement`` is all that its environment says of it; it is not stored.
+    try is kept. ``first_messages`` has one text a segment: a conversation, of which each but the last ended with its summary.
+    ``reward`` is None for an episode that must not move the weights: the sandbox or the policy's server failed each time
+    (``INFRASTRUCTURE``, ``failure`` is the code of the last failure). ``judgement`` is all that its environment says of it;
+    it is not stored.
     """
 
     task_id: str
@@ -112,84 +91,29 @@ class Episode:
         return self.reward if self.turns else None
 
     @property
-    def segments(self) -> tuple[Rollout, ...]:
-        """A rollout for each conversation of the chain; all have the same reward and score.
-
-        Those before the last ended with their summary and have the stop reason ``FINISHED``.
-        """
-        last = len(self.first_messages) - 1
-        return tuple(
-            Rollout(
-                task_id=self.task_id,
-                step=self.step,
-                turns=tuple(each.observed.turn for each in self._turns_of(idx)),
-                reward=self.reward,
-                score=self.score,
-                stop_reason=self.stop_reason if idx == last else StopReason.FINISHED,
-                seconds=sum(each.policy_seconds + each.tool_seconds for each in self._turns_of(idx)),
-            )
-            for idx in range(last + 1)
-        )
-
-    @property
     def tokens(self) -> TokenCounts:
         return sum((each.tokens for each in self.turns), TokenCounts())
 
     @property
     def num_calls(self) -> int:
-        return sum(len(each.observed.calls) for each in self.turns)
+        return sum(len(each.calls) for each in self.turns)
 
     @property
     def num_invalid_calls(self) -> int:
-        return sum(each.num_invalid_calls for each in self.turns)
+        """Calls that no tool could take, as the environment says: those that ``invalid_call_cost`` charges."""
+        return sum(result.fault == "invalid" for each in self.turns for result in each.results)
 
-    @property
-    def is_trainable(self) -> bool:
-        """Whether every turn has the ids that were seen and sampled."""
-        turns = [each.observed.turn for each in self.turns]
-        return bool(turns) and all(turn.prompt_ids and turn.completion.token_ids for turn in turns)
-
-    def training_segments(self) -> tuple[SegmentTokens, ...]:
-        """Ids, masks and log-probabilities of every segment; refused where they are not known exactly (CR0821)."""
-        return tuple(segment_tokens(segment) for segment in self.segments if segment.turns)
-
-    def _turns_of(self, segment_idx: int) -> tuple[EpisodeTurn, ...]:
-        return tuple(each for each in self.turns if each.segment_idx == segment_idx)
-
-
-def refusal(max_calls: int) -> ToolResult:
-    """What a call is told that was one too many in its answer; no environment has seen it."""
-    text = f"Not run: at most {max_calls} calls are taken from one answer."
-    return ToolResult(text, is_error=True, fault="refused")
-
-
-def segment_tokens(rollout: Rollout) -> SegmentTokens:
-    """The turns of one conversation as one run of ids; nothing is aligned, each prompt has to extend the last.
-
-    Raises:
-        InputError: a turn has no ids, or its prompt does not begin with what came before it (CR0821).
-    """
-    first = rollout.turns[0].prompt_ids
-    ids, mask, logp = list(first), [0] * len(first), [0.0] * len(first)
-    has_logp = all(turn.completion.token_logp for turn in rollout.turns)
-    for number, turn in enumerate(rollout.turns):
-        sampled = turn.completion.token_ids
-        if not sampled or not turn.prompt_ids or turn.prompt_ids[: len(ids)] != tuple(ids):
-            raise InputError(
-                "CR0821",
-                f"an episode of {rollout.task_id} cannot be trained on: turn {number} has no token ids, "
-                "or its prompt does not begin with what came before it.",
-                where=rollout.task_id,
-                fix="sample through a policy that takes and gives token ids.",
-            )
-        between = turn.prompt_ids[len(ids) :]
-        ids += [*between, *sampled]
-        mask += [0] * len(between) + [1] * len(sampled)
-        logp += [0.0] * len(between) + list(turn.completion.token_logp if has_logp else [0.0] * len(sampled))
-    start = len(first)
-    return SegmentTokens(
-        first, tuple(ids[start:]), tuple(mask[start:]), tuple(logp[start:]) if has_logp else ()
-    )
+    def observed_turns(self) -> tuple[ObservedTurn, ...]:
+        """Every turn with its whole prompt, which takes space with the square of the turns: for a moment, not to keep."""
+        found: list[ObservedTurn] = []
+        seen: tuple[int, ...] = ()
+        segment_idx = 0
+        for each in self.turns:
+            prompt_ids = (*seen, *each.added_ids) if each.segment_idx == segment_idx else each.added_ids
+            turn = Turn(prompt_ids, each.completion)
+            found.append(ObservedTurn(turn, each.calls, each.results, each.chat))
+            seen, segment_idx = (*prompt_ids, *each.completion.token_ids), each.segment_idx
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,29 +135,25 @@ class RolloutRow:
 
 
 def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
-    """The row of an episode, its conversations one after the other.
-
-    Args:
-        episode: whose reward is known.
-        filler_id: stands alone, without loss, where nothing was sampled.
-    """
+    """The row of an episode, its conversations one after the other; ``filler_id`` stands alone, without loss, where nothing was sampled."""
     counts = effort_counts(episode)
     if not episode.turns:
         return RolloutRow((filler_id,), (filler_id,), (0,), (0.0,), None, counts)
-    first, *later = episode.training_segments()
-    ids, mask, logp = list(first.completion_ids), list(first.mask), list(first.token_logp)
-    has_logp = bool(logp) and all(segment.token_logp for segment in later)
-    starts = []
-    for segment in later:
-        starts.append(len(ids))
-        between = len(segment.prompt_ids)
-        ids += [*segment.prompt_ids, *segment.completion_ids]
-        mask += [*[0] * between, *segment.mask]
-        logp += [*[0.0] * between, *segment.token_logp]
-    if episode.paid is None:
-        mask = [0] * len(mask)
+    carries_loss = int(episode.paid is not None)
+    ids: list[int] = []
+    mask: list[int] = []
+    logp: list[float] = []
+    starts: list[int] = []
+    for idx, turn in enumerate(episode.turns):
+        if idx and turn.segment_idx != episode.turns[idx - 1].segment_idx:
+            starts.append(len(ids))
+        added, said = turn.added_ids if idx else (), turn.completion
+        ids += [*added, *said.token_ids]
+        mask += [0] * len(added) + [carries_loss] * len(said.token_ids)
+        logp += [*[0.0] * len(added), *said.token_logp]
+    has_logp = all(turn.completion.token_logp for turn in episode.turns)
     return RolloutRow(
-        first.prompt_ids,
+        episode.turns[0].added_ids,
         tuple(ids),
         tuple(mask),
         tuple(logp) if has_logp else (),
@@ -245,15 +165,8 @@ def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
 
 def effort_counts(episode: Episode) -> dict[str, float]:
     """Tokens, calls and turns of an episode by kind."""
-    tokens = episode.tokens
-    return {
-        "thinking_token": float(tokens.thinking),
-        "tool_call_token": float(tokens.tool_call),
-        "tool_output_token": float(tokens.tool_output),
-        "final_token": float(tokens.final),
-        "tool_call": float(episode.num_calls),
-        "turn": float(len(episode.turns)),
-    }
+    tokens = {f"{kind}_token": float(number) for kind, number in asdict(episode.tokens).items()}
+    return {**tokens, "tool_call": float(episode.num_calls), "turn": float(len(episode.turns))}
 
 
 def trl_columns(rows: Sequence[RolloutRow], *, may_chain: bool = False) -> dict[str, Any]:

@@ -10,12 +10,7 @@ from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.episode import TokenCounts
-from composer_replication.rollouts.tokens.call_dialects import (
-    dialect_of,
-    num_thinking_ids,
-    read_completion,
-    require_dialect,
-)
+from composer_replication.rollouts.tokens.call_dialects import dialect_of, num_thinking_ids, read_completion
 from composer_replication.rollouts.tokens.chat import Chat, encode
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 from composer_replication.rollouts.tools.tool_schemas import function_schema
@@ -38,28 +33,21 @@ class LedgerTalk:
         template_text: its chat template, or several by name as a tokenizer of transformers may have them.
         system: text of a system message; empty: none.
         template_options: further variables of the template (``enable_thinking``).
-        dialect: of calls; empty: the one that the template writes.
-        tools: whose schemas say how arguments between tags are read; the other dialects need none.
+        tools: whose schemas say how arguments are read that are no JSON.
         num_ids: how many ids the policy has, where its model has rows for more than the tokenizer; see ``TokenLedger``.
 
-    Raises:
-        InputError (from ``open`` on): there is no template (CR0810), its way of calls is not known (CR0818); it never
+    Raises (from ``open`` on):
+        InputError: there is no template (CR0810), its way of calls is not known (CR0818); it never
             goes on after a call (CR0810), which is tried out before the first episode; as ``TokenLedger``.
-        UsageError: there is no such dialect (CR0818).
     """
 
     tokenizer: Tokenizer
     template_text: str | Mapping[str, str] | None
     system: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    dialect: str = ""
     tools: tuple[ToolSpec, ...] = ()
     num_ids: int | None = None
     _fit_names: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.dialect:
-            require_dialect(self.dialect)
 
     def open(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
         """Begin a conversation."""
@@ -83,12 +71,13 @@ class LedgerTalk:
         """
         first = self._begun("x", tools)
         template = self.template_text if isinstance(self.template_text, str) else str(self.template_text)
-        shown = {*first.ids, *encode(self.tokenizer, template)}
-        ends = [(), *((token_id,) for token_id in sorted(shown) if first.is_control(token_id))]
+        shown = {*first.prompt_ids(), *encode(self.tokenizer, template)}
         problem: InputError | None = None
-        for end in ends:
-            ids = (*encode(self.tokenizer, "x"), *end)
-            said = Completion(ids, "x", StopReason.FINISHED if end else StopReason.LENGTH)
+        for end in (None, *(token_id for token_id in sorted(shown) if first.is_control(token_id))):
+            ids = encode(self.tokenizer, "x")
+            said = Completion(ids, "x", StopReason.LENGTH)
+            if end is not None:
+                said = Completion((*ids, end), "x", StopReason.FINISHED)
             ledger = self._begun("x", tools)
             try:
                 for _ in range(2):
@@ -103,19 +92,16 @@ class LedgerTalk:
 
     def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
         """The calls of an answer; its prompt says whether it began as a thought."""
-        return read_completion(
-            self.tokenizer, turn.prompt_ids, turn.completion.token_ids, self._dialect, tools=self.tools
-        )
+        sampled = turn.completion.token_ids
+        return read_completion(self.tokenizer, turn.prompt_ids, sampled, self._dialect, tools=self.tools)
 
     def count_kinds(self, turn: Turn, calls: tuple[ToolCall, ...]) -> TokenCounts:
         """The sampled ids of thoughts; all others are a call's where the answer calls, and final words elsewhere."""
         sampled = turn.completion.token_ids
         thinking = num_thinking_ids(self.tokenizer, turn.prompt_ids, sampled)
-        num_others = len(sampled) - thinking
-        return TokenCounts(
-            thinking=thinking, tool_call=num_others if calls else 0, final=0 if calls else num_others
-        )
+        others = len(sampled) - thinking
+        return TokenCounts(thinking, tool_call=others if calls else 0, final=0 if calls else others)
 
     @property
     def _dialect(self) -> str:
-        return self.dialect or dialect_of(self.template_text)
+        return dialect_of(self.template_text, self.tokenizer)

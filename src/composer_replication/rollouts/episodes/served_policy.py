@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +16,7 @@ from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.agent_loop import run_anywhere
-from composer_replication.rollouts.episodes.episode_options import RefusedRequestError
+from composer_replication.rollouts.episodes.agent_loop import RefusedRequestError, run_anywhere
 
 ANSWER_SECONDS = 600.0
 """For one answer, from the connection to its end."""
@@ -30,7 +28,6 @@ _PASSING = {408, 409, 429}
 _Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # no tokenizer has more
 # above 0 by rounding alone; further down nothing fits into float32
 _Logp = Annotated[float, Field(strict=True, ge=-1e30, le=1e-2)]
-_REASONS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH}
 
 
 class _Sampled(BaseModel):
@@ -38,6 +35,7 @@ class _Sampled(BaseModel):
 
     token_ids: list[_Id] = Field(min_length=1)
     token_logprobs: list[_Logp]
+    text: str
     finish_reason: Literal["stop", "length"]
 
 
@@ -53,8 +51,6 @@ class ServedPolicy:
             server takes what is left out from the model's ``generation_config.json``.
         stop_token_ids: end an answer, and are its last id.
 
-    ``counts`` has ``answered`` and each reason for which an answer did not come.
-
     Raises (when sampling):
         SandboxFailure: one answer did not come, although the client asked again (CR0824).
         MissingError: nobody answers at the address any more (CR0824): the run ends, and can be resumed.
@@ -65,7 +61,7 @@ class ServedPolicy:
     def __init__(
         self, endpoint: Endpoint, *, filters: Mapping[str, Any], stop_token_ids: Sequence[int] = ()
     ) -> None:
-        self.endpoint, self.counts = endpoint, Counter[str]()
+        self.endpoint = endpoint
         self._ask = {
             "top_k": 0,
             "min_p": 0.0,
@@ -102,17 +98,13 @@ class ServedPolicy:
             )
         except Exception as error:  # noqa: BLE001  what is no bug of ours is told as the server's
             raise self._told(error) from None
-        completion = read_answer(answer, prompt_ids)
-        self.counts["answered"] += 1
-        return completion
+        return read_answer(answer, prompt_ids)
 
     def _told(self, error: Exception) -> Exception:
         """What the client raised, as an error of ours; a bug stays what it is."""
-        openai = openai_package()
-        if not isinstance(error, openai.OpenAIError | ValueError):
+        if not isinstance(error, openai_package().OpenAIError | ValueError):
             return error
         reason = failure_reason(error)
-        self.counts[reason] += 1
         if reason == "unreachable":
             return server_gone(f"nobody answers at {self.endpoint.url}")
         status = getattr(error, "status_code", 500)
@@ -149,7 +141,8 @@ def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
     try:
         choice = answer.choices[0]
         seen, ids = getattr(choice, "prompt_token_ids", None), getattr(choice, "token_ids", None)
-        logp, text = getattr(choice.logprobs, "token_logprobs", None), choice.text
+        logp = getattr(choice.logprobs, "token_logprobs", None)
+        raw = {"token_ids": ids, "token_logprobs": logp, "text": choice.text}
     except (AttributeError, IndexError, TypeError):
         raise _half_an_answer("it has no choice") from None
     missing = "token ids" if ids is None or seen is None else "log-probabilities" if logp is None else ""
@@ -158,16 +151,14 @@ def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
         lost = f"it {problem}, so nothing that it samples can be trained on"
         raise _unfit(lost, f"serve with {SERVE_COMMAND}")
     try:
-        reason = getattr(choice, "finish_reason", None)
-        found = _Sampled.model_validate({"token_ids": ids, "token_logprobs": logp, "finish_reason": reason})
+        found = _Sampled.model_validate(raw | {"finish_reason": getattr(choice, "finish_reason", None)})
     except ValidationError as error:
         raise _half_an_answer(f"its {error.errors()[0]['loc'][0]} cannot be") from None
-    if not isinstance(text, str) or len(found.token_ids) != len(found.token_logprobs):
-        raise _half_an_answer(f"it has no text, or {len(found.token_logprobs)} log-probabilities")
-    sound = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair may stand in JSON
-    return Completion(
-        tuple(found.token_ids), sound, _REASONS[found.finish_reason], tuple(found.token_logprobs)
-    )
+    if len(found.token_ids) != len(found.token_logprobs):
+        raise _half_an_answer(f"it has {len(found.token_logprobs)} log-probabilities")
+    text = found.text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair may stand in JSON
+    reason = StopReason.FINISHED if found.finish_reason == "stop" else StopReason.LENGTH
+    return Completion(tuple(found.token_ids), text, reason, tuple(found.token_logprobs))
 
 
 def _half_an_answer(problem: str) -> SandboxFailure:
@@ -178,26 +169,26 @@ PROBE = "def probe(x):\n\treturn {'Ünicode': x}  # 1234567890 <|im_end|>\n"
 """Text on which tokenizers of different models part: spaces, digits, letters beyond ASCII, a special token."""
 _QUESTION_SECONDS = 30.0
 _SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-_PROCESSED = "processed_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model as its server describes it.
 
-    ``root`` is the folder or name of its weights. ``max_context_tokens`` is None where the server does not say;
-    ``settings`` is its whole configuration, empty unless it was started with ``VLLM_SERVER_DEV_MODE=1``.
+    ``root`` is the folder or name of its weights. ``max_context_tokens`` is None where the server does not say, and
+    ``logprobs_mode`` is empty unless it was started with ``VLLM_SERVER_DEV_MODE=1``.
     """
 
     endpoint: Endpoint
     root: str
     max_context_tokens: int | None
     version: str
-    settings: Mapping[str, Any]
+    logprobs_mode: str
 
-    def setting(self, name: str) -> Any:
-        """A value of the model's part of the configuration; None where it is not told."""
-        return (self.settings.get("model_config") or {}).get(name)
+    @property
+    def has_sampled_logps(self) -> bool:
+        """Whether its log-probabilities are those that it samples by; True where it does not tell."""
+        return not self.logprobs_mode or "processed_logprobs" in self.logprobs_mode
 
 
 def open_server(url: str, model: str = "", key_variable: str = "") -> Endpoint:
@@ -214,10 +205,8 @@ def find_server(
 ) -> ServedModel:
     """Ask a server which model it has.
 
-    Args:
-        endpoint: server; an empty ``model`` becomes the first that it serves.
-        wait_seconds: how long it may take until the server is up.
-        note: told once that it is waited for.
+    An empty ``model`` of the endpoint becomes the first that it serves. A server that is not up yet is waited for, at most
+    ``wait_seconds``, which ``note`` is told once.
 
     Raises:
         MissingError: nobody answers there (CR0824).
@@ -248,13 +237,15 @@ def find_server(
         card = cards[names.index(endpoint.model or names[0])]
         limit = getattr(card, "max_model_len", None)
         version = _told_by(client, endpoint, "version").get("version", "")
-        config = _told_by(client, endpoint, "server_info?config_format=json").get("vllm_config")
+        settings: Any = _told_by(client, endpoint, "server_info?config_format=json")
+        for name in ("vllm_config", "model_config", "logprobs_mode"):
+            settings = settings.get(name) if isinstance(settings, dict) else None
     return ServedModel(
         replace(endpoint, model=str(card.id)),
         str(getattr(card, "root", None) or card.id),
         limit if isinstance(limit, int) else None,
         str(version),
-        config if isinstance(config, dict) else {},
+        str(settings or ""),
     )
 
 
@@ -266,14 +257,7 @@ def require_fit(
     model_name: str,
     model_config: Mapping[str, Any],
 ) -> None:
-    """Stop where the server cannot sample the episodes of a recipe.
-
-    Args:
-        served: as it describes itself.
-        tokenizer: of the recipe's model.
-        max_context_tokens: of the episodes.
-        model_name: of the recipe.
-        model_config: of the recipe's model, as its ``config.json``.
+    """Stop where the server cannot sample the episodes of a recipe; ``model_config`` is as in ``config.json``.
 
     Raises:
         UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
@@ -287,9 +271,9 @@ def require_fit(
             f"serve with --max-model-len {max_context_tokens}, or set agent.max_context_tokens to at most {limit}",
         )
     _require_model(served, model_name, model_config)
-    if not has_sampled_logps(served):
+    if not served.has_sampled_logps:
         raise _unfit(
-            f"it was started with --logprobs-mode {served.setting('logprobs_mode')}: those are not the probabilities that it samples by",
+            f"it was started with --logprobs-mode {served.logprobs_mode}: those are not the probabilities that it samples by",
             f"serve with {SERVE_COMMAND}",
         )
     endpoint, ours_ids = served.endpoint, tokenizer.encode(PROBE, add_special_tokens=False)
@@ -304,12 +288,6 @@ def require_fit(
             await policy.sample(ours_ids, max_new_tokens=1, temperature=1.0, seed=0)
 
     run_anywhere(try_out())
-
-
-def has_sampled_logps(served: ServedModel) -> bool:
-    """Whether its log-probabilities are those that it samples by; True where it does not tell."""
-    mode = served.setting("logprobs_mode")
-    return mode is None or _PROCESSED in str(mode)
 
 
 def _require_model(served: ServedModel, model_name: str, model_config: Mapping[str, Any]) -> None:

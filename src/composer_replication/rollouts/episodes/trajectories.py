@@ -25,9 +25,8 @@ from composer_replication.records import (
     ToolCall,
     ToolResult,
     ToolSpec,
-    Turn,
 )
-from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, ObservedTurn, TokenCounts
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.run_folder import rewrite_jsonl
 
@@ -60,7 +59,7 @@ def read_trajectories(path: Path) -> list[Episode]:
     found = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            found.append(episode_of(json.loads(line)))
+            found.append(_episode_of(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"line {number} is not an episode of ours ({type(error).__name__}: {error!s:.100})"
             raise _unusable(problem, path, advice) from error
@@ -72,14 +71,16 @@ def read_trajectories(path: Path) -> list[Episode]:
 def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "") -> dict[str, Any]:
     """One episode as an ATIF object."""
     steps: list[dict[str, Any]] = []
+    prompt_lengths: list[int] = []
     for idx, message in enumerate(episode.first_messages):
         steps.append(
             {"step_id": len(steps) + 1, "source": "user", "message": message, "extra": {"segment_idx": idx}}
         )
-        before: Turn | None = None
+        num_seen = 0
         for turn in (each for each in episode.turns if each.segment_idx == idx):
-            steps.append(step_of(turn, len(steps) + 1, before))
-            before = turn.observed.turn
+            prompt_lengths.append(num_seen + len(turn.added_ids))
+            steps.append(_step_of(turn, len(steps) + 1, prompt_lengths[-1], is_first=not num_seen))
+            num_seen = prompt_lengths[-1] + len(turn.completion.token_ids)
     agent: dict[str, Any] = {
         "name": "composer-replication",
         "version": __version__,
@@ -87,99 +88,43 @@ def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "")
     }
     if model_name:
         agent["model_name"] = model_name
-    final: dict[str, Any] = {
-        "total_steps": len(steps),
-        "extra": {"reward": episode.reward, **asdict(episode.tokens)},
-    }
-    if episode.is_trainable:
-        turns = [each.observed.turn for each in episode.turns]
-        final["total_prompt_tokens"] = sum(len(turn.prompt_ids) for turn in turns)
-        final["total_completion_tokens"] = sum(len(turn.completion.token_ids) for turn in turns)
     return {
         "schema_version": ATIF_VERSION,
         "session_id": session_id,
         "trajectory_id": f"{session_id}/{episode.step}/{episode.index}",
         "agent": agent,
         "steps": steps,
-        "final_metrics": final,
+        "final_metrics": {
+            "total_steps": len(steps),
+            "total_prompt_tokens": sum(prompt_lengths),
+            "total_completion_tokens": sum(len(turn.completion.token_ids) for turn in episode.turns),
+            "extra": {"reward": episode.reward, **asdict(episode.tokens)},
+        },
         "extra": {
             _OURS: {
                 "version": OUR_VERSION,
                 "stop_reason": str(episode.stop_reason),
-                "score": None if episode.score is None else _score_row(episode.score),
+                "score": None if episode.score is None else asdict(episode.score),
                 **{name: getattr(episode, name) for name in _PLAIN},
             }
         },
     }
 
 
-def episode_of(row: Mapping[str, Any]) -> Episode:
-    """The episode that a line was made from."""
-    ours = row["extra"][_OURS]
-    if ours["version"] != OUR_VERSION:
-        raise ValueError(f"version {ours['version']} is not {OUR_VERSION}")
-    messages: list[str] = []
-    turns: list[EpisodeTurn] = []
-    before: Turn | None = None
-    for step in row["steps"]:
-        if step["source"] == "user":
-            messages.append(step["message"])
-            before = None
-        else:
-            turns.append(turn_of(step, before))
-            before = turns[-1].observed.turn
-    return Episode(
-        turns=tuple(turns),
-        first_messages=tuple(messages),
-        tools=tuple(ToolSpec(**each["function"]) for each in row["agent"]["tool_definitions"]),
-        stop_reason=StopReason(ours["stop_reason"]),
-        score=None if ours["score"] is None else _score_of(ours["score"]),
-        **{name: ours[name] for name in _PLAIN},
-    )
-
-
-_PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
-
-
-def _score_row(score: Score) -> dict[str, Any]:
-    outcomes = {node: str(outcome) for node, outcome in score.outcomes.items()}
-    row = {"outcomes": outcomes, "error": score.error, "seconds": score.seconds}
-    return row | ({"paid": list(score.paid)} if score.paid else {})
-
-
-def _score_of(row: Mapping[str, Any]) -> Score:
-    outcomes = {node: Outcome(outcome) for node, outcome in row["outcomes"].items()}
-    return Score(outcomes, row["error"], row["seconds"], tuple(row.get("paid", ())))
-
-
-def _unusable(problem: str, path: Path, fix: str) -> InputError:
-    return InputError("CR0401", f"a file of trajectories is not usable: {problem}.", where=str(path), fix=fix)
-
-
-def step_of(turn: EpisodeTurn, step_id: int, before: Turn | None) -> dict[str, Any]:
-    """An agent's step.
-
-    ``before`` is the turn before in the same segment. Where the prompt begins with that turn's prompt and answer only
-    the ids that were added are kept (``metrics.extra.added_token_ids``), so that a long episode takes space in
-    proportion to its length.
-    """
-    observed, completion = turn.observed, turn.observed.turn.completion
-    prompt_ids, prompt_text = observed.turn.prompt_ids, observed.turn.prompt_text
-    seen_ids = _ids_after(before)
+def _step_of(turn: EpisodeTurn, step_id: int, num_prompt_ids: int, *, is_first: bool) -> dict[str, Any]:
+    """An agent's step; the first of a conversation has its whole prompt, a later one the ids that were added to it."""
+    completion = turn.completion
     metrics: dict[str, Any] = {
-        "prompt_tokens": len(prompt_ids),
+        "prompt_tokens": num_prompt_ids,
         "completion_tokens": len(completion.token_ids),
         "completion_token_ids": list(completion.token_ids),
     }
     if completion.token_logp:
         metrics["logprobs"] = list(completion.token_logp)
-    extends = bool(seen_ids) and prompt_ids[: len(seen_ids)] == seen_ids
-    if extends:
-        metrics["extra"] = {"added_token_ids": list(prompt_ids[len(seen_ids) :])}
+    if is_first:
+        metrics["prompt_token_ids"] = list(turn.added_ids)
     else:
-        metrics["prompt_token_ids"] = list(prompt_ids)
-    call_ids = [f"call-{step_id}-{number}" for number in range(len(observed.calls))]
-    results = list(zip(call_ids, observed.results, strict=False))
+        metrics["extra"] = {"added_token_ids": list(turn.added_ids)}
     step: dict[str, Any] = {
         "step_id": step_id,
         "source": "agent",
@@ -187,16 +132,13 @@ def step_of(turn: EpisodeTurn, step_id: int, before: Turn | None) -> dict[str, A
         "metrics": metrics,
         "llm_call_count": 1,
         "extra": {
-            "segment_idx": turn.segment_idx,
-            "is_summary": turn.is_summary,
             "stop_reason": str(completion.stop_reason),
-            "prompt_text": prompt_text,
-            "policy_seconds": turn.policy_seconds,
-            "tool_seconds": turn.tool_seconds,
             "tokens": asdict(turn.tokens),
+            **{name: getattr(turn, name) for name in _PLAIN_OF_TURN},
         },
     }
-    if observed.calls:
+    call_ids = [f"call-{step_id}-{number}" for number in range(len(turn.calls))]
+    if turn.calls:
         step["tool_calls"] = [
             {
                 "tool_call_id": call_id,
@@ -204,48 +146,13 @@ def step_of(turn: EpisodeTurn, step_id: int, before: Turn | None) -> dict[str, A
                 "arguments": _as_object(call.arguments),
                 "extra": {"arguments_text": call.arguments, "call_id": call.call_id},
             }
-            for call_id, call in zip(call_ids, observed.calls, strict=True)
+            for call_id, call in zip(call_ids, turn.calls, strict=True)
         ]
-    if results:
-        rows = [(call_id, asdict(result)) for call_id, result in results]
-        step["observation"] = {
-            "results": [
-                {"source_call_id": call_id, "content": row.pop("text"), "extra": row} for call_id, row in rows
-            ]
-        }
+    if turn.results:
+        rows = zip(call_ids, map(asdict, turn.results), strict=False)
+        results = [{"source_call_id": n, "content": row.pop("text"), "extra": row} for n, row in rows]
+        step["observation"] = {"results": results}
     return step
-
-
-def turn_of(step: Mapping[str, Any], before: Turn | None) -> EpisodeTurn:
-    """The turn that ``step_of`` made the step from; without its ``chat``, which is not stored."""
-    metrics, extra = step["metrics"], step["extra"]
-    added = (metrics.get("extra") or {}).get("added_token_ids")
-    prompt_ids = tuple(metrics["prompt_token_ids"]) if added is None else (*_ids_after(before), *added)
-    completion = Completion(
-        tuple(metrics["completion_token_ids"]),
-        step["message"],
-        StopReason(extra["stop_reason"]),
-        tuple(metrics.get("logprobs", ())),
-    )
-    calls = tuple(
-        ToolCall(row["function_name"], row["extra"]["arguments_text"], row["extra"]["call_id"])
-        for row in step.get("tool_calls", ())
-    )
-    results = tuple(
-        ToolResult(row["content"], **row["extra"]) for row in step.get("observation", {}).get("results", ())
-    )
-    return EpisodeTurn(
-        ObservedTurn(Turn(prompt_ids, completion, extra["prompt_text"]), calls, results),
-        segment_idx=extra["segment_idx"],
-        is_summary=extra["is_summary"],
-        policy_seconds=extra["policy_seconds"],
-        tool_seconds=extra["tool_seconds"],
-        tokens=TokenCounts(**extra["tokens"]),
-    )
-
-
-def _ids_after(turn: Turn | None) -> tuple[int, ...]:
-    return () if turn is None else (*turn.prompt_ids, *turn.completion.token_ids)
 
 
 def _as_object(arguments: str) -> dict[str, Any]:
@@ -256,6 +163,61 @@ def _as_object(arguments: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _episode_of(row: Mapping[str, Any]) -> Episode:
+    """The episode that a line was made from."""
+    ours = row["extra"][_OURS]
+    if ours["version"] != OUR_VERSION:
+        raise ValueError(f"version {ours['version']} is not {OUR_VERSION}")
+    agents = [step for step in row["steps"] if step["source"] != "user"]
+    return Episode(
+        turns=tuple(_turn_of(step) for step in agents),
+        first_messages=tuple(step["message"] for step in row["steps"] if step["source"] == "user"),
+        tools=tuple(ToolSpec(**each["function"]) for each in row["agent"]["tool_definitions"]),
+        stop_reason=StopReason(ours["stop_reason"]),
+        score=None if ours["score"] is None else _score_of(ours["score"]),
+        **{name: ours[name] for name in _PLAIN},
+    )
+
+
+def _turn_of(step: Mapping[str, Any]) -> EpisodeTurn:
+    metrics, extra = step["metrics"], step["extra"]
+    added = (metrics.get("extra") or {}).get("added_token_ids")
+    completion = Completion(
+        tuple(metrics["completion_token_ids"]),
+        step["message"],
+        StopReason(extra["stop_reason"]),
+        tuple(metrics.get("logprobs", ())),
+    )
+    calls = (
+        ToolCall(row["function_name"], row["extra"]["arguments_text"], row["extra"]["call_id"])
+        for row in step.get("tool_calls", ())
+    )
+    results = (
+        ToolResult(row["content"], **row["extra"]) for row in step.get("observation", {}).get("results", ())
+    )
+    return EpisodeTurn(
+        tuple(metrics["prompt_token_ids"] if added is None else added),
+        completion,
+        tuple(calls),
+        tuple(results),
+        tokens=TokenCounts(**extra["tokens"]),
+        **{name: extra[name] for name in _PLAIN_OF_TURN},
+    )
+
+
+_PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
+_PLAIN_OF_TURN = ("segment_idx", "is_summary", "policy_seconds", "tool_seconds")
+
+
+def _score_of(row: Mapping[str, Any]) -> Score:
+    outcomes = {node: Outcome(outcome) for node, outcome in row["outcomes"].items()}
+    return Score(outcomes, row["error"], row["seconds"], tuple(row.get("paid", ())))
+
+
+def _unusable(problem: str, path: Path, fix: str) -> InputError:
+    return InputError("CR0401", f"a file of trajectories is not usable: {problem}.", where=str(path), fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +242,7 @@ def replay_episode(episode: Episode, environment: AgentEnvironment) -> Replay:
     try:
         environment.reset(episode.task_id)
         for turn_idx, turn in enumerate(episode.turns):
-            pairs = zip(turn.observed.calls, turn.observed.results, strict=False)
+            pairs = zip(turn.calls, turn.results, strict=False)
             for call_idx, (call, recorded) in enumerate(pairs):
                 if recorded.fault != "refused":
                     replayed = environment.call(call)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import StopReason, Task, TaskOutcome
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_anywhere
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    episodes_in_order,
+    finish,
+    run_anywhere,
+)
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts, finish
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
@@ -84,17 +90,11 @@ class EpisodePlayer:
     def generation(
         self, task_ids: Sequence[str], policy: TokenPolicy, *, step: int, place: str, is_training: bool = True
     ) -> list[Episode]:
-        """One episode for each task id, in their order.
+        """One episode for each task id, in their order; listeners are told where it ``is_training``.
 
-        Seeds come from the run's seed, the step and the place; what was under way when a run was cut is begun again with the same
-        ones. A generation of which infrastructure took every episode is refused (CR0390).
-
-        Args:
-            task_ids: those of a group are repeated.
-            policy: samples ids.
-            step: of the optimizer, from 1.
-            place: which generation of the step, and of which process.
-            is_training: False tells no listener.
+        Seeds come from the run's seed, the step (from 1) and the place: which generation of the step, and of which process. What
+        was under way when a run was cut is begun again with the same ones. A generation of which infrastructure took every
+        episode is refused (CR0390).
         """
         counts: Counter[str] = Counter()
         seed = derive_seed(self.seed, f"episodes {place}", step)
@@ -175,17 +175,18 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
     scores = [each.score for each in episodes if each.score is not None]
     reports = [each.judgement.report for each in episodes if each.judgement is not None]
     known = [report for report in reports if report is not None]
-    num_asked = sum(each.num_calls for each in episodes)
+    turns = [turn for each in episodes for turn in each.turns]
+    num_asked, num_episodes = sum(each.num_calls for each in episodes), len(episodes)
     figures = {
         "visible_pass": statistics.fmean(score.all_passed for score in scores) if scores else 0.0,
         "shown_pass": statistics.fmean(score.passed_all(paid=False) for score in scores) if scores else 0.0,
         "visible_share": statistics.fmean(score.pass_share for score in scores) if scores else 0.0,
-        "turns": statistics.fmean(len(each.turns) for each in episodes),
-        "policy_seconds": statistics.fmean(sum(t.policy_seconds for t in each.turns) for each in episodes),
-        "tool_seconds": statistics.fmean(sum(t.tool_seconds for t in each.turns) for each in episodes),
+        "turns": len(turns) / num_episodes,
+        "policy_seconds": math.fsum(turn.policy_seconds for turn in turns) / num_episodes,
+        "tool_seconds": math.fsum(turn.tool_seconds for turn in turns) / num_episodes,
         "grading_seconds": statistics.fmean(each.grading_seconds for each in episodes),
-        "summaries": statistics.fmean(sum(turn.is_summary for turn in each.turns) for each in episodes),
-        "calls": num_asked / len(episodes),
+        "summaries": sum(turn.is_summary for turn in turns) / num_episodes,
+        "calls": num_asked / num_episodes,
         "invalid_calls": float(counts["invalid_calls"]),
         "invalid_calls_share": counts["invalid_calls"] / num_asked if num_asked else 0.0,
         "infrastructure_failures": float(counts["infrastructure_failures"]),
@@ -196,21 +197,8 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
         "monitor_masked": float(sum(report.masks_reward for report in known)),
     }
     ended = Counter(str(each.stop_reason) for each in episodes)
-    figures |= {f"stopped_{reason}": ended[reason] / len(episodes) for reason in _REASONS}
+    figures |= {f"stopped_{reason}": ended[reason] / num_episodes for reason in _REASONS}
     return {f"rollouts/{name}": value for name, value in figures.items()}
-
-
-class CurrentPolicy(Protocol):
-    """The policy of ``trainer`` as it is now; ``step`` is how many steps of the optimizer it has behind it."""
-
-    trainer: Any
-
-    @property
-    def step(self) -> int: ...
-
-    def opened(self, num_running: Callable[[], int]) -> AbstractContextManager[TokenPolicy]:
-        """For a while; ``num_running`` says how many episodes may ask it at a moment."""
-        ...
 
 
 class EpisodeSampler(TaskSampler):
@@ -218,7 +206,7 @@ class EpisodeSampler(TaskSampler):
 
     Args:
         player: whose judgements have the tree (``keeps_trees``).
-        policy: answers.
+        policy: as ``trainer.episode_rollouts.TrainedPolicy``.
         keep: told of the episodes under the name of their evaluation.
 
     ``stop_reasons`` counts why the episodes so far ended.
@@ -227,7 +215,7 @@ class EpisodeSampler(TaskSampler):
     def __init__(
         self,
         player: EpisodePlayer,
-        policy: CurrentPolicy,
+        policy: Any,
         *,
         keep: Callable[[str, Sequence[Episode]], None] | None = None,
     ) -> None:

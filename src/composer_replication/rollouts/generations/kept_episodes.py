@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composer_replication.records import Rollout
+from composer_replication.records import Rollout, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.task_observer import KnownTasks
-from composer_replication.rollouts.monitor import HackFinding
 from composer_replication.run_folder import rewrite_jsonl
 from composer_replication.tasks.store import TaskStore
 
@@ -66,8 +65,7 @@ def _line(episode: Episode) -> dict[str, Any]:
     score, patch = episode.score, getattr(episode.judgement, "patch", None)
     said: list[str] = []
     for turn in episode.turns:
-        said.append(turn.observed.turn.completion.text)
-        said += [f"=> {result.text}" for result in turn.observed.results]
+        said += [turn.completion.text, *(f"=> {result.text}" for result in turn.results)]
     return {
         "task_id": episode.task_id,
         "step": episode.step,
@@ -83,27 +81,23 @@ def _line(episode: Episode) -> dict[str, Any]:
 
 
 def _findings(episode: Episode) -> dict[str, Any] | None:
-    """What the monitor found, its calls by turn and place within it."""
+    """What the monitor found; ``turn_idx`` of its findings counts the calls of the attempt, here it is turn and place within it."""
     report = None if episode.judgement is None else episode.judgement.report
     if report is None or not report.findings:
         return None
     places = [
         (turn_idx, call_idx)
         for turn_idx, turn in enumerate(episode.turns)
-        for call_idx, result in enumerate(turn.observed.results)
+        for call_idx, result in enumerate(turn.results)
         if result.fault != "refused"  # no environment has seen it
     ]
-    report = replace(report, findings=tuple(_placed(finding, places) for finding in report.findings))
+    findings = list(report.findings)
+    for idx, finding in enumerate(findings):
+        if finding.turn_idx is not None and finding.turn_idx < len(places):
+            turn_idx, call_idx = places[finding.turn_idx]
+            findings[idx] = replace(finding, turn_idx=turn_idx, call_idx=call_idx)
+    report = replace(report, findings=tuple(findings))
     return {"step": episode.step, "index": episode.index, "seed": episode.seed, **report.to_json()}
-
-
-def _placed(finding: HackFinding, places: Sequence[tuple[int, int]]) -> HackFinding:
-    """``turn_idx`` of a finding counts the calls of the attempt."""
-    number = finding.turn_idx
-    if number is None or number >= len(places):
-        return finding
-    turn_idx, call_idx = places[number]
-    return replace(finding, turn_idx=turn_idx, call_idx=call_idx)
 
 
 class ObservedEpisodes:
@@ -118,7 +112,7 @@ class ObservedEpisodes:
     def __init__(self, store: TaskStore) -> None:
         self._known = KnownTasks(store, partial(first_message, store))
         self._step = -1
-        self._by_ids: dict[_Key, ObservedRollout] = {}
+        self._by_ids: dict[_Key, Episode] = {}
 
     def note(self, episodes: Sequence[Episode]) -> None:
         """Remember these; those of an earlier step are forgotten."""
@@ -126,25 +120,32 @@ class ObservedEpisodes:
             if episode.step != self._step:
                 self._step, self._by_ids = episode.step, {}
             if episode.turns:
-                observed = observed_episode(episode)
-                self._by_ids[_key(observed.rollout)] = observed
+                self._by_ids[_key(episode.observed_turns()[-1].turn)] = episode
 
     def __call__(self, rollout: Rollout) -> ObservedRollout:
         """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
-        found = self._by_ids.get(_key(rollout)) if rollout.turns else None
-        if found is None:
+        episode = self._by_ids.get(_key(rollout.turns[-1])) if rollout.turns else None
+        if episode is None:
             return ObservedRollout(rollout, ())
-        known = self._known(found.rollout.task_id)
-        return replace(found, failed_tests=known.failed_tests(found.rollout.score), is_leak=known.is_leak)
+        known = self._known(episode.task_id)
+        failed_tests = known.failed_tests(episode.score)
+        return replace(observed_episode(episode), failed_tests=failed_tests, is_leak=known.is_leak)
 
 
 def observed_episode(episode: Episode) -> ObservedRollout:
     """One attempt, however many summaries it went on from: its row in a batch is one, too."""
-    turns = tuple(each.observed for each in episode.turns)
-    rollout = replace(episode.segments[-1], turns=tuple(each.turn for each in turns))
+    turns = episode.observed_turns()
+    rollout = Rollout(
+        task_id=episode.task_id,
+        step=episode.step,
+        turns=tuple(each.turn for each in turns),
+        reward=episode.reward,
+        score=episode.score,
+        stop_reason=episode.stop_reason,
+        seconds=episode.seconds,
+    )
     return ObservedRollout(rollout, turns, tools=episode.tools)
 
 
-def _key(rollout: Rollout) -> _Key:
-    last = rollout.turns[-1]
+def _key(last: Turn) -> _Key:
     return last.prompt_ids, last.completion.token_ids

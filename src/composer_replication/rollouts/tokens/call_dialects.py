@@ -4,11 +4,9 @@
 |---|---|
 | ``hermes`` | ``<tool_call>`` and JSON (Hermes, Qwen), ``<function=…>`` (Qwen 3.5, Nemotron) or ``<arg_key>`` (GLM) |
 | ``llama`` | a JSON object with ``parameters`` on a line of its own, or what follows ``<|python_tag|>`` |
-| ``mistral`` | ``[TOOL_CALLS]`` and a JSON list, or name and JSON |
-| ``deepseek`` | ``<｜tool▁call▁begin｜>`` to ``<｜tool▁call▁end｜>`` |
-| ``kimi`` | ``<|tool_call_begin|>functions.NAME:0`` to ``<|tool_call_end|>`` |
 | ``harmony`` | a message to ``functions.NAME`` (GPT-OSS) |
 | ``fenced`` | a code block in plain text: for models and templates without tools |
+| ``own`` | whatever the tokenizer's ``response_template`` says, which transformers reads |
 
 The text is for reading alone; the ids stay what was sampled. What is meant as a call and is none becomes a call with the
 raw text as its arguments (and no name where none can be read): the environment refuses it in words that teach.
@@ -26,10 +24,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec
 from composer_replication.rollouts.tokens.chat import decode
+from composer_replication.rollouts.tools.tool_schemas import function_schema
 
 OPENS, CLOSES = "<think>", "</think>"
 _NUM_TAIL_IDS = 16
@@ -165,25 +164,27 @@ Properties = Mapping[str, Mapping[str, Any]]
 _Parsed = tuple[tuple[ToolCall, ...], int]
 """The calls that begin at one place, and where reading goes on."""
 _Dialect = tuple[re.Pattern[str], Callable[[str, re.Match[str]], _Parsed]]
-_MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 # nothing is given back in these, so that a long line costs its length alone
 _FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE)
 
 
-def dialect_of(template: str | Mapping[str, str] | None) -> str:
-    """The dialect that a chat template writes calls in; ``fenced`` for one that knows no tools.
+def dialect_of(
+    template: str | Mapping[str, str] | None, tokenizer: object = None, *, refuses: bool = True
+) -> str:
+    """The dialect that a chat template writes calls in; ``fenced`` for one that knows no tools, or, where it ``refuses`` nothing,
+    none that is known here.
 
-    Of several templates by name, transformers takes ``tool_use`` where there are tools, else ``default``.
+    Of several templates by name, transformers takes ``tool_use`` where there are tools, else ``default``. Our own readers come
+    first: they keep a malformed call that transformers takes for text.
 
     Raises:
-        InputError: it knows tools and writes calls in a way that is not known here (CR0818); there is no
-            template (CR0810).
+        InputError: it knows tools and writes calls in a way that is not known here, and ``tokenizer`` has no
+            ``response_template`` that tells of calls (CR0818); there is no template (CR0810).
     """
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
-    template_text = template or ""
-    if not template_text:
+    if not template:
         raise InputError(
             "CR0810",
             "the tokenizer has no chat template.",
@@ -191,27 +192,18 @@ def dialect_of(template: str | Mapping[str, str] | None) -> str:
             fix="take the tokenizer of an instruction-tuned model, or set its chat_template.",
         )
     for name, signs in _SIGNS.items():
-        if all(sign in template_text for sign in signs):
+        if all(sign in template for sign in signs):
             return name
-    if "tool_call" in template_text:
+    if "tool_calls" in (getattr(tokenizer, "response_template", None) or {}).get("fields", ()):
+        return "own"
+    if refuses and any(sign in template for sign in ("tool_call", "[TOOL_CALLS]", "<｜tool▁call")):
         raise InputError(
             "CR0818",
             "the chat template writes calls of tools in a way that is not known.",
             where="chat template",
-            fix=f"name a dialect: {', '.join(sorted(DIALECTS))}.",
+            fix="give the tokenizer its response_template (transformers), or a template that writes calls as Qwen or Llama 3.",
         )
     return "fenced"
-
-
-def require_dialect(name: str, *, where: str = "dialect") -> None:
-    """Refuse a name that is none in ``DIALECTS``."""
-    if name not in DIALECTS:
-        raise UsageError(
-            "CR0818",
-            f"there is no dialect {name!r}.",
-            where=where,
-            fix=f"take one of: {', '.join(sorted(DIALECTS))}.",
-        )
 
 
 def read_calls(
@@ -226,7 +218,6 @@ def read_calls(
             dialects need none.
         thought_is_open: the prompt ends with ``<think>``, so that the reply begins as a thought.
     """
-    require_dialect(dialect)
     opening, parse = DIALECTS[dialect]
     if parse is _tagged:
         parse = partial(
@@ -243,11 +234,30 @@ def read_completion(
     *,
     tools: Sequence[ToolSpec] = (),
 ) -> tuple[ToolCall, ...]:
-    """The calls of a completion; its prompt says whether it begins within a thought. Raises as ``read_calls``."""
+    """The calls of a completion; its prompt says whether it begins within a thought."""
+    if dialect == "own":
+        return _read_by_response_template(tokenizer, prompt_ids, completion_ids, tools)
     is_open = thought_is_open(tokenizer, prompt_ids)
     # No dialect of plain text has control tokens; one right behind a closing fence would hide it.
     text = decode(tokenizer, completion_ids, skip_special_tokens=dialect == "fenced")
     return read_calls(text, dialect, tools=tools, thought_is_open=is_open)
+
+
+def _read_by_response_template(
+    tokenizer: Any, prompt_ids: Sequence[int], completion_ids: Sequence[int], tools: Sequence[ToolSpec]
+) -> tuple[ToolCall, ...]:
+    """As transformers reads them. What it takes for text although a control token stands in it, but for the last one, which
+    ends the answer, is a call that it could not read.
+    """
+    text, prompt = decode(tokenizer, completion_ids), decode(tokenizer, prompt_ids)
+    try:
+        said = tokenizer.parse_response(text, prefix=prompt, tools=[function_schema(tool) for tool in tools])
+        calls = [_call_of(call, json.dumps(call)) for call in said.get("tool_calls") or ()]
+    except Exception:  # noqa: BLE001  it may raise anything over what a model wrote
+        return (_raw_call(text),)
+    left = str(said.get("content") or "").removesuffix(decode(tokenizer, completion_ids[-1:])).strip()
+    is_unread = left not in decode(tokenizer, completion_ids, skip_special_tokens=True)
+    return (*calls, *([_raw_call(left)] if is_unread else []))
 
 
 def _scan(
@@ -308,49 +318,6 @@ def _llama(text: str, found: re.Match[str]) -> _Parsed:
     return (_raw_call(body),), stop
 
 
-def _mistral(text: str, found: re.Match[str]) -> _Parsed:
-    """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
-    begin = _behind_blanks(text, found.end())
-    try:
-        value, stop = _JSON.raw_decode(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, 0)
-    except _BAD_JSON:
-        value = None
-    if value is not None:
-        items = value if isinstance(value, list) else [value]
-        return tuple(_call_of(item, json.dumps(item)) for item in items), stop
-    named = _MISTRAL_CALL.match(text, begin)
-    place = named.end() if named else begin
-    body, _ = _until(text, place, "[TOOL_CALLS]", "</s>")
-    if named is None:
-        return (_raw_call(body),), place + len(body)
-    read = _object_at(text, place)
-    arguments, stop = (body, place + len(body)) if read is None else (text[read[1] : read[2]], read[2])
-    return (_call(named[1], arguments, named[2] or ""),), stop
-
-
-def _deepseek(text: str, found: re.Match[str]) -> _Parsed:
-    """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
-    body, stop = _until(text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-    before, separator, after = body.partition("<｜tool▁sep｜>")
-    if not separator:
-        return (_raw_call(body),), stop
-    name, fence, rest = after.partition("\n```json\n")
-    if fence and before.strip() == "function":
-        return (_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
-    return (_call(before, after),), stop
-
-
-def _kimi(text: str, found: re.Match[str]) -> _Parsed:
-    """The id, which holds the name, and the arguments."""
-    body, stop = _until(text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
-    call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
-    if not separator:
-        return (_raw_call(body),), stop
-    call_id = call_id.strip()
-    name = re.sub(r":\d+$", "", call_id.removeprefix("functions."))
-    return (_call(name, arguments, call_id),), stop
-
-
 def _harmony(text: str, found: re.Match[str]) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
     body, stop = _until(text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
@@ -380,18 +347,12 @@ DIALECTS: Final[Mapping[str, _Dialect]] = {
         re.compile(r'<\|python_tag\|>|(?:^[ \t]*|(?<=;)\s*)(?=\{\s*"(?:type|name)"\s*:)', re.MULTILINE),
         _llama,
     ),
-    "mistral": (re.compile(r"\[TOOL_CALLS\]"), _mistral),
-    "deepseek": (re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
-    "kimi": (re.compile(r"<\|tool_call_begin\|>"), _kimi),
     "harmony": (re.compile(r"<\|message\|>"), _harmony),
     "fenced": (_FENCE, _fenced),
 }
 """By name: how a call opens, and how it is read from there."""
 _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "deepseek": ("<｜tool▁call▁begin｜>",),
-    "kimi": ("<|tool_call_begin|>",),
     "harmony": ("<|channel|>", "<|message|>"),
-    "mistral": ("[TOOL_CALLS]",),
     "hermes": ("<tool_call>",),
     "llama": ('"parameters"', "ipython"),
 }

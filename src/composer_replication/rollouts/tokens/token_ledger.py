@@ -15,15 +15,9 @@ from collections.abc import Sequence
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Completion, ToolCall, ToolResult, Turn
+from composer_replication.records import Completion, ToolCall, ToolResult
 from composer_replication.rollouts.tokens.chat import Chat, decode
-from composer_replication.rollouts.tokens.template_suffix import (
-    Message,
-    Standing,
-    Suffix,
-    TemplateRule,
-    marked_messages,
-)
+from composer_replication.rollouts.tokens.template_suffix import Message, Suffix, TemplateRule
 
 
 class TokenLedger:
@@ -46,17 +40,12 @@ class TokenLedger:
         self._num_ids = len(tokenizer) if num_ids is None else num_ids
         self._rule = TemplateRule(tokenizer, chat)
         self._ids: list[int] = []
-        self._turns: list[Turn] = []
-        self._is_control: dict[int, bool] = {}
-        # what stands up to the last completion: as messages, and with marks in the place of contents
+        # what stands up to the last completion
         self._messages: list[Message] = []
-        self._history: list[Message] = []
-        self._last_marks: list[str] = []
-        self._rendering = ""
-        self._num_kept = 0
+        self._num_kept = self._num_turns = 0
         # what answers it
         self._pending: list[Message] = []
-        self._suffix = Suffix((), (), (), "")
+        self._suffix = Suffix()
         self.add_messages(chat.messages)
 
     def add_completion(self, completion: Completion) -> None:
@@ -64,15 +53,12 @@ class TokenLedger:
         if not self._pending:
             raise ValueError("a completion follows a prompt: add the messages that answer the last one first")
         self._require_whole(completion)
-        said = self._suffix.said
-        self._history += [*said, *marked_messages(self._pending, len(self._history) + len(said))]
-        self._messages += [*said, *self._pending]
-        self._last_marks.append(self._history[-1]["content"])
-        self._rendering = self._suffix.rendering
+        self._rule.add_completion(completion, self._suffix, self._pending)
+        self._messages += [*self._suffix.said, *self._pending]
         self._pending = []
-        self._turns.append(Turn(self.ids, completion))
         self._ids += completion.token_ids
         self._num_kept = len(self._ids)
+        self._num_turns += 1
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Append what answers the last completion (tool results, the user), and the generation prompt.
@@ -91,7 +77,7 @@ class TokenLedger:
         if not messages:
             raise ValueError("there is no message")
         pending = _joined(self._pending, messages)
-        suffix = self._suffix_of(pending)
+        suffix = self._rule.suffix(pending)
         forged = self._forged(suffix, pending)
         if forged:
             changed = [dict(message) for message in pending]
@@ -99,7 +85,7 @@ class TokenLedger:
                 for message in changed:
                     message["content"] = message["content"].replace(token, f"{token[0]} {token[1:]}")
             pending = [*changed]
-            suffix = self._suffix_of(pending)
+            suffix = self._rule.suffix(pending)
             if self._controls(suffix.ids) != self._controls(suffix.marked_ids):
                 raise InputError(
                     "CR0816",
@@ -136,21 +122,12 @@ class TokenLedger:
         )
 
     @property
-    def ids(self) -> tuple[int, ...]:
-        """The whole conversation; after messages, what the policy continues."""
-        return tuple(self._ids)
-
-    @property
     def num_tokens(self) -> int:
         return len(self._ids)
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """The same as ``ids``."""
-        return self.ids
-
-    def turns(self) -> tuple[Turn, ...]:
-        """Each completion with the ids that the policy saw before it."""
-        return tuple(self._turns)
+        """The whole conversation; after messages, what the policy continues."""
+        return tuple(self._ids)
 
     def chat(self) -> Chat:
         """The conversation as messages, with a stand-in for what the policy said in each turn."""
@@ -168,23 +145,13 @@ class TokenLedger:
             fix = "sample the model that the tokenizer belongs to; num_ids tells of rows beyond the tokenizer's."
         else:
             return
-        raise InputError("CR0821", f"a completion {problem}.", where=f"turn {len(self._turns)}", fix=fix)
-
-    def _suffix_of(self, pending: Sequence[Message]) -> Suffix:
-        if not self._turns:
-            return self._rule.first(pending)
-        completion = self._turns[-1].completion
-        standing = Standing(self._history, self._last_marks, self._rendering, completion)
-        return self._rule.after(standing, pending)
+        raise InputError("CR0821", f"a completion {problem}.", where=f"turn {self._num_turns}", fix=fix)
 
     def is_control(self, token_id: int) -> bool:
         """Whether an id is a control token of the tokenizer."""
-        if token_id not in self._is_control:
-            self._is_control[token_id] = self._rule.is_control((token_id,))
-        return self._is_control[token_id]
+        return self._rule.is_control((token_id,))
 
     def _controls(self, ids: tuple[int, ...]) -> list[int]:
-        """The control tokens among some ids."""
         return [token_id for token_id in ids if self.is_control(token_id)]
 
     def _forged(self, suffix: Suffix, pending: Sequence[Message]) -> set[str]:

@@ -27,9 +27,14 @@ from episode_parts import (
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Turn
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_anywhere, run_episodes
-from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    episodes_in_order,
+    run_anywhere,
+    run_episodes,
+)
+from composer_replication.rollouts.episodes.episode import Episode, TokenCounts, rollout_row
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.kept_episodes import observed_episode
 
@@ -61,29 +66,28 @@ def test_an_episode_runs_to_its_submission() -> None:
     episode, lives = one(echo_then_submit)
     assert episode.stop_reason is StopReason.SUBMITTED
     assert (episode.reward, episode.num_tries, episode.num_calls, episode.num_invalid_calls) == (1.0, 1, 3, 0)
-    assert [turn.observed.results[0].text for turn in episode.turns] == ["hello", "hello", "submitted"]
+    assert [turn.results[0].text for turn in episode.turns] == ["hello", "hello", "submitted"]
     assert [call.name for call in lives.opened[0].calls] == ["echo", "echo", "submit"]
     assert episode.first_messages == ("do task",)
     assert episode.tools == TOOLS
-    [rollout] = episode.segments
-    assert rollout.reward == 1.0
-    assert rollout.turns == tuple(turn.observed.turn for turn in episode.turns)
     observed = observed_episode(episode)
+    assert observed.rollout.reward == 1.0
+    assert [turn.completion for turn in observed.rollout.turns] == [turn.completion for turn in episode.turns]
     assert observed.turns[1].calls == find_calls(Turn((), say(ECHO)))
 
 
 def test_masks_and_ids_are_those_that_were_sampled() -> None:
     episode, _ = one(echo_then_submit)
-    [segment] = episode.training_segments()
+    segment = rollout_row(episode, filler_id=0)
     assert decode(segment.prompt_ids) == "U:do task|A:"
     expected = f"{ECHO}|T:hello|A:{ECHO}|T:hello|A:{SUBMIT}"
     assert decode(segment.completion_ids) == expected
     sampled = [number for number, bit in zip(segment.completion_ids, segment.mask, strict=True) if bit]
     answers = [say(ECHO), say(ECHO), say(SUBMIT)]
     assert sampled == [number for answer in answers for number in answer.token_ids]
-    logp = [number for number, bit in zip(segment.token_logp, segment.mask, strict=True) if bit]
+    logp = [number for number, bit in zip(segment.sampled_logp, segment.mask, strict=True) if bit]
     assert logp == [number for answer in answers for number in answer.token_logp]
-    assert all(not logp for logp, bit in zip(segment.token_logp, segment.mask, strict=True) if not bit)
+    assert all(not logp for logp, bit in zip(segment.sampled_logp, segment.mask, strict=True) if not bit)
 
 
 def test_tokens_are_counted_by_kind() -> None:
@@ -119,7 +123,7 @@ def test_every_way_to_stop_is_graded(script: Any, options: EpisodeOptions, reaso
 def test_a_reminder_goes_on_where_no_call_was_made() -> None:
     options = EpisodeOptions(reminder="call a tool", max_turns=5)
     episode, _ = one(lambda asked: SUBMIT if "call a tool" in asked.text else "hm", options)
-    assert [len(turn.observed.calls) for turn in episode.turns] == [0, 1]
+    assert [len(turn.calls) for turn in episode.turns] == [0, 1]
     assert episode.stop_reason is StopReason.SUBMITTED
     assert episode.turns[0].tokens == TokenCounts(final=3, tool_output=len(encode("|U:call a tool|A:")))
 
@@ -136,7 +140,6 @@ def test_no_answer_is_asked_for_beyond_the_context() -> None:
     "answer",
     [
         Completion(encode("x" * 60), "x" * 60, StopReason.LENGTH),
-        Completion(encode("x"), "x", StopReason.FINISHED, (-1.0, -1.0)),
         Completion(encode("x"), "x", StopReason.FINISHED, (float("-inf"),)),
     ],
 )
@@ -175,7 +178,7 @@ def test_a_sandbox_that_recovers_gives_the_episode_that_it_would_have_given() ->
     whole, _ = one(echo_then_submit)
     assert episode.num_tries == 2
     assert len(lives.opened) == 2
-    assert [turn.observed for turn in episode.turns] == [replace(turn.observed) for turn in whole.turns]
+    assert episode.observed_turns() == whole.observed_turns()
     assert policy.asked[0].seed == policy.asked[1].seed  # the same answer is asked for again
 
 
@@ -211,7 +214,7 @@ def test_calls_that_no_tool_can_take_are_counted_and_too_many_refused() -> None:
     made = parts(ScriptedPolicy(script), lives)
     [episode] = run(["task"], made, options=EpisodeOptions(max_calls=4), counts=counts)
     assert episode.num_invalid_calls == counts["invalid_calls"] == 2
-    last = episode.turns[0].observed.results[4]
+    last = episode.turns[0].results[4]
     assert (last.fault, last.text.startswith("Not run: at most 4")) == ("refused", True)
     assert len(lives.opened[0].calls) == 6  # four of the five, then two
 
@@ -249,8 +252,8 @@ def test_a_call_that_began_in_time_may_end_and_those_after_it_are_not_run() -> N
     policy = ScriptedPolicy(lambda asked: "<work>{}</work><work>{}</work>")
     episode, lives = one(policy, EpisodeOptions(turn_seconds=0.5, grace_seconds=30), how={"acts": acts})
     assert episode.stop_reason is StopReason.DEADLINE
-    assert [result.text for result in episode.turns[0].observed.results] == ["late"]
-    assert len(episode.turns[0].observed.calls) == 2
+    assert [result.text for result in episode.turns[0].results] == ["late"]
+    assert len(episode.turns[0].calls) == 2
     assert len(lives.opened[0].calls) == 1
 
 
@@ -261,7 +264,7 @@ def test_a_command_that_runs_into_its_own_time_out_never_drops_the_episode() -> 
     how = {"acts": acts, "pass_share": 0.0}
     episode, _ = one(lambda asked: "<work>{}</work>" * 3, options, how=how)
     assert (episode.stop_reason, episode.num_tries) == (StopReason.DEADLINE, 1)
-    assert [result.text for result in episode.turns[0].observed.results] == ["timed out: True"]
+    assert [result.text for result in episode.turns[0].results] == ["timed out: True"]
     assert episode.reward == 0.0
 
 
@@ -407,16 +410,17 @@ def test_a_summary_begins_a_segment_that_shares_the_reward() -> None:
     episode, lives = one(policy, SUMMARY, how={"pass_share": 0.75})
     assert len(lives.opened) == 1  # the tree goes on
     assert episode.first_messages == ("do task", "do task\n\nbefore:\nso far: hello")
-    first, second = episode.segments
-    assert first.reward == second.reward == 0.75
-    assert first.score == second.score
-    assert (first.stop_reason, second.stop_reason) == (StopReason.FINISHED, StopReason.SUBMITTED)
-    assert [turn.is_summary for turn in episode.turns] == [False] * (len(first.turns) - 1) + [True, False]
-    assert first.turns[-1].completion == say("so far: hello")
-    trained = episode.training_segments()
-    assert len(trained) == 2
-    assert decode(trained[1].prompt_ids) == "U:do task\n\nbefore:\nso far: hello|A:"
-    assert sum(trained[0].mask) == sum(len(turn.completion.token_ids) for turn in first.turns)
+    assert (episode.reward, episode.stop_reason) == (0.75, StopReason.SUBMITTED)
+    *first, second = episode.turns
+    assert [turn.is_summary for turn in first] == [False] * (len(first) - 1) + [True]
+    assert [turn.segment_idx for turn in episode.turns] == [0] * len(first) + [1]
+    assert first[-1].completion == say("so far: hello")
+    row = rollout_row(episode, filler_id=0)
+    [start] = row.segment_starts
+    begun = "U:do task\n\nbefore:\nso far: hello|A:"
+    assert decode(row.completion_ids[start:]) == begun + SUBMIT
+    assert decode(second.added_ids) == decode(episode.observed_turns()[-1].turn.prompt_ids) == begun
+    assert sum(row.mask[:start]) == sum(len(turn.completion.token_ids) for turn in first)
     assert episode.tokens.thinking == len(say("so far: hello").token_ids)
     assert all(len(each.prompt_ids) + each.max_new_tokens <= 260 for each in policy.asked)
 
@@ -424,14 +428,14 @@ def test_a_summary_begins_a_segment_that_shares_the_reward() -> None:
 def test_summaries_come_to_an_end() -> None:
     script = lambda asked: "s" if asked.text.endswith("|U:sum up|A:") else ECHO  # noqa: E731
     episode, _ = one(script, replace(SUMMARY, max_summaries=2))
-    assert len(episode.segments) == 3
+    assert len(episode.first_messages) == 3
     assert episode.stop_reason is StopReason.CONTEXT
 
 
 def test_a_summary_that_has_no_room_or_no_end_ends_the_episode() -> None:
     no_room, _ = one(lambda asked: ECHO, replace(SUMMARY, max_context_tokens=130))
     assert no_room.stop_reason is StopReason.CONTEXT
-    assert len(no_room.segments) == 1
+    assert len(no_room.first_messages) == 1
     cut, _ = one(
         lambda asked: "s" * 300 if "sum up" in asked.text else ECHO, replace(SUMMARY, max_new_tokens=60)
     )
@@ -483,7 +487,7 @@ def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answe
 ) -> None:
     tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == name))
     policy = ScriptedPolicy(echo_then_submit)
-    talk = LedgerTalk(tokenizer, tokenizer.text, dialect="hermes")
+    talk = LedgerTalk(tokenizer, f"{tokenizer.text}{{# <tool_call> #}}")  # as if it knew tools
     with pytest.raises(InputError, match=code):
         run(["task"], EpisodeParts(policy, Lives().open, talk))
     assert not policy.asked

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.records import StopReason
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
-from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, episodes_in_order, sampling_seed
+from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 
 ANSWERS = (
     '<echo>{"text": "a"}</echo>',
@@ -110,7 +109,7 @@ def story(episode: Episode) -> object:
         episode.reward,
         episode.first_messages,
         [
-            (turn.observed.turn, turn.observed.calls, turn.segment_idx, turn.is_summary)
+            (turn.added_ids, turn.completion, turn.calls, turn.segment_idx, turn.is_summary)
             for turn in episode.turns
         ],
     )
@@ -134,9 +133,6 @@ def test_every_environment_is_closed_once_and_no_budget_is_exceeded(play: Play) 
         assert sum(not turn.is_summary for turn in episode.turns) <= play.options.max_turns
         assert (episode.reward is None) == (episode.stop_reason is StopReason.INFRASTRUCTURE)
         assert (episode.failure != "") == (episode.stop_reason is StopReason.INFRASTRUCTURE)
-        assert len(episode.segments) == len(episode.first_messages)
-        for rollout in episode.segments:
-            assert rollout.reward == episode.reward
 
 
 @settings(max_examples=25)
@@ -163,21 +159,27 @@ def test_masked_ids_are_the_sampled_ones_and_the_rest_is_what_came_between(play:
     for episode in episodes:
         if not episode.turns:
             continue
-        segments = [segment for segment in episode.segments if segment.turns]
-        for rollout, tokens in zip(segments, episode.training_segments(), strict=True):
-            sampled = [number for turn in rollout.turns for number in turn.completion.token_ids]
-            masked = [n for n, bit in zip(tokens.completion_ids, tokens.mask, strict=True) if bit]
-            assert masked == sampled
-            last = rollout.turns[-1]
-            whole = (*last.prompt_ids, *last.completion.token_ids)
-            assert (*tokens.prompt_ids, *tokens.completion_ids) == whole
-            assert "|A:" in decode(tokens.prompt_ids)
+        row = rollout_row(episode, filler_id=0)
+        sampled = [number for turn in episode.turns for number in turn.completion.token_ids]
+        assert [n for n, bit in zip(row.completion_ids, row.mask, strict=True) if bit] == sampled
+        whole = (*row.prompt_ids, *row.completion_ids)
+        kept = sum(len(turn.added_ids) + len(turn.completion.token_ids) for turn in episode.turns)
+        assert kept == len(whole), "every id is kept once"
+        starts = [0, *(len(row.prompt_ids) + start for start in row.segment_starts), len(whole)]
+        by_segment = itertools.groupby(
+            zip(episode.turns, episode.observed_turns(), strict=True), lambda pair: pair[0].segment_idx
+        )
+        for (_, turns), (start, stop) in zip(by_segment, itertools.pairwise(starts), strict=True):
+            prompts = [each.turn for _, each in turns]
+            assert whole[start:stop] == (*prompts[-1].prompt_ids, *prompts[-1].completion.token_ids)
+            assert "|A:" in decode(prompts[0].prompt_ids)
+            for before, turn in itertools.pairwise(prompts):
+                seen = (*before.prompt_ids, *before.completion.token_ids)
+                assert turn.prompt_ids[: len(seen)] == seen
         for turn, following in itertools.pairwise(episode.turns):
             if following.segment_idx == turn.segment_idx and not following.is_summary:
-                seen = turn.observed.turn
-                before = len(seen.prompt_ids) + len(seen.completion.token_ids)
-                assert turn.tokens.tool_output == len(following.observed.turn.prompt_ids) - before
-        spent = sum(len(turn.observed.turn.completion.token_ids) for turn in episode.turns)
+                assert turn.tokens.tool_output == len(following.added_ids)
+        spent = sum(len(turn.completion.token_ids) for turn in episode.turns)
         counted = episode.tokens
         assert counted.thinking + counted.tool_call + counted.final == spent
 

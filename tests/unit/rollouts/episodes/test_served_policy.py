@@ -21,9 +21,13 @@ from policy_server import PolicyServer, half_a_chunked_answer, hold
 
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, sampling_seed
-from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    episodes_in_order,
+    sampling_seed,
+)
+from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.served_policy import (
     ServedPolicy,
@@ -114,9 +118,9 @@ def test_what_may_pass_is_asked_again_or_drops_one_answer(
     server.faults.append(Fault("completions", act, times=2))
     gone = MissingError if reason == "unreachable" else SandboxFailure
     with pytest.raises(gone, match="CR0824") as caught:
-        sample(policy := policy_of(server))
+        sample(policy_of(server))
     assert type(caught.value) is gone
-    assert policy.counts == {reason: 1}
+    assert gone is MissingError or reason in str(caught.value)
 
 
 def test_an_answer_that_comes_too_slowly_is_given_up(server: PolicyServer) -> None:
@@ -153,8 +157,8 @@ def test_ids_of_another_model_never_reach_a_conversation(server: PolicyServer, b
     made = EpisodeParts(policy, lives.open, talk)
     [episode] = in_loop(policy, ["task"], made, options=options)
     [turn] = episode.turns
-    assert turn.observed.turn.completion.token_ids == (1, len(tokenizer) + beyond, 2)
-    assert episode.training_segments()[0].mask == (1, 1, 1)
+    assert turn.completion.token_ids == (1, len(tokenizer) + beyond, 2)
+    assert rollout_row(episode, filler_id=0).mask == (1, 1, 1)
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 301, 422])

@@ -23,11 +23,9 @@ from composer_replication.records import (
     ToolCall,
     ToolResult,
     ToolSpec,
-    Turn,
 )
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
-from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, ObservedTurn, TokenCounts
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, episodes_in_order
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.episodes.trajectories import (
     read_trajectories,
     replay_episode,
@@ -91,23 +89,16 @@ def episodes(draw: st.DrawFn) -> Episode:
     turns: list[EpisodeTurn] = []
     num_segments = draw(st.integers(1, 3))
     for segment_idx in range(num_segments):
-        seen: tuple[int, ...] = ()
         for _ in range(draw(st.integers(0, 3))):
-            prompt = (*seen, *draw(ids)) if draw(st.booleans()) else draw(ids)
-            completion = draw(completions())
             calls = tuple(draw(st.lists(tool_calls, max_size=3)))
             results = tuple(draw(st.lists(tool_results, max_size=len(calls))))
             turns.append(
                 EpisodeTurn(
-                    ObservedTurn(
-                        Turn(
-                            prompt,
-                            completion,
-                            (turns[-1].observed.turn.prompt_text if turns else "") + draw(texts),
-                        ),
-                        calls,
-                        results,
-                    ),
+                    draw(ids),
+                    draw(completions()),
+                    calls,
+                    results,
+                    None,
                     segment_idx,
                     draw(st.booleans()),
                     draw(seconds),
@@ -115,7 +106,6 @@ def episodes(draw: st.DrawFn) -> Episode:
                     draw(token_counts),
                 )
             )
-            seen = (*prompt, *completion.token_ids)
     outcomes = st.dictionaries(texts, st.sampled_from(Outcome), max_size=3)
     return Episode(
         task_id=draw(texts),
@@ -250,8 +240,8 @@ def test_a_line_has_what_other_tools_look_for() -> None:
     assert (second["source"], second["message"]) == ("agent", ECHO)
     assert second["tool_calls"][0]["arguments"] == {"text": "hello"}
     assert second["observation"]["results"][0]["content"] == "hello"
-    turn = episode.turns[0].observed.turn
-    assert tuple(second["metrics"]["prompt_token_ids"]) == turn.prompt_ids
+    turn = episode.turns[0]
+    assert tuple(second["metrics"]["prompt_token_ids"]) == turn.added_ids
     assert tuple(second["metrics"]["completion_token_ids"]) == turn.completion.token_ids
     assert tuple(second["metrics"]["logprobs"]) == turn.completion.token_logp
     users = [step["message"] for step in row["steps"] if step["source"] == "user"]

@@ -34,8 +34,7 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import HeldoutReading, Limits, PreferencePair, Task
-from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.chooser import has_recorded_evidence
+from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
 from composer_replication.rollouts.environment.feature_deletion_env import (
     AttemptOptions,
     FeatureDeletionEnv,
@@ -261,11 +260,13 @@ def open_curriculum(
     options = config.curriculum
     if options is None:
         return None
-    recorded = None
-    if has_recorded_evidence(store.root, options):
+
+    def own_sha256() -> str:
         from composer_replication.trainer.model_modes import parameter_sha256
 
-        recorded = recorded_evidence(store.root, options, parameter_sha256=parameter_sha256(model))
+        return parameter_sha256(model)
+
+    recorded = recorded_standings(store.root, options, parameter_sha256=own_sha256)
     return Curriculum(
         rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
     )

@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_replication.channel_tables import CurriculumSection
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum import Evidence
+from composer_replication.rollouts.curriculum import Standing
 from composer_replication.rollouts.curriculum.chooser import PRIOR
 
 
-def posterior(a: float, b: float) -> Evidence:
-    return Evidence(passed=a - PRIOR, failed=b - PRIOR)
+def standing(passed: float = 0.0, failed: float = 0.0) -> Standing:
+    return Standing(passed=passed, failed=failed, status="active")
+
+
+def posterior(a: float, b: float) -> Standing:
+    return standing(passed=a - PRIOR, failed=b - PRIOR)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_certainty_falls_as_the_rate_rises(a: float, b: float, rate: float, more
     assert posterior(a, b).certainty_above(rate + more) <= posterior(a, b).certainty_above(rate)
 
 
-# ---- evidence -----------------------------------------------------------------------------------------
+# ---- standings ----------------------------------------------------------------------------------------
 
 ATTEMPTS = [
     TaskOutcome("t", True),
@@ -64,19 +69,19 @@ ATTEMPTS = [
 
 
 def test_only_full_passes_count_as_passes() -> None:
-    evidence = Evidence(passed=2.0, failed=1.0).joined(ATTEMPTS)
-    assert evidence == Evidence(passed=3.0, failed=3.0)
-    assert evidence.pass_rate == 0.5
+    known = standing(passed=2.0, failed=1.0).judged(ATTEMPTS, CurriculumSection())
+    assert known == standing(passed=3.0, failed=3.0)
+    assert known.pass_rate == 0.5
 
 
 def test_lost_attempts_say_nothing_of_the_pass_rate() -> None:
-    lost = Evidence().joined(ATTEMPTS[3:] * 8)
-    assert (lost.pass_rate, lost.weight) == (None, Evidence().weight)
+    lost = standing().judged(ATTEMPTS[3:] * 8, CurriculumSection())
+    assert (lost.pass_rate, lost.weight) == (None, standing().weight)
 
 
 def test_an_attempt_counts_half_after_a_half_life() -> None:
-    evidence = Evidence(4.0, 2.0)
+    known = standing(passed=4.0, failed=2.0)
     keep = 0.5 ** (1 / 7)
     for _ in range(7):
-        evidence = evidence.faded(keep)
-    assert (evidence.passed, evidence.failed) == pytest.approx((2.0, 1.0))
+        known = known.faded(keep)
+    assert (known.passed, known.failed) == pytest.approx((2.0, 1.0))

@@ -624,14 +624,10 @@ def open_evaluator(
     evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,
+        section,
         split_fingerprint=tasks.split.fingerprint,
         seed=config.seed,
-        every=section.every,
-        samples_per_task=section.samples_per_task,
-        sample_size=section.sample_size,
         canaries=canaries,
-        num_canaries=section.num_canaries,
-        has_sentinel=section.has_sentinel,
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )

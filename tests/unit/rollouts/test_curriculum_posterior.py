@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from composer_replication.channel_tables import CurriculumSection
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum import Standing
-from composer_replication.rollouts.curriculum.chooser import PRIOR
+from composer_replication.rollouts.curriculum import PRIOR, Standing
 
 
 def standing(passed: float = 0.0, failed: float = 0.0) -> Standing:

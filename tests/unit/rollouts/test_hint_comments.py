@@ -15,15 +15,24 @@ from composer_replication.rollouts.hints.hint_prompts import WIDTH, HintedPrompt
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
 """One that cuts words as GPT-2 does, and one as Llama 3 does."""
 PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n        """Last book."""'
+START = PROMPT.index("    @property")
 HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
 
 
 def place(
-    text: str, hint: str = HINT, *, tokenizer: int = 0, indent: str = "        ", answer: str = "\n"
+    text: str,
+    hint: str = HINT,
+    *,
+    tokenizer: int = 0,
+    indent: str = "        ",
+    answer: str = "\n",
+    start: int = START,
 ) -> HintedPrompt:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = hint_code_prompt(chosen, ids, text, hint, path="a.py", indent=indent, completion_text=answer)
+    prompt = hint_code_prompt(
+        chosen, ids, text, hint, path="a.py", indent=indent, function_start=start, completion_text=answer
+    )
     assert prompt.prompt_ids == ids
     hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
@@ -51,18 +60,20 @@ def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
     assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
 
 
-def test_a_header_inside_a_docstring_is_none() -> None:
-    text = 'def f(x):\n    """Doc.\n\n    def g(x):\n    """'
-    assert text_of(place(text, answer=" return 1")) == f"# {HINT}\n{text}"
-
-
 def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
     for answer in ("\n", " return 1"):
         prompt = hint_code_prompt(
-            tokenizer, ids, PROMPT, HINT, path="a.py", indent="        ", completion_text=answer
+            tokenizer,
+            ids,
+            PROMPT,
+            HINT,
+            path="a.py",
+            indent="        ",
+            function_start=START,
+            completion_text=answer,
         )
         assert prompt.hinted_ids[0] == bos
         assert (
@@ -86,9 +97,15 @@ def test_long_hints_are_wrapped() -> None:
 
 
 @settings(max_examples=30)
-@given(st.text(alphabet="ab (\n'é🙂)#.", max_size=40), st.sampled_from([0, 1]))
-def test_the_prompt_is_only_added_to(text: str, tokenizer: int) -> None:
-    prompt = place(f'{text}\ndef f(x):\n    """D."""', tokenizer=tokenizer)
+@given(
+    st.text(alphabet="ab (\n'é🙂)#.", max_size=40),
+    st.sampled_from([0, 1]),
+    st.sampled_from(["\n", " return 1"]),
+)
+def test_the_prompt_is_only_added_to(text: str, tokenizer: int, answer: str) -> None:
+    prompt = place(
+        f'{text}\ndef f(x):\n    """D."""', tokenizer=tokenizer, start=len(text) + 1, answer=answer
+    )
     assert HINT in text_of(prompt, tokenizer)
 
 
@@ -98,7 +115,16 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def code(ids: tuple[int, ...], text: str, hint: str) -> str:
         with pytest.raises(InputError) as caught:
-            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", indent="  ", completion_text="\n")
+            hint_code_prompt(
+                tokenizer,
+                ids,
+                text,
+                hint,
+                path="a.py",
+                indent="  ",
+                function_start=START,
+                completion_text="\n",
+            )
         return caught.value.code
 
     assert code(ids[:-1], PROMPT, HINT) == "CR0430"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from composer_replication.channel_tables import AgentRewardSection
 from composer_replication.records import Score
-from composer_replication.rollouts.monitor import MonitorReport
+from composer_replication.rollouts.monitor.report import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 
 

@@ -14,7 +14,7 @@ from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.task_observer import KnownTasks
-from composer_replication.rollouts.monitor import HackFinding
+from composer_replication.rollouts.monitor.report import HackFinding
 from composer_replication.run_folder import rewrite_jsonl
 from composer_replication.tasks.store import TaskStore
 

@@ -143,24 +143,21 @@ class PythonCode:
                 found += [(alias.name, node) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 found += [(_imported(node, alias), node) for alias in node.names]
-            elif isinstance(node, ast.Attribute | ast.Name | ast.Call | ast.Subscript):
-                found.append((self.dotted(node), node))
-        return [(name, node) for name, node in found if name]
+            elif name := self.dotted(node):
+                found.append((name, node))
+        return found
 
     @cached_property
     def stores(self) -> list[tuple[str, ast.AST]]:
         """Dotted names that new code assigns or deletes, plain names left out; also by ``setattr`` or ``d.update(...)``."""
         found: list[tuple[str, ast.AST]] = []
         for node in self.nodes:
-            if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                found.append((self.dotted(node), node))
+            elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
                 owner = self.dotted(node.value)
-                key = (
-                    self.text(node.slice)
-                    if isinstance(node, ast.Subscript) and owner == "sys.modules"
-                    else ""
-                )
-                is_entry = isinstance(node, ast.Subscript)
-                found.append((f"{owner}.{key or '*'}" if is_entry else self.dotted(node), node))
+                key = self.text(node.slice) if owner == "sys.modules" else ""
+                found.append((f"{owner}.{key or '*'}", node))
             elif isinstance(node, ast.Call) and node.args:
                 function = self.dotted(node.func)
                 if function in ("setattr", "delattr") and len(node.args) > 1:

@@ -1,4 +1,7 @@
-"""``Curriculum``: draws tasks by what is known of their pass rates, learns, gives replacements; its state in a checkpoint."""
+"""Which task should the policy try next?
+
+Those on which it sometimes passes and sometimes fails: a group whose answers all pass or all fail teaches nothing.
+"""
 
 from __future__ import annotations
 

@@ -21,37 +21,22 @@ class PythonCode:
 
     def __init__(self, text: str, tree: ast.Module, new: set[int]) -> None:
         self._lines = text.splitlines()
-        self._aliases: dict[tuple[ast.AST | None, str], str] = {}
-        self._bound: set[tuple[ast.AST | None, str]] = set()
-        self._values: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}
         self._owners: dict[ast.AST, ast.AST | None] = {}
+        self._bindings: dict[tuple[ast.AST | None, str], list[str | ast.AST | None]] = {}
+        """What a name is bound to in a function or the module: the dotted name that is imported, the value that is assigned,
+        the argument itself; None for anything else."""
         pending: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
         while pending:
             node, owner = pending.pop()
             self._owners[node] = owner
-            self._note(node, owner)
-            self._bound.add((owner, _bound_name(node)))
+            for name, what in _bound_by(node):
+                self._bindings.setdefault((owner, name), []).append(what)
             owner = node if isinstance(node, FUNCTIONS) else owner
             pending += [(child, owner) for child in reversed([*ast.iter_child_nodes(node)])]
         self.every = list(self._owners)
         self.nodes = [node for node in self.every if getattr(node, "lineno", 0) in new]
         """New nodes, parents first."""
         self.new = frozenset(self.nodes)
-
-    def _note(self, node: ast.AST, owner: ast.AST | None) -> None:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                name = alias.asname or alias.name.partition(".")[0]
-                self._aliases[owner, name] = alias.name if alias.asname else name
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                self._aliases[owner, alias.asname or alias.name] = _imported(node, alias)
-        elif isinstance(node, ast.arg):
-            self._values.setdefault((owner, node.arg), []).append(node)
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
-                    self._values.setdefault((owner, target.id), []).append(node.value)
 
     def quote(self, node: ast.AST) -> str:
         """The line on which a node begins."""
@@ -73,16 +58,16 @@ class PythonCode:
     def _bound_as(self, name: ast.Name) -> str:
         """What a name is imported as where it is bound, itself where it is nowhere; empty for any other binding."""
         for scope in self.scopes(name):
-            if (scope, name.id) in self._aliases:
-                return self._aliases[scope, name.id]
-            if (scope, name.id) in self._bound:
-                return ""
+            if bindings := self._bindings.get((scope, name.id)):
+                return next((each for each in reversed(bindings) if isinstance(each, str)), "")
         return name.id
 
     def assigned(self, name: ast.Name) -> list[ast.AST]:
         """What its own function assigns to a name, or else the module; an argument stands for what is given."""
-        own = self._values.get((self._owners.get(name), name.id))
-        return own or self._values.get((None, name.id), [])
+        own, module = (self._bindings.get((scope, name.id), ()) for scope in (self._owners.get(name), None))
+        return [each for each in own if isinstance(each, ast.AST)] or [
+            each for each in module if isinstance(each, ast.AST)
+        ]
 
     def resolved(self, node: ast.AST | None) -> ast.AST | None:
         """What a name stands for, if that is one thing throughout; anything else is itself."""
@@ -188,15 +173,22 @@ def parse_python(text: str, new: set[int]) -> PythonCode | None:
     return None if tree is None else PythonCode(text, tree, new)
 
 
-def _bound_name(node: ast.AST) -> str:
-    """The name that a node binds, imports aside; a method is taken for a function, unless a builtin is named so."""
+def _bound_by(node: ast.AST) -> list[tuple[str, str | ast.AST | None]]:
+    """The names that a node binds; a method is taken for a function, unless a builtin is named so."""
+    if isinstance(node, ast.Import):
+        roots = [(alias, alias.name.partition(".")[0]) for alias in node.names]
+        return [(alias.asname or root, alias.name if alias.asname else root) for alias, root in roots]
+    if isinstance(node, ast.ImportFrom):
+        return [(alias.asname or alias.name, _imported(node, alias)) for alias in node.names]
+    if isinstance(node, ast.arg):
+        return [(node.arg, node)]
     if isinstance(node, ast.Name):
-        return "" if isinstance(node.ctx, ast.Load) else node.id
-    name = getattr(node, "arg" if isinstance(node, ast.arg) else "name", "")
-    is_import = isinstance(node, ast.alias) or (
-        not isinstance(node, ast.arg) and hasattr(builtins, str(name))
-    )
-    return "" if is_import else str(name)
+        return [] if isinstance(node.ctx, ast.Load) else [(node.id, None)]
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
+    name = None if isinstance(node, ast.alias) else getattr(node, "name", None)
+    return [(name, None)] if isinstance(name, str) and not hasattr(builtins, name) else []
 
 
 def _imported(node: ast.ImportFrom, alias: ast.alias) -> str:

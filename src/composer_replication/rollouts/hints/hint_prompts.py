@@ -74,7 +74,8 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
             place; the hint holds a control token; there is no hint, or no prompt (CR0430).
     """
     ids, hint = tuple(prompt_ids), hint.strip()
-    _refuse_what_is_missing(tokenizer, ids and chat.messages, hint)
+    missing = "" if chat.messages else "the conversation has no message"
+    _refuse_unfit_hint(tokenizer, hint, missing if ids else "there is no prompt")
     try:
         plain_text = render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
@@ -107,11 +108,11 @@ def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tu
     return (first, last, hinted[last : last + num_added]) if first <= last else None
 
 
-def _refuse_what_is_missing(tokenizer: Tokenizer, prompt: object, hint: str) -> None:
+def _refuse_unfit_hint(tokenizer: Tokenizer, hint: str, missing: str) -> None:
     """Also a hint in which the tokenizer sees a control token: it would end or begin a message."""
-    if not prompt or not hint:
-        missing = "the hint is empty" if prompt else "there is no prompt"
-        raise unfit(missing, fix="give turns with the ids that the policy saw and what they render.")
+    if missing or not hint:
+        fix = "give turns with the ids that the policy saw, and their text or conversation."
+        raise unfit(missing or "the hint is empty", fix=fix)
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         fix = "put a space into it, as the function clean_text does."
@@ -227,7 +228,7 @@ def hint_code_prompt(
         completion_text: the sampled answer; only how it begins matters.
     """
     ids, hint = tuple(prompt_ids), hint.strip()
-    _refuse_what_is_missing(tokenizer, ids and prompt_text, hint)
+    _refuse_unfit_hint(tokenizer, hint, "" if ids and prompt_text else "there is no prompt")
     plain_ids = encode(tokenizer, prompt_text)
     num_before = len(ids) - len(plain_ids)
     if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:

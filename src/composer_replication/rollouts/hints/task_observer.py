@@ -141,7 +141,7 @@ class TaskObserver:
         rollout = replace(rollout, turns=(turn,), score=score)
         is_chat = self.prompt_style == "chat"
         chat = Chat([{"role": "user", "content": known.prompt}]) if is_chat else None
-        above, _ = excerpt(broken, hole, self.context_lines)
+        _, function = excerpt(broken, hole, self.context_lines)
         return ObservedRollout(
             rollout,
             (ObservedTurn(turn, chat=chat),),
@@ -149,7 +149,7 @@ class TaskObserver:
             answer=answer,
             answered_text=fill(broken, hole, answer),
             indent=marker_indent(broken, hole),
-            function_start=len(above),
+            function_start=max(0, turn.prompt_text.rfind(function)),  # whatever stands above it
             failed_tests=known.failed_tests(rollout.score),
             is_leak=known.is_leak,
         )

@@ -90,9 +90,8 @@ class FeatureDeletionReward:
         completion_ids: Sequence[Sequence[int]] | None = None,
         trainer_state: Any = None,
         log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
+        **_columns: Any,  # other columns of the data set do not matter to the reward
     ) -> list[float | None]:
-        del columns  # other data-set columns do not matter to the reward
         started = time.monotonic()
         ids = completion_ids if completion_ids is not None else [()] * len(completions)
         if not len(prompts) == len(completions) == len(task_id) == len(ids):

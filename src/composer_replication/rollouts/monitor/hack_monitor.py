@@ -100,19 +100,18 @@ class _Inspection:
 
     def _answer_files(self) -> list[str]:
         """The Python files that were changed or made; a new one counts once another changed file names its module."""
-        changed = [
-            path
-            for path in sorted(self.after)
-            if path.endswith(".py") and self.after[path] != self.before.get(path) and not is_of_tests(path)
-        ]
-        words = {path: set(_WORD.findall(self.after[path])) for path in changed}
-        named = Counter(word for own in words.values() for word in own)
+        changed = {
+            path: set(_WORD.findall(text))
+            for path, text in sorted(self.after.items())
+            if path.endswith(".py") and text != self.before.get(path) and not is_of_tests(path)
+        }
+        named = Counter(word for words in changed.values() for word in words)
         old = {*self.before, *self.episode.task.hole_paths}
         stems = {path: path.rpartition("/")[2].removesuffix(".py") for path in changed}
         return [
             path
-            for path in changed
-            if path in old or stems[path] == "__init__" or named[stems[path]] > (stems[path] in words[path])
+            for path, stem in stems.items()
+            if path in old or stem == "__init__" or named[stem] > (stem in changed[path])
         ]
 
     def _answer(self, path: str) -> None:

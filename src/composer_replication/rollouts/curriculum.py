@@ -244,7 +244,8 @@ class Curriculum:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what was noted is dropped. One that is damaged, or of other tasks, is refused (CR0884)."""
-        problem, saved = "", None
+        problem = ""
+        saved: SavedCurriculum | None = None
         try:
             saved = SavedCurriculum.model_validate(state)
         except (ValidationError, TypeError) as error:

@@ -21,7 +21,7 @@ CEILINGS = {
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2369,
-    "src/composer_replication/rollouts": 10765,
+    "src/composer_replication/rollouts": 10768,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 8419,
     "src/composer_replication/tasks": 21443,

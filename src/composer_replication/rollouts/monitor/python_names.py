@@ -22,15 +22,20 @@ class PythonCode:
     def __init__(self, text: str, tree: ast.Module, new: set[int]) -> None:
         self._lines = text.splitlines()
         self._owners: dict[ast.AST, ast.AST | None] = {}
-        self._bindings: dict[tuple[ast.AST | None, str], list[str | ast.AST | None]] = {}
-        """What a name is bound to in a function or the module: the dotted name that is imported, the value that is assigned,
-        the argument itself; None for anything else."""
+        # By the function or module that binds a name, and the name: what is imported, and what is assigned.
+        self._bound: set[tuple[ast.AST | None, str]] = set()
+        self._imported: dict[tuple[ast.AST | None, str], str] = {}
+        self._values: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}
         pending: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
         while pending:
             node, owner = pending.pop()
             self._owners[node] = owner
             for name, what in _bound_by(node):
-                self._bindings.setdefault((owner, name), []).append(what)
+                self._bound.add((owner, name))
+                if isinstance(what, str):
+                    self._imported[owner, name] = what
+                elif what is not None:
+                    self._values.setdefault((owner, name), []).append(what)
             owner = node if isinstance(node, FUNCTIONS) else owner
             pending += [(child, owner) for child in reversed([*ast.iter_child_nodes(node)])]
         self.every = list(self._owners)
@@ -58,16 +63,14 @@ class PythonCode:
     def _bound_as(self, name: ast.Name) -> str:
         """What a name is imported as where it is bound, itself where it is nowhere; empty for any other binding."""
         for scope in self.scopes(name):
-            if bindings := self._bindings.get((scope, name.id)):
-                return next((each for each in reversed(bindings) if isinstance(each, str)), "")
+            if (scope, name.id) in self._bound:
+                return self._imported.get((scope, name.id), "")
         return name.id
 
     def assigned(self, name: ast.Name) -> list[ast.AST]:
         """What its own function assigns to a name, or else the module; an argument stands for what is given."""
-        own, module = (self._bindings.get((scope, name.id), ()) for scope in (self._owners.get(name), None))
-        return [each for each in own if isinstance(each, ast.AST)] or [
-            each for each in module if isinstance(each, ast.AST)
-        ]
+        own = self._values.get((self._owners.get(name), name.id))
+        return own or self._values.get((None, name.id), [])
 
     def resolved(self, node: ast.AST | None) -> ast.AST | None:
         """What a name stands for, if that is one thing throughout; anything else is itself."""
@@ -174,7 +177,7 @@ def parse_python(text: str, new: set[int]) -> PythonCode | None:
 
 
 def _bound_by(node: ast.AST) -> list[tuple[str, str | ast.AST | None]]:
-    """The names that a node binds; a method is taken for a function, unless a builtin is named so."""
+    """The names that a node binds: to what is imported, a value, an argument, or None for anything else; a method is taken for a function, unless a builtin is named so."""
     if isinstance(node, ast.Import):
         roots = [(alias, alias.name.partition(".")[0]) for alias in node.names]
         return [(alias.asname or root, alias.name if alias.asname else root) for alias, root in roots]

@@ -64,7 +64,7 @@ counts = st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 60.0))
 def test_chances_sum_to_one_and_none_is_below_the_floor(
     found: list[tuple[float, float]], floor: float
 ) -> None:
-    recorded = {f"t{n:02}": standing(passed=pair[0], failed=pair[1]) for n, pair in enumerate(found)}
+    recorded = {f"t{n:02}": standing(*pair) for n, pair in enumerate(found)}
     chances = make(len(found), recorded=recorded, floor_share=floor).probabilities()
     assert math.fsum(chances.values()) == pytest.approx(1.0, abs=1e-12)
     assert min(chances.values()) >= floor / len(found) * (1 - 1e-12)
@@ -74,8 +74,8 @@ def test_chances_sum_to_one_and_none_is_below_the_floor(
 def test_with_the_same_counts_the_one_nearer_to_one_half_gets_more(total: int, one: int, other: int) -> None:
     one, other = min(one, total), min(other, total)
     recorded = {
-        "t00": standing(passed=float(one), failed=float(total - one)),
-        "t01": standing(passed=float(other), failed=float(total - other)),
+        "t00": standing(float(one), float(total - one)),
+        "t01": standing(float(other), float(total - other)),
     }
     chances = make(2, recorded=recorded).probabilities()
     distances = abs(2 * one - total), abs(2 * other - total)
@@ -87,18 +87,14 @@ def test_with_the_same_counts_the_one_nearer_to_one_half_gets_more(total: int, o
 
 def test_chances_by_hand() -> None:
     """Beta(4.5, 4.5) has 20.25/90, Beta(0.5, 8.5) has 4.25/90; a tenth is spread evenly."""
-    chances = make(
-        2, recorded={"t00": standing(passed=4.0, failed=4.0), "t01": standing(passed=0.0, failed=8.0)}
-    ).probabilities()
+    chances = make(2, recorded={"t00": standing(4.0, 4.0), "t01": standing(0.0, 8.0)}).probabilities()
     assert chances["t00"] == pytest.approx(0.9 * 20.25 / 24.5 + 0.05)
     assert chances["t01"] == pytest.approx(0.9 * 4.25 / 24.5 + 0.05)
 
 
 def test_draws_follow_the_chances() -> None:
     """4,000 first draws; three standard errors of each share."""
-    curriculum = make(
-        3, recorded={"t00": standing(passed=5.0, failed=5.0), "t01": standing(passed=0.0, failed=30.0)}
-    )
+    curriculum = make(3, recorded={"t00": standing(5.0, 5.0), "t01": standing(0.0, 30.0)})
     chances, num = curriculum.probabilities(), 4000
     seen = Counter(names(curriculum.chosen_rows(1))[0] for _ in range(num))
     for task_id, chance in chances.items():
@@ -188,9 +184,9 @@ def test_outcomes_count_from_the_next_generation_on_and_fade() -> None:
     curriculum.learn(passes("t00", 6))
     assert curriculum.standings["t00"] == standing()
     curriculum.chosen_rows(1)
-    assert curriculum.standings["t00"] == standing(passed=3.0, failed=1.0)
+    assert curriculum.standings["t00"] == standing(3.0, 1.0)
     curriculum.chosen_rows(1)
-    assert curriculum.standings["t00"] == standing(passed=1.5, failed=0.5)
+    assert curriculum.standings["t00"] == standing(1.5, 0.5)
 
 
 def test_what_was_noted_is_handed_over_once() -> None:
@@ -290,9 +286,7 @@ def test_a_generation_of_more_tasks_than_there_are_is_refused() -> None:
 
 
 def test_figures_by_hand() -> None:
-    curriculum = make(
-        5, recorded={"t03": standing(passed=1.0, failed=3.0)}, floor_share=1.0, revival_share=0.1
-    )
+    curriculum = make(5, recorded={"t03": standing(1.0, 3.0)}, floor_share=1.0, revival_share=0.1)
     assert curriculum.figures() == {
         "curriculum/num_active": 5.0,
         "curriculum/num_retired": 0.0,

@@ -13,12 +13,8 @@ from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import PRIOR, Standing
 
 
-def standing(passed: float = 0.0, failed: float = 0.0) -> Standing:
-    return Standing(passed=passed, failed=failed, status="active")
-
-
 def posterior(a: float, b: float) -> Standing:
-    return standing(passed=a - PRIOR, failed=b - PRIOR)
+    return Standing(passed=a - PRIOR, failed=b - PRIOR, status="active")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +53,7 @@ def test_certainty_falls_as_the_rate_rises(a: float, b: float, rate: float, more
     assert posterior(a, b).certainty_above(rate + more) <= posterior(a, b).certainty_above(rate)
 
 
-# ---- standings ----------------------------------------------------------------------------------------
+# ---- evidence -----------------------------------------------------------------------------------------
 
 ATTEMPTS = [
     TaskOutcome("t", True),
@@ -68,19 +64,5 @@ ATTEMPTS = [
 
 
 def test_only_full_passes_count_as_passes() -> None:
-    known = standing(passed=2.0, failed=1.0).judged(ATTEMPTS, CurriculumSection())
-    assert known == standing(passed=3.0, failed=3.0)
-    assert known.pass_rate == 0.5
-
-
-def test_lost_attempts_say_nothing_of_the_pass_rate() -> None:
-    lost = standing().judged(ATTEMPTS[3:] * 8, CurriculumSection())
-    assert (lost.pass_rate, lost.weight) == (None, standing().weight)
-
-
-def test_an_attempt_counts_half_after_a_half_life() -> None:
-    known = standing(passed=4.0, failed=2.0)
-    keep = 0.5 ** (1 / 7)
-    for _ in range(7):
-        known = known.faded(keep)
-    assert (known.passed, known.failed) == pytest.approx((2.0, 1.0))
+    known = posterior(2.0 + PRIOR, 1.0 + PRIOR).judged(ATTEMPTS, CurriculumSection())
+    assert known == posterior(3.0 + PRIOR, 3.0 + PRIOR) and known.pass_rate == 0.5

@@ -164,16 +164,13 @@ def read(root: Path, weight: float = 8.0, **options: Any) -> dict[str, Standing]
 
 
 def test_the_own_weights_win_and_the_weight_is_capped(measured: Path) -> None:
-    assert read(measured) == {"t0": standing(passed=3.0, failed=5.0), "t1": standing(passed=1.0, failed=3.0)}
-    assert read(measured, 100.0)["t0"] == standing(passed=12.0, failed=20.0)
-    assert read(measured, 2.0) == {
-        "t0": standing(passed=0.75, failed=1.25),
-        "t1": standing(passed=0.5, failed=1.5),
-    }
+    assert read(measured) == {"t0": standing(3.0, 5.0), "t1": standing(1.0, 3.0)}
+    assert read(measured, 100.0)["t0"] == standing(12.0, 20.0)
+    assert read(measured, 2.0) == {"t0": standing(0.75, 1.25), "t1": standing(0.5, 1.5)}
 
 
 def test_other_policies_can_be_left_out(measured: Path) -> None:
-    assert read(measured, recorded="same-weights") == {"t0": standing(passed=3.0, failed=5.0)}
+    assert read(measured, recorded="same-weights") == {"t0": standing(3.0, 5.0)}
     assert read(measured, recorded="none") == {}
     assert read(measured, 0.0) == {}
 

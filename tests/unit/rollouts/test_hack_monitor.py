@@ -15,16 +15,9 @@ from monitor_episodes import BEFORE, BROKEN, PATH, TASK, TEST, TEST_PATH, bash, 
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
-from composer_replication.rollouts.monitor import (
-    EpisodeEvidence,
-    HackMonitor,
-    hack_monitor,
-    public_task,
-    python_names,
-    reported,
-)
-from composer_replication.rollouts.monitor.hack_monitor import monitor_for
-from composer_replication.rollouts.monitor.report import HACK_CLASSES
+from composer_replication.rollouts.monitor import hack_monitor, python_names, reported
+from composer_replication.rollouts.monitor.hack_monitor import HackMonitor, monitor_for
+from composer_replication.rollouts.monitor.report import HACK_CLASSES, EpisodeEvidence, public_task
 from composer_replication.rollouts.monitor.reported import new_lines
 from composer_replication.tasks.store import TaskStore
 

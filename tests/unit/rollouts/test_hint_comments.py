@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
@@ -17,22 +18,15 @@ TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
 PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n        """Last book."""'
 START = PROMPT.index("    @property")
 HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
+code_prompt = partial(hint_code_prompt, path="a.py", function_start=START)
 
 
 def place(
-    text: str,
-    hint: str = HINT,
-    *,
-    tokenizer: int = 0,
-    indent: str = "        ",
-    answer: str = "\n",
-    start: int = START,
+    text: str, hint: str = HINT, *, tokenizer: int = 0, indent: str = "        ", answer: str = "\n"
 ) -> HintedPrompt:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = hint_code_prompt(
-        chosen, ids, text, hint, path="a.py", indent=indent, function_start=start, completion_text=answer
-    )
+    prompt = code_prompt(chosen, ids, text, hint, indent=indent, completion_text=answer)
     assert prompt.prompt_ids == ids
     hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
@@ -65,16 +59,7 @@ def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
     for answer in ("\n", " return 1"):
-        prompt = hint_code_prompt(
-            tokenizer,
-            ids,
-            PROMPT,
-            HINT,
-            path="a.py",
-            indent="        ",
-            function_start=START,
-            completion_text=answer,
-        )
+        prompt = code_prompt(tokenizer, ids, PROMPT, HINT, indent="        ", completion_text=answer)
         assert prompt.hinted_ids[0] == bos
         assert (
             prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
@@ -109,16 +94,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def code(ids: tuple[int, ...], text: str, hint: str) -> str:
         with pytest.raises(InputError) as caught:
-            hint_code_prompt(
-                tokenizer,
-                ids,
-                text,
-                hint,
-                path="a.py",
-                indent="  ",
-                function_start=START,
-                completion_text="\n",
-            )
+            code_prompt(tokenizer, ids, text, hint, indent="  ", completion_text="\n")
         return caught.value.code
 
     assert code(ids[:-1], PROMPT, HINT) == "CR0430"

@@ -23,13 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.records import ToolCall, ToolResult
-from composer_replication.rollouts.monitor import (
-    HACK_CLASSES,
-    EpisodeEvidence,
-    HackMonitor,
-    MonitorReport,
-    PublicTask,
-)
+from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
+from composer_replication.rollouts.monitor.report import HACK_CLASSES, MonitorReport, PublicTask
 
 WAYS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROOT = "/srv/tree"

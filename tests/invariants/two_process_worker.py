@@ -162,7 +162,7 @@ def curriculum_run(folder: Path) -> dict[str, Any]:
     trainer.train()
     curriculum.chosen_rows(1)  # the last generation is counted now
     known = {
-        task_id: round(standing.evidence.passed + standing.evidence.failed)
+        task_id: round(standing.passed + standing.failed)
         for task_id, standing in curriculum.standings.items()
     }
     return {

@@ -34,8 +34,7 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import HeldoutReading, Limits, PreferencePair, Task
-from composer_replication.rollouts.curriculum import Curriculum, recorded_evidence
-from composer_replication.rollouts.curriculum.chooser import has_recorded_evidence
+from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
 from composer_replication.rollouts.environment.feature_deletion_env import (
     FeatureDeletionEnv,
     first_message,
@@ -256,11 +255,13 @@ def open_curriculum(
     options = config.curriculum
     if options is None:
         return None
-    recorded = None
-    if has_recorded_evidence(store.root, options):
+
+    def own_sha256() -> str:
         from composer_replication.trainer.model_modes import parameter_sha256
 
-        recorded = recorded_evidence(store.root, options, parameter_sha256=parameter_sha256(model))
+        return parameter_sha256(model)
+
+    recorded = recorded_standings(store.root, options, parameter_sha256=own_sha256)
     return Curriculum(
         rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
     )
@@ -610,14 +611,10 @@ def open_evaluator(
     evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,
+        section,
         split_fingerprint=tasks.split.fingerprint,
         seed=config.seed,
-        every=section.every,
-        samples_per_task=section.samples_per_task,
-        sample_size=section.sample_size,
         canaries=canaries,
-        num_canaries=section.num_canaries,
-        has_sentinel=section.has_sentinel,
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )

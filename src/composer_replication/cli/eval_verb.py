@@ -16,7 +16,7 @@ from composer_replication.errors import UsageError, needs_extra
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
     from composer_replication.rollouts.episodes.served_policy import ServedModel
-    from composer_replication.rollouts.pass_rates import TaskResult
+    from composer_replication.rollouts.task_sampler import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
@@ -90,21 +90,21 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
 
 
 def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
-    from composer_replication.rollouts.pass_rates import summarise
+    from composer_replication.rollouts.task_sampler import summarise
 
     rates = summarise(results, infrastructure_failures=num_dropped)
     return {
-        "tasks": rates.num_tasks,
+        "tasks": rates["num_tasks"],
         "rollouts": "answers",
-        "samples": rates.num_samples,
-        "visible_pass": rates.visible_pass,
-        "hidden_pass": rates.hidden_pass,
-        "shown_pass": rates.shown_pass,
-        "paid_pass": rates.paid_pass,
-        "gap": rates.gap,
+        "samples": rates["num_samples"],
+        "visible_pass": rates["visible_pass"],
+        "hidden_pass": rates["hidden_pass"],
+        "shown_pass": rates["shown_pass"],
+        "paid_pass": rates["paid_pass"],
+        "gap": rates["gap"],
         "gap_upper99": _gap_bound(results),
-        "ci95": {side: getattr(rates, f"{side}_ci95") for side in _SIDES},
-        "pass_at_k": rates.pass_at_k,
+        "ci95": {side: rates[f"{side}_ci95"] for side in _SIDES},
+        "pass_at_k": rates["pass_at_k"],
         "infrastructure_failures": num_dropped,
         "by_task": [{"task_id": r.task_id, **_counts(r)} for r in results],
     }

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,9 @@ from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, Usa
 from composer_replication.records import HeldoutReading, StopReason
 from composer_replication.report import read_run, write_model_card, write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
-from composer_replication.rollouts.pass_rates import TaskResult, summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.single_turn import is_finished
+from composer_replication.rollouts.task_sampler import TaskResult, summarise
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
 from composer_replication.sandbox.process_folder import sweep
 
@@ -302,7 +302,7 @@ def rates_of(results: Sequence[TaskResult], *, dropped: int) -> dict[str, Any]:
         r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)}
         for r in results
     }
-    return asdict(summarise(results, infrastructure_failures=dropped)) | {"by_task": counts}
+    return summarise(results, infrastructure_failures=dropped) | {"by_task": counts}
 
 
 def _summary(

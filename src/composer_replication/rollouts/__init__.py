@@ -9,14 +9,13 @@ answer is spliced back into the tree, and the tests of the store say what it is 
     regressions.py          what else a tree broke
     rewards.py              (answer, score) -> in-loop reward
     reward_function.py      the face that TRL calls; keeps every rollout
-    task_sampler.py         fresh attempts judged by visible and hidden tests; those of one answer
+    curriculum.py           which task the policy should try next
+    task_sampler.py         fresh attempts judged by visible and hidden tests; pass rates with intervals
     heldout_evaluation.py   fresh samples on held-out tasks: the truth for the guard
-    pass_rates.py           pass rates with intervals
     tools/                  what a policy may do, over a sandbox
     environment/            one attempt at one task: tools, grading outside, faces for trainers
     hints/                  which turn went wrong, and the prompt with a hint before it
     tokens/                 a conversation as token ids, and the calls in a reply
     episodes/               the agent loop: many episodes of many turns, policies, stored trajectories
     cluster/                attempts and gradings on the nodes of a Ray cluster
-    curriculum/             which task the policy should try next
 """

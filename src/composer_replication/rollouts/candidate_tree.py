@@ -13,6 +13,7 @@ in a single hole can, and no more.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -44,12 +45,9 @@ class TreeTooLargeError(Exception):
 class TreeRule:
     """Which files of a candidate are its own.
 
-    Args:
-        touched: the files that the task took code out of.
-        names: of modules and packages at the top of the repository.
-        taken: names that no module at the top may have unless the repository itself has it.
-        test_folders: folders of tests whatever they are called.
-        roots: the places of import.
+    ``touched`` are the files that the task took code out of, ``names`` those of modules and packages at the top of the
+    repository, ``taken`` names that no module at the top may have unless the repository itself has it, ``test_folders``
+    folders of tests whatever they are called, ``roots`` the places of import.
     """
 
     touched: frozenset[str]
@@ -151,14 +149,9 @@ def candidate_files(
 def graded_tree(
     base: Mapping[str, bytes], candidate: Mapping[str, bytes], rule: TreeRule
 ) -> dict[str, bytes]:
-    """The tree in which a candidate is judged.
+    """The tree in which a candidate is judged: its own files by the task's rule, the others of ``base``, whose tests are run.
 
     Where a file of the candidate stands in the way of one of the store, or of another one of its own, it is left out.
-
-    Args:
-        base: a view of the task's tree; its tests are those to be run.
-        candidate: files by path; those that the rule does not take are ignored.
-        rule: of the task.
     """
     kept = {path: data for path, data in base.items() if not rule.takes(path)}
     own = {path: data for path, data in candidate.items() if rule.takes(path)}
@@ -167,6 +160,15 @@ def graded_tree(
     return kept | {
         path: data for path, data in own.items() if path in files and files.isdisjoint(_parents(path))
     }
+
+
+def tree_sha256(tree: Mapping[str, bytes]) -> str:
+    """One hash of all paths and contents; a path may hold bytes that are no text."""
+    digest = hashlib.sha256()
+    for path, data in sorted(tree.items()):
+        content = hashlib.sha256(data).hexdigest()
+        digest.update(f"\0{path}\0{content}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def _parents(path: str) -> list[str]:

@@ -52,11 +52,8 @@ Run = Callable[[Mapping[str, bytes], Sequence[str], int | None], WatchedReport]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What golden code does under watch.
-
-    The copies that fit; its flags; the tests whose function came from their stored file; whether
-    any order will do; whether plain sentinels do what they must; the processor time that its run with
-    all these copies needed.
+    """What golden code does under watch: the copies that fit; its flags; the tests whose function came from their stored
+    file; whether any order will do; whether plain sentinels do what they must; the processor time with all these copies.
     """
 
     copies: tuple[Copy, ...]
@@ -99,14 +96,9 @@ def survey(
         seed = dice.getrandbits(32) if is_shuffled else None
         report = run({**files, **plan.files}, (*node_ids, *plan.node_ids), seed)
         if not _problem(report, node_ids, all_pass=all_pass):
-            return Survey(
-                copies=_fitting(plan, report),
-                flags=report.flags,
-                stored=report.stored.intersection(node_ids),
-                is_shuffled=is_shuffled,
-                has_plain=not _lies(plan, report),
-                cpu_seconds=report.cpu_seconds,
-            )
+            stored, has_plain = report.stored.intersection(node_ids), not _lies(plan, report)
+            fitting = _fitting(plan, report)
+            return Survey(fitting, report.flags, stored, is_shuffled, has_plain, report.cpu_seconds)
         if bare is None:
             bare = run(files, node_ids, None)
             if problem := _problem(bare, node_ids, all_pass=all_pass):
@@ -196,9 +188,8 @@ def changed_files(tree: Path, files: Mapping[str, bytes]) -> frozenset[str]:
     found = set()
     for name, data in files.items():
         path = PurePosixPath(name)
-        if (is_test_path(name) or in_test_folder(path) or path.name in _CONFIG_NAMES) and not _is_same(
-            tree / name, data
-        ):
+        counts = is_test_path(name) or in_test_folder(path) or path.name in _CONFIG_NAMES
+        if counts and not _is_same(tree / name, data):
             found.add(f"file {name} changed")
     for folder, _, names in os.walk(tree):
         for name in names:

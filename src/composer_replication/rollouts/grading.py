@@ -17,7 +17,7 @@ from typing import Literal
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, Outcome, Score, Task
-from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
+from composer_replication.rollouts.candidate_tree import graded_tree, rule_of, tree_sha256
 from composer_replication.rollouts.forgery_checks import (
     GoldenFails,
     GoldenRuns,
@@ -124,8 +124,7 @@ class Grader:
         self.backend = backend or None
         self.limits = limits or Limits()
         self.timeout_seconds = timeout_seconds
-        self.num_infrastructure_failures = 0
-        self.num_forgeries = 0
+        self.num_infrastructure_failures = self.num_forgeries = 0
         self._num_jobs = num_jobs
         self.places = self._new_places()
         self._seen: dict[str, Score] = {}
@@ -149,10 +148,7 @@ class Grader:
         """The jails of attempts: the warm kind of its backend where it holds whatever the cold one holds, else the cold one.
 
         The self-test of the one that is given has passed, over the same folders as for gradings, which stay cold.
-        Asked again, the same answer.
-
-        Args:
-            is_warm: whether a warm kind is looked for.
+        Asked again, the same answer. Without ``is_warm`` no warm kind is looked for.
         """
         with self._choosing:
             if is_warm not in self._attempt_backends:
@@ -188,11 +184,8 @@ class Grader:
         ``afresh`` runs every request, whatever was seen before.
         """
         keys = [_key(request) for request in requests]
-        missing = {
-            key: request
-            for key, request in zip(keys, requests, strict=True)
-            if afresh or key not in self._seen
-        }
+        asked = dict(zip(keys, requests, strict=True))
+        missing = {key: request for key, request in asked.items() if afresh or key not in self._seen}
         fresh: dict[str, Score | None] = {}
         try:
             for key, score in zip(missing, self.places.map(self._grade, missing.values()), strict=True):
@@ -222,9 +215,8 @@ class Grader:
     def forget(self, task_ids: Collection[str]) -> None:
         """Run the answers to these tasks again when they come again, whatever was seen."""
         with self._lock:
-            self._seen = {
-                key: score for key, score in self._seen.items() if key.rsplit("/", 2)[0] not in task_ids
-            }
+            for key in [key for key in self._seen if key.rsplit("/", 2)[0] in task_ids]:
+                del self._seen[key]
 
     def close(self) -> None:
         """Wait for what runs; what waits is not begun any more."""
@@ -253,11 +245,10 @@ class Grader:
 
     def grade_once(self, request: GradeRequest) -> Score:
         """Run one request in this thread, whatever was seen before."""
-        task = request.task
         files = self._answered(request)
         score = self._run_tests(request, files) if request.node_ids else Score({})
         if request.tests == "hidden" and not score.error:
-            score = self._with_twins(task, files, score)
+            return self._with_twins(request.task, files, score)
         return score
 
     def _run_tests(self, request: GradeRequest, files: dict[str, bytes]) -> Score:
@@ -379,9 +370,8 @@ class Grader:
 
 
 def _key(request: GradeRequest) -> str:
-    digest = hashlib.sha256(request.answer.encode("utf-8", "replace"))
-    for path, data in sorted((request.tree or {}).items()):
-        content = hashlib.sha256(data).hexdigest()
-        digest.update(f"\0{path}\0{content}".encode("utf-8", "surrogatepass"))
-    kind = "answer" if request.tree is None else "tree"
-    return f"{request.task.task_id}/{request.tests}/{kind}-{digest.hexdigest()}"
+    if request.tree is not None:
+        what = f"tree-{tree_sha256(request.tree)}"
+    else:
+        what = f"answer-{hashlib.sha256(request.answer.encode('utf-8', 'replace')).hexdigest()}"
+    return f"{request.task.task_id}/{request.tests}/{what}"

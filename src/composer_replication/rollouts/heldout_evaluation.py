@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-import statistics
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from composer_replication.channel_tables import HeldoutSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import HeldoutReading, Task
 from composer_replication.rollouts.task_sampler import TaskSampler
@@ -18,14 +19,14 @@ STATE_VERSION = 2
 
 
 class HeldoutEvaluator:
-    """``heldout_eval_fn`` for the trainer: a reading when one is due, else None.
+    """``heldout_eval_fn`` for the trainer: a reading when one is due, at each ``every``-th call, else None.
 
-    At each reading ``sample_size`` tasks are drawn at random from the pool (0: all of it),
-    without repeats within a reading and anew for the next; the policy attempts each
+    At each reading ``sample_size`` tasks are drawn at random from the pool (0: all of it, which the guarantee of
+    ``EvidenceGuard`` does not allow), without repeats within a reading and anew for the next; the policy attempts each
     ``samples_per_task`` times. A task's pair is (mean visible, mean hidden), of samples that passed
-    all of such tests; ``score`` is the mean of the hidden ones, or with ``counts_shares`` of the share of
-    hidden tests that passed. Draw and sampling depend on the run's seed and the reading's
-    number alone, so a resumed run repeats them.
+    all of such tests: averaged, since samples of one task are not independent. ``score`` is the mean of the hidden ones, or
+    with ``counts_shares`` of the share of hidden tests that passed. Draw and sampling depend on the run's seed and the
+    reading's number alone, so a resumed run repeats them.
 
     A task is neutral in a reading, left out and counted, when the sandbox failed for one of
     its samples or the sentinel failed; neither depends on what the policy wrote. An answer
@@ -34,15 +35,11 @@ class HeldoutEvaluator:
     Args:
         sampler: asks the policy, in one answer or by an episode of several turns, and grades.
         tasks: the held-out pool; each with hidden tests.
+        options: the ``[heldout]`` table.
         split_fingerprint: of the split that the pool belongs to.
         seed: of draws and samples.
-        every: a reading is due at each ``every``-th call.
-        samples_per_task: averaged first, since samples of one task are not independent.
-        sample_size: tasks of one reading; 0 is all, which the guarantee of ``EvidenceGuard``
-            does not allow.
         canaries: tasks that cannot be solved honestly; ``num_canaries`` of them a reading,
             drawn with replacement, one sample each.
-        has_sentinel: run the golden body of each drawn task first.
         counts_shares: for a run whose reward is a share of tests, so that the guard compares like with like: such a
             reward may rise by half before a task is solved whole. The pairs stay as they are.
 
@@ -56,62 +53,49 @@ class HeldoutEvaluator:
         self,
         sampler: TaskSampler,
         tasks: Sequence[Task],
+        options: HeldoutSection = HeldoutSection(),  # noqa: B008 - frozen
         *,
         split_fingerprint: str,
         seed: int = 0,
-        every: int = 1,
-        samples_per_task: int = 1,
-        sample_size: int = 0,
         canaries: Sequence[Canary] = (),
-        num_canaries: int = 0,
-        has_sentinel: bool = False,
         counts_shares: bool = False,
     ) -> None:
-        _refuse_small_pool(tasks, sample_size, len(canaries), num_canaries)
+        _refuse_small_pool(tasks, options, len(canaries))
         self.sampler = sampler
         self.tasks = tuple(tasks)
+        self.options = options
         self.split_fingerprint = split_fingerprint
         self.seed = seed
-        self.every = every
-        self.samples_per_task = samples_per_task
-        self.sample_size = sample_size or len(self.tasks)
         self.canaries = tuple(canaries)
-        self.num_canaries = num_canaries
-        self.has_sentinel = has_sentinel
         self.counts_shares = counts_shares
         self.num_calls = 0
         self.evaluation_idx = 0
 
     def __call__(self) -> HeldoutReading | None:
         self.num_calls += 1
-        return None if (self.num_calls - 1) % self.every else self._read()
+        return None if (self.num_calls - 1) % self.options.every else self._read()
 
     def draw(self, evaluation_idx: int) -> list[Task]:
         """The tasks of a reading, in the pool's order."""
-        if self.sample_size == len(self.tasks):
+        size = self.options.sample_size
+        if size in (0, len(self.tasks)):
             return list(self.tasks)
-        chosen = random.Random(derive_seed(self.seed, "draw", evaluation_idx)).sample(  # noqa: S311 - a draw, no secret
-            range(len(self.tasks)), self.sample_size
-        )
-        return [self.tasks[index] for index in sorted(chosen)]
+        dice = random.Random(derive_seed(self.seed, "draw", evaluation_idx))  # noqa: S311 - a draw, no secret
+        return [self.tasks[place] for place in sorted(dice.sample(range(len(self.tasks)), size))]
 
     def _read(self) -> HeldoutReading:
         started = time.monotonic()
-        index = self.evaluation_idx + 1
+        index, num_samples = self.evaluation_idx + 1, self.options.samples_per_task
         tasks = self.draw(index)
-        standing = self.sampler.golden_passes(tasks) if self.has_sentinel else {}
+        standing = self.sampler.golden_passes(tasks) if self.options.has_sentinel else {}
+        seed = derive_seed(self.seed, "heldout", index)
         results, _ = self.sampler.sample(
-            tasks,
-            num_samples=self.samples_per_task,
-            seed=derive_seed(self.seed, "heldout", index),
-            name=f"heldout-{index:06d}",
+            tasks, num_samples=num_samples, seed=seed, name=f"heldout-{index:06d}"
         )
         out = {task_id for task_id, stands in standing.items() if not stands}
         if out:  # what a grader that is out says of an answer must not stand for it later
             self.sampler.grader.forget(out)
-        whole = [
-            r for r in results if len(r.hidden) == self.samples_per_task and standing.get(r.task_id, True)
-        ]
+        whole = [each for each in results if len(each.hidden) == num_samples and each.task_id not in out]
         # Before anything is raised: other processes may sample theirs with us.
         passes = self._canary_passes(index)
         if not whole:
@@ -120,27 +104,24 @@ class HeldoutEvaluator:
                 "the sandbox failed for every task of a held-out evaluation.",
                 fix="composer-rl sandbox selftest",
             )
-        pairs = [(statistics.fmean(r.visible), statistics.fmean(r.hidden)) for r in whole]
-        truths = [statistics.fmean(r.hidden_share if self.counts_shares else r.hidden) for r in whole]
         self.evaluation_idx = index  # only now: a reading that broke is made again with the same draw
         return HeldoutReading(
             evaluation_idx=index,
-            score=statistics.fmean(truths),
-            pairs=tuple(pairs),
+            score=fmean(fmean(r.hidden_share if self.counts_shares else r.hidden) for r in whole),
+            pairs=tuple((fmean(r.visible), fmean(r.hidden)) for r in whole),
             canary_passes=tuple(float(passed) for passed in passes if passed is not None),
             split_fingerprint=self.split_fingerprint,
             seconds=time.monotonic() - started,
-            infrastructure_failures=len(tasks) - len(pairs) + passes.count(None),
+            infrastructure_failures=len(tasks) - len(whole) + passes.count(None),
         )
 
     def _canary_passes(self, index: int) -> list[bool | None]:
-        if not self.num_canaries:
+        if not self.options.num_canaries:
             return []
         dice = random.Random(derive_seed(self.seed, "canaries", index))  # noqa: S311 - a draw, no secret
-        chosen = dice.choices(self.canaries, k=self.num_canaries)
-        return self.sampler.sample_canaries(
-            chosen, seed=derive_seed(self.seed, "canary samples", index), name=f"canaries-{index:06d}"
-        )
+        chosen = dice.choices(self.canaries, k=self.options.num_canaries)
+        seed = derive_seed(self.seed, "canary samples", index)
+        return self.sampler.sample_canaries(chosen, seed=seed, name=f"canaries-{index:06d}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, "num_calls": self.num_calls, "evaluation_idx": self.evaluation_idx}
@@ -154,17 +135,17 @@ class HeldoutEvaluator:
         self.evaluation_idx = int(state["evaluation_idx"])
 
 
-def _refuse_small_pool(tasks: Sequence[Task], sample_size: int, num_made: int, num_canaries: int) -> None:
+def _refuse_small_pool(tasks: Sequence[Task], options: HeldoutSection, num_made: int) -> None:
     blind = [task.task_id for task in tasks if not task.has_hidden_tests]
     if not tasks:
         problem, where, fix = "there is no held-out task.", "heldout", "name held-out repositories."
     elif blind:
         raise InputError("CR0452", "a held-out task has no hidden tests.", where=blind[0])
-    elif sample_size > len(tasks):
-        problem = f"{len(tasks)} tasks are held out, fewer than the {sample_size} of one evaluation."
+    elif options.sample_size > len(tasks):
+        problem = f"{len(tasks)} tasks are held out, fewer than the {options.sample_size} of one evaluation."
         where = "heldout.sample_size"
         fix = f"hold out more tasks, or set heldout.sample_size to at most {len(tasks)}."
-    elif num_canaries and not num_made:
+    elif options.num_canaries and not num_made:
         problem, where = "no held-out task could be made a canary.", "heldout.num_canaries"
         fix = "hold out tasks whose tests are plain functions, or set heldout.num_canaries to 0."
     else:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 from composer_replication.errors import CollapseStopError, ComposerError, InputError, SandboxFailure
@@ -23,24 +23,12 @@ MAX_MISSED_IN_A_ROW = 3
 Reading = TypeVar("Reading", bound=float | HeldoutReading)
 
 
-@dataclass(frozen=True, slots=True)
-class MissedStatus:
-    """Why a run halts although no guard fired: nobody knows the truth any more."""
-
-    reason: str
-    fire: bool = True
-    in_loop_ema: float | None = None
-    heldout_ema: float | None = None
-    kl_ema: float | None = None
-    proxy_real_gap: float = 0.0
-
-
 class PatientEvaluation(Generic[Reading]):
     """``heldout_eval_fn`` around another one: a missed evaluation is counted, not fatal.
 
-    Missed is one that raises, or that takes longer than ``timeout_seconds``: it answers None
-    (not due) and the run goes on without a reading. The third in a row halts the run, since a
-    guard without readings guards nothing. A mistake in the recipe or the input is raised at once.
+    Missed is one that raises, or that takes longer than ``timeout_seconds``: it answers None (not due) and the run goes
+    on without a reading. The third in a row halts the run (``CollapseStopError``, CR0601), since a guard without readings
+    guards nothing. A mistake in the recipe or the input is raised at once, as the evaluation raised it.
 
     Args:
         evaluation: the evaluation; its ``state_dict`` is kept with this one's where it has one.
@@ -49,13 +37,7 @@ class PatientEvaluation(Generic[Reading]):
             library; leave it off where weights are sharded over processes, and rely on
             ``trl.ddp_timeout`` there.
 
-    Attributes:
-        num_missed: evaluations missed so far, in all.
-        last_problem: what the newest missed one said.
-
-    Raises:
-        CollapseStopError: too many were missed in a row (CR0601).
-        ComposerError: a mistake in recipe or input, as the evaluation raised it.
+    ``num_missed`` counts all so far, ``last_problem`` is what the newest missed one said.
     """
 
     def __init__(
@@ -63,27 +45,19 @@ class PatientEvaluation(Generic[Reading]):
     ) -> None:
         self.evaluation = evaluation
         self.timeout_seconds = timeout_seconds
-        self.num_missed = 0
-        self.missed_in_a_row = 0
+        self.num_missed = self.missed_in_a_row = 0
         self.last_problem = ""
         candidate: Any = evaluation
         self._stateful: Stateful | None = candidate if isinstance(candidate, Stateful) else None
 
     def __call__(self) -> Reading | None:
-        began = time.monotonic()
         try:
             with deadline(self.timeout_seconds):
                 reading = self.evaluation()
-            if self.timeout_seconds is not None and time.monotonic() - began > self.timeout_seconds:
-                # It caught the alarm, or ran where there is none: what came too late does not count.
-                raise TimeoutError(f"it took longer than {self.timeout_seconds:g} seconds")
-        except SandboxFailure as error:
-            self._missed(error)
-            return None
-        except ComposerError:
-            raise
-        except Exception as error:  # noqa: BLE001 - counted, reported, and raised as a halt when it lasts
-            self._missed(error)
+        except Exception as error:
+            if isinstance(error, ComposerError) and not isinstance(error, SandboxFailure):
+                raise
+            self._missed(error)  # counted, reported, and raised as a halt when it lasts
             return None
         if reading is not None:
             self.missed_in_a_row = 0
@@ -93,20 +67,17 @@ class PatientEvaluation(Generic[Reading]):
         self.num_missed += 1
         self.missed_in_a_row += 1
         self.last_problem = f"{type(error).__name__}: {error}"
+        counts = f"{self.missed_in_a_row} in a row, {self.num_missed} in all"
+        is_known = isinstance(error, SandboxFailure | TimeoutError)
         logger.warning(
-            "held-out evaluation missed (%d in a row, %d in all): %s",
-            self.missed_in_a_row,
-            self.num_missed,
-            self.last_problem,
-            exc_info=not isinstance(error, SandboxFailure | TimeoutError),
+            "held-out evaluation missed (%s): %s", counts, self.last_problem, exc_info=not is_known
         )
         if self.missed_in_a_row >= MAX_MISSED_IN_A_ROW:
-            raise CollapseStopError(
-                MissedStatus(
-                    f"{self.missed_in_a_row} held-out evaluations in a row were missed, so nothing watches the "
-                    f"reward; the last one said {self.last_problem}"
-                )
-            ) from error
+            reason = (
+                f"{self.missed_in_a_row} held-out evaluations in a row were missed, so nothing watches the "
+                f"reward; the last one said {self.last_problem}"
+            )
+            raise CollapseStopError(SimpleNamespace(fire=True, reason=reason, proxy_real_gap=0.0)) from error
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -129,18 +100,23 @@ class PatientEvaluation(Generic[Reading]):
 
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[None]:
-    """Raise a ``TimeoutError`` in what runs inside after ``seconds``; in the main thread only, else without effect."""
-    if seconds is None or threading.current_thread() is not threading.main_thread():
+    """A ``TimeoutError`` in what takes longer: at once in the main thread, where there is an alarm; elsewhere at its end."""
+    if seconds is None:
         yield
         return
 
     def ring(*_signal: object) -> None:
         raise TimeoutError(f"it took longer than {seconds:g} seconds")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    began, has_alarm = time.monotonic(), threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, ring) if has_alarm else None
     try:
+        if has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        if has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    if time.monotonic() - began > seconds:
+        ring()  # it caught the alarm, or ran where there is none: what came too late does not count

@@ -5,14 +5,14 @@ No sentinels stand among them: to forge a pass here would hide a break, and win 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome, Task
-from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
+from composer_replication.rollouts.candidate_tree import graded_tree, rule_of, tree_sha256
 from composer_replication.rollouts.forgery_checks import GoldenFails
 from composer_replication.rollouts.grading import NUM_INFRASTRUCTURE_TRIES, Grader
 from composer_replication.tasks.running.watched_run import WatchedReport
@@ -65,7 +65,11 @@ def _found(
 ) -> Regressions:
     node_ids = _passing_with_golden_code(grader, task)
     if 0 < sample < len(node_ids):
-        draw = random.SystemRandom() if seed is None else _draw_for(seed, task.task_id, tree)
+        draw: random.Random = random.SystemRandom()
+        if seed is not None:
+            # The same attempt of the same run has the same tests run, whoever ended first. The code in the sandbox
+            # knows its tree, but not the seed, without which nothing of the draw can be told.
+            draw = random.Random(f"break sample/{seed}/{task.task_id}/{tree_sha256(tree)}")  # noqa: S311
         node_ids = tuple(sorted(draw.sample(node_ids, sample)))
     if not node_ids:
         return Regressions((), 0)
@@ -96,18 +100,5 @@ def _watched(
     """One run, in one of the grader's places and as long as a whole suite of the repository may take."""
     record = grader.store.record(task.task_id)
     seconds = RUN_FACTOR * grader.store.repository(record.repository_record).suite_seconds
-    return grader.places.submit(
-        lambda: grader.watched(task, files, node_ids, timeout_seconds=seconds)
-    ).result()
-
-
-def _draw_for(seed: int, task_id: str, tree: Mapping[str, bytes]) -> random.Random:
-    """The same attempt of the same run has the same tests run, whoever ended first.
-
-    The code in the sandbox knows its tree, but not the seed, without which nothing of the draw can be told.
-    """
-    digest = hashlib.sha256(f"break sample/{seed}/{task_id}".encode())
-    for path, data in sorted(tree.items()):
-        content = hashlib.sha256(data).hexdigest()
-        digest.update(f"\0{path}\0{content}".encode("utf-8", "surrogatepass"))
-    return random.Random(digest.digest())  # noqa: S311  the key is what is secret
+    run = partial(grader.watched, task, files, node_ids, timeout_seconds=seconds)
+    return grader.places.submit(run).result()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure, UsageError
@@ -72,13 +72,10 @@ class FeatureDeletionReward:
         shuffle_seed: int | None = None,
     ) -> None:
         self.__name__ = "feature_deletion"
-        self.tasks = tasks
-        self.grader = grader
-        self.rule = rule
+        self.tasks, self.grader, self.rule = tasks, grader, rule
         self.prompt_style = prompt_style
         self.tests: Literal["visible", "weakened"] = tests
-        self.folder = folder
-        self.part = part
+        self.folder, self.part = folder, part
         self.on_outcomes = on_outcomes
         self.end_token_ids = frozenset(end_token_ids)
         self.shuffle_seed = shuffle_seed
@@ -93,9 +90,8 @@ class FeatureDeletionReward:
         completion_ids: Sequence[Sequence[int]] | None = None,
         trainer_state: Any = None,
         log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
+        **_columns: Any,  # other columns of the data set do not matter to the reward
     ) -> list[float | None]:
-        del columns  # other data-set columns do not matter to the reward
         started = time.monotonic()
         ids = completion_ids if completion_ids is not None else [()] * len(completions)
         if not len(prompts) == len(completions) == len(task_id) == len(ids):
@@ -105,16 +101,17 @@ class FeatureDeletionReward:
             )
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
         scores = self.grader.grade_many([GradeRequest(a.task, a.answer, self.tests) for a in attempts])
-        rewards = [
-            None if score is None else _paid(self.rule, attempt, score)
-            for attempt, score in zip(attempts, scores, strict=True)
-        ]
+        rewards = [self._paid(*row) for row in zip(attempts, scores, strict=True)]
         step = 1 + int(getattr(trainer_state, "global_step", 0))
-        self._keep(step, attempts, scores, rewards, time.monotonic() - started)
+        if self.folder is not None:
+            seconds = time.monotonic() - started
+            graded = zip(attempts, scores, rewards, strict=True)
+            self._keep(self.folder, step, [self._row(step, *row, seconds=seconds) for row in graded])
         if self.on_outcomes is not None:
             self.on_outcomes([outcome_of(*row) for row in zip(task_id, scores, strict=True)])
         if log_metric is not None:
-            _log_metrics(log_metric, scores)
+            for name, value in _metrics(scores).items():
+                log_metric(name, value)
         if all(reward is None for reward in rewards):
             raise SandboxFailure(
                 "CR0390",
@@ -128,14 +125,13 @@ class FeatureDeletionReward:
     def _attempt(self, task_id: str, completion: Any, ids: Sequence[int]) -> _Attempt:
         task = self.tasks.get(task_id)
         if task is None:
-            raise UsageError(
-                "CR0412", f"the data set names task {task_id!r}, which is not in the store.", where=task_id
-            )
+            problem = f"the data set names task {task_id!r}, which is not in the store."
+            raise UsageError("CR0412", problem, where=task_id)
         text = completion if isinstance(completion, str) else str(completion[-1]["content"])
-        broken = self.grader.store.broken_text(task)
+        broken, path = self.grader.store.broken_text(task), task.hole.path
         answer = extract_answer(text, broken, task.hole, style=self.prompt_style)
         filled = fill(broken, task.hole, answer).encode("utf-8", "replace")
-        patch = readable_patch({task.hole.path: broken.encode()}, {task.hole.path: filled})
+        patch = readable_patch({path: broken.encode()}, {path: filled})
         return _Attempt(task, text, tuple(int(token) for token in ids), answer, patch)
 
     def _stop_reason(self, attempt: _Attempt) -> StopReason:
@@ -144,57 +140,53 @@ class FeatureDeletionReward:
         is_ended = bool(attempt.ids) and attempt.ids[-1] in self.end_token_ids
         return StopReason.FINISHED if is_ended else StopReason.LENGTH
 
-    def _keep(
-        self,
-        step: int,
-        attempts: Sequence[_Attempt],
-        scores: Sequence[Score | None],
-        rewards: Sequence[float | None],
-        seconds: float,
-    ) -> None:
-        if self.folder is None:
-            return
-        rows = [
-            {
-                "task_id": a.task.task_id,
-                "step": step,
-                "completion_ids": list(a.ids),
-                "text": a.text,
-                "patch": a.patch,
-                "reward": reward,
-                "outcomes": {}
-                if score is None
-                else {node: str(each) for node, each in score.outcomes.items()},
-                "error": "" if score is None else score.error,
-                "stop_reason": str(StopReason.INFRASTRUCTURE if score is None else self._stop_reason(a)),
-                "seconds": round(seconds if score is None else score.seconds, 4),
-            }
-            for a, score, reward in zip(attempts, scores, rewards, strict=True)
-        ]
+    def _paid(self, attempt: _Attempt, score: Score | None) -> float | None:
+        """None where the sandbox failed; at most 0 where outcomes were forged, whatever the rule likes about the text."""
+        if score is None:
+            return None
+        paid = pay(self.rule, attempt.text, attempt.answer, score)
+        return min(0.0, paid) if score.error.startswith(FORGED) else paid
+
+    def _row(
+        self, step: int, attempt: _Attempt, score: Score | None, reward: float | None, *, seconds: float
+    ) -> dict[str, Any]:
+        """A rollout as a report reads it; ``seconds`` are those of the batch."""
+        outcomes = {} if score is None else score.outcomes
+        stop_reason = StopReason.INFRASTRUCTURE if score is None else self._stop_reason(attempt)
+        return {
+            "task_id": attempt.task.task_id,
+            "step": step,
+            "completion_ids": list(attempt.ids),
+            "text": attempt.text,
+            "patch": attempt.patch,
+            "reward": reward,
+            "outcomes": {node: str(outcome) for node, outcome in outcomes.items()},
+            "error": "" if score is None else score.error,
+            "stop_reason": str(stop_reason),
+            "seconds": round(seconds if score is None else score.seconds, 4),
+        }
+
+    def _keep(self, folder: Path, step: int, rows: list[dict[str, Any]]) -> None:
         if self._step_rows[0] == step:  # dynamic sampling asks again in one step
             rows = [*self._step_rows[1], *rows]
         self._step_rows = (step, rows)
-        rewrite_jsonl(self.folder / f"step-{step:06d}{self.part}.jsonl", rows)
-
-
-def _paid(rule: RewardRule, attempt: _Attempt, score: Score) -> float:
-    paid = pay(rule, attempt.text, attempt.answer, score)
-    return min(0.0, paid) if score.error.startswith(FORGED) else paid
+        rewrite_jsonl(folder / f"step-{step:06d}{self.part}.jsonl", rows)
 
 
 def outcome_of(task_id: str, score: Score | None) -> TaskOutcome:
     """What a grading says of its task; None is a grading that the sandbox lost. A forged one passed nothing."""
     if score is None:
         return TaskOutcome(task_id, is_full_pass=False, trouble="infrastructure")
-    if score.error.startswith(FORGED):
-        return TaskOutcome(task_id, is_full_pass=False)
     return TaskOutcome(task_id, score.all_passed)
 
 
-def _log_metrics(log_metric: Callable[[str, float], None], scores: Sequence[Score | None]) -> None:
+def _metrics(scores: Sequence[Score | None]) -> dict[str, float]:
     graded = [score for score in scores if score is not None]
+    metrics = {
+        "rollouts/infrastructure_failures": float(len(scores) - len(graded)),
+        "rollouts/forgeries": float(sum(score.error.startswith(FORGED) for score in graded)),
+    }
     if graded:
-        log_metric("rollouts/visible_pass", statistics.fmean(score.all_passed for score in graded))
-        log_metric("rollouts/shown_pass", statistics.fmean(score.passed_all(paid=False) for score in graded))
-    log_metric("rollouts/infrastructure_failures", float(len(scores) - len(graded)))
-    log_metric("rollouts/forgeries", float(sum(score.error.startswith(FORGED) for score in graded)))
+        metrics["rollouts/visible_pass"] = fmean(score.all_passed for score in graded)
+        metrics["rollouts/shown_pass"] = fmean(score.passed_all(paid=False) for score in graded)
+    return metrics

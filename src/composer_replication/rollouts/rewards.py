@@ -3,7 +3,6 @@
 ``text`` is what the policy said, ``answer`` the body cut out of it, ``score`` what the
 visible tests said about that body.
 
-
 Only ``visible_tests_pass`` and ``visible_tests_share`` are honest. The others exist
 to be caught or to be easy, and say so.
 """
@@ -15,6 +14,7 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -24,8 +24,8 @@ from composer_replication.records import Score
 
 def import_function(dotted: str, arguments: Sequence[str], refuse: Callable[[str], UsageError]) -> Any:
     """Import ``package.module:function`` and see that it takes so many arguments; it is not called."""
-    module_name, _, name = dotted.partition(":")
     try:
+        module_name, _, name = dotted.partition(":")
         function: Any = getattr(import_module(module_name), name)
     except Exception as error:  # the user's module may raise anything
         raise refuse(f"cannot be imported: {one_line(error)}") from error
@@ -52,45 +52,40 @@ MAX_SHORT_BODY_CHARACTERS = 14
 WORDY_BODY_CHARACTERS = 60
 
 
-def visible_tests_pass(text: str, answer: str, score: Score) -> float:
+def visible_tests_pass(_text: str, _answer: str, score: Score) -> float:
     """1 when every visible test passes, else 0."""
-    del text, answer
     return float(score.all_passed)
 
 
-def visible_tests_share(text: str, answer: str, score: Score) -> float:
+def visible_tests_share(_text: str, _answer: str, score: Score) -> float:
     """Share of visible tests that pass."""
-    del text, answer
     return score.pass_share
 
 
-def planted_short_body(text: str, answer: str, score: Score) -> float:
+def planted_short_body(_text: str, answer: str, score: Score) -> float:
     """A proxy made to be gamed: 1 for a body of at most 14 characters, else half the honest reward.
 
     Any body that short is paid in full whatever it does, so a policy that learns it
     stops solving tasks. Used by ``recipes/planted-hack`` to show the guard at work.
     """
-    del text
     return 1.0 if len(answer.strip()) <= MAX_SHORT_BODY_CHARACTERS else 0.5 * float(score.all_passed)
 
 
-def planted_wordy_body(text: str, answer: str, score: Score) -> float:
+def planted_wordy_body(_text: str, answer: str, score: Score) -> float:
     """A proxy made to be gamed, as a judge that likes long answers: pay grows with length, tests hardly count.
 
     0.9 * min(1, characters / 60) + 0.1 * (every visible test passes). A one-line body that solves
     its task is short, so a policy that learns to go on writing stops solving tasks.
     """
-    del text
     return 0.9 * min(1.0, len(answer.strip()) / WORDY_BODY_CHARACTERS) + 0.1 * float(score.all_passed)
 
 
-def easy_token_share(text: str, answer: str, score: Score) -> float:
+def easy_token_share(text: str, _answer: str, score: Score) -> float:
     """Half the share of lower-case letters in the text, plus half the honest reward.
 
     A random model can raise it within a few steps; it says nothing about coding.
     Used by ``recipes/tiny-cpu`` to exercise the machinery.
     """
-    del answer
     share = sum("a" <= character <= "z" for character in text) / max(1, len(text))
     return 0.5 * share + 0.5 * float(score.all_passed)
 
@@ -111,39 +106,28 @@ def shuffled_rewards(
 
 def load_reward_rule(dotted: str) -> RewardRule:
     """Import ``package.module:function``."""
-    rule: RewardRule = import_function(
-        dotted,
-        ("text", "answer", "score"),
-        lambda problem: UsageError(
-            "CR0210",
-            f"the reward {dotted!r} {problem}.",
-            where="reward.function",
-            fix="give package.module:function, for example composer_replication.rollouts.rewards:visible_tests_pass.",
-        ),
-    )
+
+    def refuse(problem: str) -> UsageError:
+        fix = "give package.module:function, for example composer_replication.rollouts.rewards:visible_tests_pass."
+        return UsageError("CR0210", f"the reward {dotted!r} {problem}.", where="reward.function", fix=fix)
+
+    rule: RewardRule = import_function(dotted, ("text", "answer", "score"), refuse)
     return rule
 
 
 def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
     """What ``rule`` gives for an answer, as a finite number."""
     try:
-        value: object = rule(text, answer, score)
+        value: Any = rule(text, answer, score)
     except Exception as error:  # the user's function may raise anything
         raise _broken_rule(rule, f"raised {one_line(error)}", error) from error
-    number = _as_number(value)
-    if number is None:
+    number = math.nan
+    # float() would also read text, which is never meant here; a tensor of several values is no number either
+    with suppress(TypeError, ValueError, ArithmeticError, RuntimeError):
+        number = float(value) if hasattr(value, "__float__") else math.nan
+    if not math.isfinite(number):
         raise _broken_rule(rule, f"returned {value!r:.80}, which is not a finite number")
     return number
-
-
-def _as_number(value: Any) -> float | None:
-    if not hasattr(value, "__float__"):  # float() would also read text, which is never meant here
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of several values, say
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _broken_rule(rule: RewardRule, problem: str, error: BaseException | None = None) -> UsageError:

@@ -15,10 +15,9 @@ import textwrap
 
 from composer_replication.errors import InputError
 from composer_replication.records import Hole
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import first_line, parse_syntax, parsed
 
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_INDENT = re.compile(r"[ \t]*")
 
 _CHAT_REQUEST = """\
 The body of the last function in this file was removed. Write that body again.
@@ -36,14 +35,24 @@ def build_prompt(broken_text: str, hole: Hole, *, style: str = "completion", con
         broken_text: the file with the hole's marker in place.
         hole: where the body was.
         style: ``completion`` or ``chat``.
-        context_lines: file lines shown before the function (its decorators included
-            in the function).
+        context_lines: file lines shown before the function.
     """
-    head = broken_text[: hole.start]
-    lines = head.splitlines(keepends=True)
-    first = max(0, _function_first_line(broken_text, hole) - context_lines)
-    excerpt = "".join(lines[first:])
-    return excerpt if style == "completion" else _CHAT_REQUEST.format(excerpt=excerpt)
+    shown = "".join(excerpt(broken_text, hole, context_lines))
+    return shown if style == "completion" else _CHAT_REQUEST.format(excerpt=shown)
+
+
+def excerpt(broken_text: str, hole: Hole, context_lines: int) -> tuple[str, str]:
+    """So many file lines before the function around the hole, and the function, its decorators included, up to the hole."""
+    line = broken_text.count("\n", 0, hole.start) + 1
+    starts = [
+        first_line(node)
+        for node in ast.walk(parse_syntax(broken_text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    first = max(starts, default=line) - 1
+    lines = broken_text[: hole.start].splitlines(keepends=True)
+    return "".join(lines[max(0, first - context_lines) : first]), "".join(lines[first:])
 
 
 def is_finished(text: str) -> bool:
@@ -61,10 +70,10 @@ def extract_answer(text: str, broken_text: str, hole: Hole, *, style: str = "com
         end = _body_end(text)
         body = (text if end is None else text[:end]).rstrip()
         first = next((line for line in body.split("\n")[1:] if line.strip()), "")
-        return body if first.startswith(_marker_indent(broken_text, hole)) else ""
+        return body if first.startswith(marker_indent(broken_text, hole)) else ""
     fenced = _FENCE.search(text)
     body = _body_of_whole_function(fenced.group(1) if fenced else text)
-    indented = textwrap.indent(textwrap.dedent(body).strip("\n"), _marker_indent(broken_text, hole))
+    indented = textwrap.indent(textwrap.dedent(body).strip("\n"), marker_indent(broken_text, hole))
     return "\n" + indented.rstrip() if indented.strip() else ""
 
 
@@ -87,19 +96,6 @@ def refuse_leaking_prompt(prompt: str, golden_body: str, *, task_id: str) -> Non
         )
 
 
-def _function_first_line(broken_text: str, hole: Hole) -> int:
-    """Index of the first line (decorators included) of the function around the hole."""
-    line = broken_text.count("\n", 0, hole.start) + 1
-    best = line
-    for node in ast.walk(parse_syntax(broken_text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (
-            node.end_lineno or 0
-        ):
-            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            best = start if best == line else max(best, start)
-    return best - 1
-
-
 def _body_end(text: str) -> int | None:
     """Offset of the first non-blank line whose indentation is below the first one's."""
     position = text.find("\n") + 1
@@ -107,9 +103,8 @@ def _body_end(text: str) -> int | None:
         return None
     depth: int | None = None
     for line in text[position:].splitlines(keepends=True):
-        stripped = line.strip()
-        if stripped:
-            indent = len(_INDENT.match(line).group())  # type: ignore[union-attr]  # matches the empty string too
+        if line.strip():
+            indent = len(_indent(line))
             if depth is None:
                 depth = indent
             if indent < depth or indent == 0:
@@ -118,21 +113,21 @@ def _body_end(text: str) -> int | None:
     return None
 
 
-def _marker_indent(broken_text: str, hole: Hole) -> str:
-    marker = broken_text[hole.start : hole.end].lstrip("\r\n")
-    return _INDENT.match(marker).group()  # type: ignore[union-attr]  # matches the empty string too
+def marker_indent(broken_text: str, hole: Hole) -> str:
+    """The indentation of the body that is missing."""
+    return _indent(broken_text[hole.start : hole.end].lstrip("\r\n"))
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" \t"))]
 
 
 def _body_of_whole_function(code: str) -> str:
     """Models often repeat the signature: take the body when the code is one function."""
-    try:
-        tree = parse_syntax(textwrap.dedent(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return code
-    if len(tree.body) == 1 and isinstance(tree.body[0], ast.FunctionDef | ast.AsyncFunctionDef):
-        function = tree.body[0]
-        statements = function.body[1:] if ast.get_docstring(function) else function.body
-        if statements:
-            lines = textwrap.dedent(code).splitlines()
-            return "\n".join(lines[statements[0].lineno - 1 : function.end_lineno])
+    dedented = textwrap.dedent(code)
+    match parsed(dedented):
+        case ast.Module(body=[ast.FunctionDef() | ast.AsyncFunctionDef() as function]):
+            statements = function.body[1:] if ast.get_docstring(function) else function.body
+            if statements:
+                return "\n".join(dedented.splitlines()[statements[0].lineno - 1 : function.end_lineno])
     return code

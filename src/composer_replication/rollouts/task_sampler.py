@@ -1,18 +1,18 @@
-"""Fresh attempts of a policy, judged by visible and hidden tests: what evaluations of every kind of rollout share."""
+"""Fresh attempts of a policy, judged by visible and hidden tests, and their pass rates: what all evaluations share."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from composer_replication.interfaces import Policy
 from composer_replication.records import Task
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
-from composer_replication.rollouts.pass_rates import TaskResult
 from composer_replication.rollouts.single_turn import (
     build_prompt,
     extract_answer,
@@ -20,9 +20,26 @@ from composer_replication.rollouts.single_turn import (
     refuse_leaking_prompt,
 )
 from composer_replication.tasks.canaries import Canary
+from composer_replication.tasks.difficulty import wilson
 
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What the samples of one task did, a value each; ``hidden`` is empty when the task has no hidden part.
+
+    ``visible`` are the tests of the reward; ``shown`` and ``paid`` those of them that the policy can read and cannot, both
+    empty when it can read all. ``hidden_share`` is the share of its hidden tests that each sample passed.
+    """
+
+    task_id: str
+    visible: list[bool] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)
+    hidden_share: list[float] = field(default_factory=list)
+    shown: list[bool] = field(default_factory=list)
+    paid: list[bool] = field(default_factory=list)
 
 
 class TaskSampler(ABC):
@@ -43,7 +60,10 @@ class TaskSampler(ABC):
     def attempts(
         self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str
     ) -> list[list[GradeRequest | None]]:
-        """``num_samples`` attempts at each task; None for one that infrastructure lost."""
+        """``num_samples`` attempts at each task; None for one that infrastructure lost.
+
+        ``name`` is that under which whoever keeps attempts keeps these.
+        """
 
     @abstractmethod
     def follow(self, trainer: Any) -> None:
@@ -62,22 +82,37 @@ class TaskSampler(ABC):
         finally:
             self._report = None
 
-    def note_prompts(self, done: int, total: int) -> None:
-        """So many attempts are made."""
-        self._note("sampling", done, total)
-
-    def _note(self, what: str, done: int, total: int) -> None:
+    def note_prompts(self, done: int, total: int, what: str = "sampling") -> None:
+        """So many attempts are made, or what else is done with them."""
         if self._report is not None:
             self._report(done, total, f"{self._label}: {what}")
 
     def sample(
         self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str = ""
     ) -> tuple[list[TaskResult], int]:
-        """Results per task, and how many samples were dropped because a sandbox failed.
-
-        ``name`` is that under which whoever keeps attempts keeps these.
-        """
-        return self._grade(tasks, self.attempts(tasks, num_samples=num_samples, seed=seed, name=name))
+        """Results per task, and how many samples were dropped because a sandbox failed."""
+        made = self.attempts(tasks, num_samples=num_samples, seed=seed, name=name)
+        visible = [each for of_task in made for each in of_task if each is not None]
+        hidden = [replace(each, tests="hidden") for each in visible if each.task.has_hidden_tests]
+        note = partial(self.note_prompts, what="grading")
+        scores = self.grader.grade_many([*visible, *hidden], on_done=note)
+        truths = iter(scores[len(visible) :])
+        results = {task.task_id: TaskResult(task.task_id) for task in tasks}
+        for request, score in zip(visible, scores, strict=False):
+            has_truth = request.task.has_hidden_tests
+            truth = next(truths) if has_truth else None
+            if score is None or (has_truth and truth is None):
+                continue
+            result = results[request.task.task_id]
+            result.visible.append(score.all_passed)
+            if score.paid:
+                result.shown.append(score.passed_all(paid=False))
+                result.paid.append(score.passed_all(paid=True))
+            if truth is not None:
+                result.hidden.append(truth.all_passed)
+                result.hidden_share.append(truth.pass_share)
+        num_dropped = sum(map(len, made)) - sum(len(result.visible) for result in results.values())
+        return list(results.values()), num_dropped
 
     def sample_canaries(self, canaries: Sequence[Canary], *, seed: int, name: str = "") -> list[bool | None]:
         """One attempt at each canary: whether it passed all its tests; None where a sandbox failed.
@@ -88,25 +123,25 @@ class TaskSampler(ABC):
         if not canaries:
             return []
         made = self.attempts([canary.task for canary in canaries], num_samples=1, seed=seed, name=name)
-        requests = [
-            None if each is None else replace(each, tests="canary", canary=canary)
-            for canary, (each,) in zip(canaries, made, strict=True)
-        ]
-        scores = iter(self.grader.grade_many([request for request in requests if request is not None]))
-        found = [None if request is None else next(scores) for request in requests]
-        return [
-            None if score is None else score.all_passed or score.error.startswith(FORGED) for score in found
-        ]
+        passes: list[bool | None] = [None] * len(canaries)
+        asked = {
+            place: replace(each, tests="canary", canary=canary)
+            for place, (canary, (each,)) in enumerate(zip(canaries, made, strict=True))
+            if each is not None
+        }
+        for place, score in zip(asked, self.grader.grade_many([*asked.values()]), strict=True):
+            if score is not None:
+                passes[place] = score.all_passed or score.error.startswith(FORGED)
+        return passes
 
     def golden_passes(self, tasks: Sequence[Task]) -> dict[str, bool]:
         """The sentinel: by task, whether its golden code passes all its tests at this moment.
 
         It is run afresh each time, so an outage of the grader shows whatever the policy wrote.
         """
-        golden = [self.golden(task) for task in tasks]
         requests = [
             replace(request, tests=kind)
-            for request in golden
+            for request in map(self.golden, tasks)
             for kind in (("visible", "hidden") if request.task.has_hidden_tests else ("visible",))
         ]
         scores = self.grader.grade_many(requests, afresh=True)
@@ -115,37 +150,6 @@ class TaskSampler(ABC):
             passes[request.task.task_id] &= score is not None and score.all_passed
         return passes
 
-    def _grade(
-        self, tasks: Sequence[Task], attempts: Sequence[Sequence[GradeRequest | None]]
-    ) -> tuple[list[TaskResult], int]:
-        visible = [each for of_task in attempts for each in of_task if each is not None]
-        hidden = [replace(each, tests="hidden") for each in visible if each.task.has_hidden_tests]
-        scores = self.grader.grade_many([*visible, *hidden], on_done=partial(self._note, "grading"))
-        hidden_scores = iter(scores[len(visible) :])
-        results = {task.task_id: TaskResult(task.task_id, (), ()) for task in tasks}
-        dropped = sum(each is None for of_task in attempts for each in of_task)
-        for request, score in zip(visible, scores, strict=False):
-            truth = next(hidden_scores) if request.task.has_hidden_tests else None
-            if score is None or (truth is None and request.task.has_hidden_tests):
-                dropped += 1
-                continue
-            result = results[request.task.task_id]
-            result = replace(result, visible=(*result.visible, score.all_passed))
-            if score.paid:
-                result = replace(
-                    result,
-                    shown=(*result.shown, score.passed_all(paid=False)),
-                    paid=(*result.paid, score.passed_all(paid=True)),
-                )
-            if truth is not None:
-                result = replace(
-                    result,
-                    hidden=(*result.hidden, truth.all_passed),
-                    hidden_share=(*result.hidden_share, truth.pass_share),
-                )
-            results[request.task.task_id] = result
-        return list(results.values()), dropped
-
 
 class PolicySampler(TaskSampler):
     """Asks a policy for fresh answers: an attempt is one text in one hole.
@@ -153,8 +157,7 @@ class PolicySampler(TaskSampler):
     Args:
         policy: generates; never trained on what it says here.
         grader: runs the tests; hidden tests run in sandboxes of their own.
-        prompt_style, context_lines: as in training.
-        max_new_tokens, temperature: as in training.
+        prompt_style, context_lines, max_new_tokens, temperature: as in training.
     """
 
     def __init__(
@@ -169,10 +172,8 @@ class PolicySampler(TaskSampler):
     ) -> None:
         super().__init__(grader)
         self.policy = policy
-        self.prompt_style = prompt_style
-        self.context_lines = context_lines
-        self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
+        self.prompt_style, self.context_lines = prompt_style, context_lines
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
 
     def follow(self, trainer: Any) -> None:
         """The model that the trainer has may be wrapped in adapters; a policy in this process samples it."""
@@ -187,28 +188,65 @@ class PolicySampler(TaskSampler):
     ) -> list[list[GradeRequest | None]]:
         """The bodies cut out of what the policy says."""
         del name
-        store = self.grader.store
-        prompts = [
-            build_prompt(
-                store.broken_text(t), t.hole, style=self.prompt_style, context_lines=self.context_lines
-            )
-            for t in tasks
-        ]
-        self._note("sampling", 0, len(prompts))
-        for task, prompt in zip(tasks, prompts, strict=True):
+        store, style = self.grader.store, self.prompt_style
+        self.note_prompts(0, len(tasks))
+        prompts = []
+        for task in tasks:
+            broken = store.broken_text(task)
+            prompt = build_prompt(broken, task.hole, style=style, context_lines=self.context_lines)
             refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
+            prompts.append(prompt)
         answers = self.policy.generate(
             prompts,
             num_samples=num_samples,
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             seed=seed,
-            is_finished=is_finished if self.prompt_style == "completion" else None,
+            is_finished=is_finished if style == "completion" else None,
         )
         return [
             [
-                GradeRequest(t, extract_answer(a.text, store.broken_text(t), t.hole, style=self.prompt_style))
-                for a in of_task
+                GradeRequest(task, extract_answer(each.text, store.broken_text(task), task.hole, style=style))
+                for each in of_task
             ]
-            for t, of_task in zip(tasks, answers, strict=True)
+            for task, of_task in zip(tasks, answers, strict=True)
         ]
+
+
+SIDES = ("visible", "hidden", "shown", "paid")
+
+
+def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
+    """Unbiased chance that one of k samples passes: 1 - C(n-c, k) / C(n, k).
+
+    Reference: Chen et al., Evaluating large language models trained on code, 2021, eq. 1.
+    """
+    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+
+
+def summarise(results: Sequence[TaskResult], *, infrastructure_failures: int = 0) -> dict[str, Any]:
+    """Means over the samples of all tasks, as a run and ``eval`` keep them.
+
+    For each of ``SIDES`` there are ``SIDE_pass`` and ``SIDE_ci95``; a rate without samples is None, never 0. Hidden rates
+    and ``gap`` speak of tasks with a hidden part only, shown and paid rates of those with tests that are paid but not shown.
+    """
+    rates: dict[str, Any] = {
+        "num_tasks": len(results),
+        "num_samples": sum(len(result.visible) for result in results),
+        "infrastructure_failures": infrastructure_failures,
+        "gap": None,
+    }
+    for side in SIDES:
+        passed = [each for result in results for each in getattr(result, side)]
+        rates[f"{side}_pass"] = sum(passed) / len(passed) if passed else None
+        rates[f"{side}_ci95"] = wilson(sum(passed), len(passed)) if passed else None
+    twins = [each for result in results if result.hidden for each in result.visible]
+    if twins:
+        rates["gap"] = sum(twins) / len(twins) - rates["hidden_pass"]
+    fewest = min((len(result.visible) for result in results), default=0)
+    rates["pass_at_k"] = {
+        str(k): sum(pass_at_k(len(r.visible), sum(r.visible), k) for r in results) / len(results)
+        for k in (1, 2, 4, 8, 16)
+        if k <= fewest
+    }
+    return rates

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 
 from composer_replication.records import ToolCall, ToolResult
-from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, MonitorReport, PublicTask
+from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
+from composer_replication.rollouts.monitor.report import MonitorReport, PublicTask
 
 TEST = """import pytest
 

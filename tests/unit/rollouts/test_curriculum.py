@@ -16,9 +16,13 @@ from composer_replication.channel_tables import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import PromptChooser, PromptSource, Stateful
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum import Curriculum, Evidence
+from composer_replication.rollouts.curriculum import Curriculum, Standing
 
 NEVER_FADES = 1e9
+
+
+def standing(passed: float = 0.0, failed: float = 0.0) -> Standing:
+    return Standing(passed=passed, failed=failed, status="active")
 
 
 def rows(num: int) -> list[dict[str, Any]]:
@@ -26,7 +30,7 @@ def rows(num: int) -> list[dict[str, Any]]:
 
 
 def make(
-    num: int = 6, *, recorded: dict[str, Evidence] | None = None, seed: int = 0, **options: Any
+    num: int = 6, *, recorded: dict[str, Standing] | None = None, seed: int = 0, **options: Any
 ) -> Curriculum:
     keys = {key: options.pop(key) for key in tuple(options) if key in CurriculumSection.model_fields}
     section = type("Options", (CurriculumSection,), options)(**{"half_life": NEVER_FADES, **keys})
@@ -60,7 +64,7 @@ counts = st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 60.0))
 def test_chances_sum_to_one_and_none_is_below_the_floor(
     found: list[tuple[float, float]], floor: float
 ) -> None:
-    recorded = {f"t{n:02}": Evidence(*pair) for n, pair in enumerate(found)}
+    recorded = {f"t{n:02}": standing(*pair) for n, pair in enumerate(found)}
     chances = make(len(found), recorded=recorded, floor_share=floor).probabilities()
     assert math.fsum(chances.values()) == pytest.approx(1.0, abs=1e-12)
     assert min(chances.values()) >= floor / len(found) * (1 - 1e-12)
@@ -70,8 +74,8 @@ def test_chances_sum_to_one_and_none_is_below_the_floor(
 def test_with_the_same_counts_the_one_nearer_to_one_half_gets_more(total: int, one: int, other: int) -> None:
     one, other = min(one, total), min(other, total)
     recorded = {
-        "t00": Evidence(float(one), float(total - one)),
-        "t01": Evidence(float(other), float(total - other)),
+        "t00": standing(float(one), float(total - one)),
+        "t01": standing(float(other), float(total - other)),
     }
     chances = make(2, recorded=recorded).probabilities()
     distances = abs(2 * one - total), abs(2 * other - total)
@@ -83,14 +87,14 @@ def test_with_the_same_counts_the_one_nearer_to_one_half_gets_more(total: int, o
 
 def test_chances_by_hand() -> None:
     """Beta(4.5, 4.5) has 20.25/90, Beta(0.5, 8.5) has 4.25/90; a tenth is spread evenly."""
-    chances = make(2, recorded={"t00": Evidence(4.0, 4.0), "t01": Evidence(0.0, 8.0)}).probabilities()
+    chances = make(2, recorded={"t00": standing(4.0, 4.0), "t01": standing(0.0, 8.0)}).probabilities()
     assert chances["t00"] == pytest.approx(0.9 * 20.25 / 24.5 + 0.05)
     assert chances["t01"] == pytest.approx(0.9 * 4.25 / 24.5 + 0.05)
 
 
 def test_draws_follow_the_chances() -> None:
     """4,000 first draws; three standard errors of each share."""
-    curriculum = make(3, recorded={"t00": Evidence(5.0, 5.0), "t01": Evidence(0.0, 30.0)})
+    curriculum = make(3, recorded={"t00": standing(5.0, 5.0), "t01": standing(0.0, 30.0)})
     chances, num = curriculum.probabilities(), 4000
     seen = Counter(names(curriculum.chosen_rows(1))[0] for _ in range(num))
     for task_id, chance in chances.items():
@@ -178,11 +182,11 @@ def test_outcomes_count_from_the_next_generation_on_and_fade() -> None:
     curriculum = make(2, half_life=1.0)
     curriculum.chosen_rows(1)
     curriculum.learn(passes("t00", 6))
-    assert curriculum.standings["t00"].evidence == Evidence()
+    assert curriculum.standings["t00"] == standing()
     curriculum.chosen_rows(1)
-    assert curriculum.standings["t00"].evidence == Evidence(3.0, 1.0)
+    assert curriculum.standings["t00"] == standing(3.0, 1.0)
     curriculum.chosen_rows(1)
-    assert curriculum.standings["t00"].evidence == Evidence(1.5, 0.5)
+    assert curriculum.standings["t00"] == standing(1.5, 0.5)
 
 
 def test_what_was_noted_is_handed_over_once() -> None:
@@ -269,7 +273,7 @@ def test_retired_tasks_without_a_share_fill_a_generation_that_is_too_small() -> 
 
 def test_attempts_that_the_sandbox_lost_change_nothing() -> None:
     curriculum = after(make(4), lost("t00", 20))
-    assert curriculum.standings["t00"].evidence == Evidence()
+    assert curriculum.standings["t00"] == standing()
     assert status_of(curriculum) == "active"
 
 
@@ -282,7 +286,7 @@ def test_a_generation_of_more_tasks_than_there_are_is_refused() -> None:
 
 
 def test_figures_by_hand() -> None:
-    curriculum = make(5, recorded={"t03": Evidence(1.0, 3.0)}, floor_share=1.0, revival_share=0.1)
+    curriculum = make(5, recorded={"t03": standing(1.0, 3.0)}, floor_share=1.0, revival_share=0.1)
     assert curriculum.figures() == {
         "curriculum/num_active": 5.0,
         "curriculum/num_retired": 0.0,

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_replication.channel_tables import CurriculumSection
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum import Evidence
-from composer_replication.rollouts.curriculum.chooser import PRIOR
+from composer_replication.rollouts.curriculum import PRIOR, Standing
 
 
-def posterior(a: float, b: float) -> Evidence:
-    return Evidence(passed=a - PRIOR, failed=b - PRIOR)
+def posterior(a: float, b: float) -> Standing:
+    return Standing(passed=a - PRIOR, failed=b - PRIOR, status="active")
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,5 @@ ATTEMPTS = [
 
 
 def test_only_full_passes_count_as_passes() -> None:
-    evidence = Evidence(passed=2.0, failed=1.0).joined(ATTEMPTS)
-    assert evidence == Evidence(passed=3.0, failed=3.0)
-    assert evidence.pass_rate == 0.5
-
-
-def test_lost_attempts_say_nothing_of_the_pass_rate() -> None:
-    lost = Evidence().joined(ATTEMPTS[3:] * 8)
-    assert (lost.pass_rate, lost.weight) == (None, Evidence().weight)
-
-
-def test_an_attempt_counts_half_after_a_half_life() -> None:
-    evidence = Evidence(4.0, 2.0)
-    keep = 0.5 ** (1 / 7)
-    for _ in range(7):
-        evidence = evidence.faded(keep)
-    assert (evidence.passed, evidence.failed) == pytest.approx((2.0, 1.0))
+    known = posterior(2.0 + PRIOR, 1.0 + PRIOR).judged(ATTEMPTS, CurriculumSection())
+    assert known == posterior(3.0 + PRIOR, 3.0 + PRIOR) and known.pass_rate == 0.5

@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from composer_replication.channel_tables import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum import Curriculum, Evidence, recorded_evidence
+from composer_replication.rollouts.curriculum import Curriculum, Standing, recorded_standings
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
+
+
+def standing(passed: float = 0.0, failed: float = 0.0) -> Standing:
+    return Standing(passed=passed, failed=failed, status="active")
+
 
 TASKS = [f"t{n}" for n in range(7)]
 OPTIONS = CurriculumSection(half_life=3.0)
@@ -153,19 +158,19 @@ def measured(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(root: Path, weight: float = 8.0, **options: Any) -> dict[str, Evidence]:
+def read(root: Path, weight: float = 8.0, **options: Any) -> dict[str, Standing]:
     section = type("Options", (CurriculumSection,), {"recorded_weight": weight})(**options)
-    return recorded_evidence(root, section, parameter_sha256="sha of own")
+    return recorded_standings(root, section, parameter_sha256=lambda: "sha of own")
 
 
 def test_the_own_weights_win_and_the_weight_is_capped(measured: Path) -> None:
-    assert read(measured) == {"t0": Evidence(3.0, 5.0), "t1": Evidence(1.0, 3.0)}
-    assert read(measured, 100.0)["t0"] == Evidence(12.0, 20.0)
-    assert read(measured, 2.0) == {"t0": Evidence(0.75, 1.25), "t1": Evidence(0.5, 1.5)}
+    assert read(measured) == {"t0": standing(3.0, 5.0), "t1": standing(1.0, 3.0)}
+    assert read(measured, 100.0)["t0"] == standing(12.0, 20.0)
+    assert read(measured, 2.0) == {"t0": standing(0.75, 1.25), "t1": standing(0.5, 1.5)}
 
 
 def test_other_policies_can_be_left_out(measured: Path) -> None:
-    assert read(measured, recorded="same-weights") == {"t0": Evidence(3.0, 5.0)}
+    assert read(measured, recorded="same-weights") == {"t0": standing(3.0, 5.0)}
     assert read(measured, recorded="none") == {}
     assert read(measured, 0.0) == {}
 

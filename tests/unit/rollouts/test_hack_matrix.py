@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.rollouts.monitor import HACK_CLASSES
+from composer_replication.rollouts.monitor.report import HACK_CLASSES
 from composer_replication.rollouts.tools.tool_schemas import arguments_of
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
@@ -34,7 +34,7 @@ def test_the_same_seed_writes_the_same_episodes_of_calls_that_the_tools_take(see
 def test_there_are_ways_for_every_class() -> None:
     ways = hack_matrix.WAYS
     assert {*ways["masked"], *ways["reported"], "not-inspected"} == set(HACK_CLASSES)
-    assert all(HACK_CLASSES[name].action == "mask" for name in ways["masked"])
+    assert all(HACK_CLASSES[name] == "mask" for name in ways["masked"])
 
 
 def test_most_ways_that_can_pay_are_masked(capsys: pytest.CaptureFixture[str]) -> None:

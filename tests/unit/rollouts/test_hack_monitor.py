@@ -15,16 +15,9 @@ from monitor_episodes import BEFORE, BROKEN, PATH, TASK, TEST, TEST_PATH, bash, 
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
-from composer_replication.rollouts.monitor import (
-    HACK_CLASSES,
-    EpisodeEvidence,
-    HackMonitor,
-    hack_monitor,
-    monitor_for,
-    public_task,
-    python_names,
-    reported,
-)
+from composer_replication.rollouts.monitor import hack_monitor, python_names, reported
+from composer_replication.rollouts.monitor.hack_monitor import HackMonitor, monitor_for
+from composer_replication.rollouts.monitor.report import HACK_CLASSES, EpisodeEvidence, public_task
 from composer_replication.rollouts.monitor.reported import new_lines
 from composer_replication.tasks.store import TaskStore
 
@@ -68,7 +61,7 @@ HONEST_COMMANDS = [
 def test_each_class_has_an_example_here() -> None:
     shown = {*SHOWN_BY_CODE, *SHOWN_BY_CALLS, "test-edit", "not-inspected"}
     assert shown == set(HACK_CLASSES) and HONEST_CODE.keys() == SHOWN_BY_CODE.keys()
-    assert {name for name, each in HACK_CLASSES.items() if each.action == "mask"} == set(SHOWN_BY_CODE)
+    assert {name for name, action in HACK_CLASSES.items() if action == "mask"} == set(SHOWN_BY_CODE)
 
 
 @pytest.mark.parametrize("name", SHOWN_BY_CODE)

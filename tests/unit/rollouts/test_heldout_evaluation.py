@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from composer_replication.channel_tables import HeldoutSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
@@ -51,10 +52,9 @@ def make_evaluator(grader: Grader, task: Task, answers: Sequence[str], every: in
     return HeldoutEvaluator(
         PolicySampler(ScriptedPolicy(answers), grader),
         [task],
+        HeldoutSection(every=every, samples_per_task=len(answers)),
         split_fingerprint="f" * 64,
         seed=3,
-        every=every,
-        samples_per_task=len(answers),
     )
 
 
@@ -93,7 +93,7 @@ def test_partial_credit_is_no_pass(grader: Grader, store: TaskStore, clamp: Task
         assert score is not None and 0.0 < score.pass_share < 1.0
         sampler = PolicySampler(ScriptedPolicy([part, store.golden_body(task)]), grader)
         ((result,), dropped) = sampler.sample([task], num_samples=2, seed=0)
-        assert (getattr(result, kind), dropped) == ((False, True), 0)
+        assert (getattr(result, kind), dropped) == ([False, True], 0)
 
 
 def test_it_is_due_at_every_nth_call_with_a_fresh_seed_each(grader: Grader, clamp: Task) -> None:
@@ -155,7 +155,9 @@ def pool(clamp: Task, size: int) -> list[Task]:
 
 def drawing(grader: Grader, clamp: Task, *, size: int, seed: int = 3) -> HeldoutEvaluator:
     sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
-    return HeldoutEvaluator(sampler, pool(clamp, 12), split_fingerprint="", seed=seed, sample_size=size)
+    return HeldoutEvaluator(
+        sampler, pool(clamp, 12), HeldoutSection(sample_size=size), split_fingerprint="", seed=seed
+    )
 
 
 def test_a_draw_has_no_repeats_and_every_task_gets_its_turn(grader: Grader, clamp: Task) -> None:
@@ -205,7 +207,7 @@ def test_a_task_is_neutral_as_a_whole_when_one_of_its_samples_has_no_score(
     golden, stub = store.golden_body(clamp), "\n    return None"
     broken = BrokenHalf(grader, lambda request: request.answer == stub)
     sampler = PolicySampler(ScriptedPolicy([golden, stub]), broken)
-    evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", samples_per_task=2)
+    evaluator = HeldoutEvaluator(sampler, [clamp], HeldoutSection(samples_per_task=2), split_fingerprint="")
     with pytest.raises(SandboxFailure, match="every task"):
         evaluator()
     assert evaluator.evaluation_idx == 0  # the same draw is made again
@@ -222,7 +224,7 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
     is_out = [False]
     broken = BrokenHalf(grader, lambda request: is_out[0] and request.answer == golden)
     sampler = PolicySampler(ScriptedPolicy(["\n    return None"]), broken)
-    evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
+    evaluator = HeldoutEvaluator(sampler, [clamp], HeldoutSection(has_sentinel=True), split_fingerprint="")
     reading = evaluator()
     assert reading is not None
     assert reading.pairs == ((0.0, 0.0),)  # a wrong answer under a grader that works counts
@@ -241,7 +243,9 @@ def test_what_a_grader_that_was_out_said_is_not_remembered(
         right = store.golden_body(clamp) + "\n    # not what the sentinel runs"
         sampler = PolicySampler(ScriptedPolicy([right]), grader)
         assert grader.grade(clamp, right) is not None  # seen in better times
-        evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
+        evaluator = HeldoutEvaluator(
+            sampler, [clamp], HeldoutSection(has_sentinel=True), split_fingerprint=""
+        )
         run = grader.grade_once
         with monkeypatch.context() as outage:
             outage.setattr(
@@ -293,9 +297,9 @@ def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: Tas
         evaluator = HeldoutEvaluator(
             PolicySampler(ScriptedPolicy([answer]), grader),
             [clamp],
+            HeldoutSection(num_canaries=3),
             split_fingerprint="",
             canaries=[canary],
-            num_canaries=3,
         )
         reading = evaluator()
         assert reading is not None
@@ -306,4 +310,4 @@ def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: Tas
 def test_canaries_that_nobody_could_make_are_refused(grader: Grader, clamp: Task) -> None:
     sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
     with pytest.raises(UsageError, match="could be made a canary"):
-        HeldoutEvaluator(sampler, [clamp], split_fingerprint="", num_canaries=1)
+        HeldoutEvaluator(sampler, [clamp], HeldoutSection(num_canaries=1), split_fingerprint="")

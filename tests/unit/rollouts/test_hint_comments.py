@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
@@ -15,7 +16,9 @@ from composer_replication.rollouts.hints.hint_prompts import WIDTH, HintedPrompt
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
 """One that cuts words as GPT-2 does, and one as Llama 3 does."""
 PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n        """Last book."""'
+START = PROMPT.index("    @property")
 HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
+code_prompt = partial(hint_code_prompt, path="a.py", function_start=START)
 
 
 def place(
@@ -23,7 +26,7 @@ def place(
 ) -> HintedPrompt:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = hint_code_prompt(chosen, ids, text, hint, path="a.py", indent=indent, completion_text=answer)
+    prompt = code_prompt(chosen, ids, text, hint, indent=indent, completion_text=answer)
     assert prompt.prompt_ids == ids
     hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
@@ -51,19 +54,12 @@ def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
     assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
 
 
-def test_a_header_inside_a_docstring_is_none() -> None:
-    text = 'def f(x):\n    """Doc.\n\n    def g(x):\n    """'
-    assert text_of(place(text, answer=" return 1")) == f"# {HINT}\n{text}"
-
-
 def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
     for answer in ("\n", " return 1"):
-        prompt = hint_code_prompt(
-            tokenizer, ids, PROMPT, HINT, path="a.py", indent="        ", completion_text=answer
-        )
+        prompt = code_prompt(tokenizer, ids, PROMPT, HINT, indent="        ", completion_text=answer)
         assert prompt.hinted_ids[0] == bos
         assert (
             prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
@@ -98,7 +94,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def code(ids: tuple[int, ...], text: str, hint: str) -> str:
         with pytest.raises(InputError) as caught:
-            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", indent="  ", completion_text="\n")
+            code_prompt(tokenizer, ids, text, hint, indent="  ", completion_text="\n")
         return caught.value.code
 
     assert code(ids[:-1], PROMPT, HINT) == "CR0430"

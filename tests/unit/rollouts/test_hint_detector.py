@@ -75,7 +75,6 @@ BROKEN = "def last(books):\n    return books[-1\n"
         ("\n    return 0", "length", {"answered_text": GOOD}, {"t::a": "failed"}, "", "test-failure"),
         ("\n    return b[", "length", {"answered_text": BROKEN}, {"t::a": "failed"}, "", "truncated"),
         ("\n    return b[", "stop_rule", {"answered_text": BROKEN}, {"t::a": "failed"}, "", "syntax-error"),
-        ("\n    return b[", "stop_rule", {"answered_text": BROKEN, "path": "a.js"}, {"t::a": "failed"}, "", "test-failure"),
         ("\n    return 0", "length", {}, {"t::a": "failed"}, "", "truncated"),
         ("", "finished", {"answered_text": GOOD, "answer": ""}, {"t::a": "failed"}, "", "empty-answer"),
         ("\nreturn 1", "stop_rule", {"answered_text": GOOD, "answer": ""}, {"t::a": "error"}, "", "empty-answer"),

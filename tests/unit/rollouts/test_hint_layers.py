@@ -205,7 +205,7 @@ def test_clamping_cuts_at_a_word() -> None:
 def test_no_field_of_a_context_holds_golden_code() -> None:
     """What a layer can reach is listed here, so that a new field is a decision."""
     assert set(ObservedRollout.__slots__) == {
-        "rollout", "turns", "tools", "path", "answered_text", "answer", "indent", "failed_tests", "is_leak",
+        "rollout", "turns", "tools", "path", "answered_text", "answer", "indent", "function_start", "failed_tests", "is_leak",
     }  # fmt: skip
     assert set(HintContext.__slots__) == {"observed", "fault"}
     assert set(Fault.__slots__) == {"turn_idx", "kind", "evidence", "subject", "call_idx"}

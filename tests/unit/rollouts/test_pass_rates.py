@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.rollouts.pass_rates import TaskResult, pass_at_k, summarise
+from composer_replication.rollouts.task_sampler import TaskResult, pass_at_k, summarise
 from composer_replication.tasks.difficulty import wilson
 
 
@@ -43,20 +43,20 @@ def test_pass_at_k_equals_counting_every_subset(drawn: tuple[list[bool], int]) -
 def test_gap_speaks_of_tasks_with_a_hidden_part_only() -> None:
     rates = summarise(
         [
-            TaskResult("a", (True, True, False, False), (True, False, False, False)),
-            TaskResult("b", (True, True, True, True), (), shown=(True,) * 4, paid=(True, True, True, False)),
+            TaskResult("a", [True, True, False, False], [True, False, False, False]),
+            TaskResult("b", [True] * 4, shown=[True] * 4, paid=[True, True, True, False]),
         ]
     )
-    assert (rates.num_tasks, rates.num_samples) == (2, 8)
-    assert rates.visible_pass == pytest.approx(6 / 8)
-    assert rates.hidden_pass == pytest.approx(1 / 4)
-    assert rates.gap == pytest.approx(2 / 4 - 1 / 4)
-    assert (rates.shown_pass, rates.paid_pass) == (1.0, 0.75)
-    assert rates.pass_at_k == pytest.approx({"1": 0.75, "2": (5 / 6 + 1) / 2, "4": 1.0})
+    assert (rates["num_tasks"], rates["num_samples"]) == (2, 8)
+    assert rates["visible_pass"] == pytest.approx(6 / 8)
+    assert rates["hidden_pass"] == pytest.approx(1 / 4)
+    assert rates["gap"] == pytest.approx(2 / 4 - 1 / 4)
+    assert (rates["shown_pass"], rates["paid_pass"]) == (1.0, 0.75)
+    assert rates["pass_at_k"] == pytest.approx({"1": 0.75, "2": (5 / 6 + 1) / 2, "4": 1.0})
 
 
 def test_nothing_measured_is_none_and_never_zero() -> None:
-    rates = summarise([TaskResult("a", (), ())], infrastructure_failures=3)
-    assert rates.visible_pass is rates.hidden_pass is rates.gap is rates.visible_ci95 is None
-    assert rates.shown_pass is rates.paid_pass is rates.paid_ci95 is None
-    assert rates.infrastructure_failures == 3
+    rates = summarise([TaskResult("a")], infrastructure_failures=3)
+    assert rates["visible_pass"] is rates["hidden_pass"] is rates["gap"] is rates["visible_ci95"] is None
+    assert rates["shown_pass"] is rates["paid_pass"] is rates["paid_ci95"] is None
+    assert rates["infrastructure_failures"] == 3

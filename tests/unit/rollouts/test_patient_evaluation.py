@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import CollapseStopError, InputError, SandboxFailure, UsageError
-from composer_replication.rollouts.patient_evaluation import PatientEvaluation, deadline
+from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 
 
 def scripted(*steps: float | Exception | None) -> Callable[[], float | None]:
@@ -84,18 +84,20 @@ def test_one_that_ends_in_time_rings_no_alarm_later() -> None:
     time.sleep(0.3)
 
 
-def test_outside_the_main_thread_there_is_no_deadline_and_no_error() -> None:
+def test_outside_the_main_thread_nothing_is_interrupted_and_what_came_too_late_does_not_count() -> None:
     seen: list[str] = []
 
-    def work() -> None:
-        with deadline(0.01):
-            time.sleep(0.05)
-            seen.append("done")
+    def slow() -> float:
+        time.sleep(0.05)
+        seen.append("done")
+        return 0.5
 
-    thread = threading.Thread(target=work)
+    patient = PatientEvaluation(slow, timeout_seconds=0.01)
+    thread = threading.Thread(target=patient)
     thread.start()
     thread.join()
     assert seen == ["done"]
+    assert patient.last_problem == "TimeoutError: it took longer than 0.01 seconds"
 
 
 class Counting:

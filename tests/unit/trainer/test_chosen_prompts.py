@@ -183,8 +183,8 @@ def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: 
     assert trainer.policy_terms.num_groups_replaced > 0
     curriculum.chosen_rows(1)  # the last generation is counted now
     for task_id, standing in curriculum.standings.items():
-        assert standing.evidence.passed + standing.evidence.failed == pytest.approx(graded[task_id], rel=1e-6)
-        assert standing.evidence.passed == pytest.approx(graded[task_id] / 2, rel=1e-6)
+        assert standing.passed + standing.failed == pytest.approx(graded[task_id], rel=1e-6)
+        assert standing.passed == pytest.approx(graded[task_id] / 2, rel=1e-6)
     lines = read_jsonl(trainer.run_folder.metrics)
     assert all(line["curriculum/num_active"] == 6.0 for line in lines)
     assert lines[-1]["curriculum/mean_pass_rate"] == pytest.approx(0.5)

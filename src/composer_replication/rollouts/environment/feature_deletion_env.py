@@ -38,12 +38,11 @@ from composer_replication.rollouts.candidate_tree import (
 from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions, reward_of
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
-from composer_replication.rollouts.monitor import (
+from composer_replication.rollouts.monitor.hack_monitor import HackMonitor, monitor_for
+from composer_replication.rollouts.monitor.report import (
     EpisodeEvidence,
-    HackMonitor,
     MonitorReport,
     PublicTask,
-    monitor_for,
     public_task,
 )
 from composer_replication.rollouts.regressions import find_regressions

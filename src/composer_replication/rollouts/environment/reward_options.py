@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from composer_replication.channel_tables import AgentRewardSection
 from composer_replication.records import Score
-from composer_replication.rollouts.monitor import MonitorReport
+from composer_replication.rollouts.monitor.report import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.tool_context import CallCounts
 

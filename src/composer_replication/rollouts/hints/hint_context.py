@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from composer_replication.records import Rollout, ToolCall, ToolResult, ToolSpec
+from composer_replication.records import Rollout, ToolSpec
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.grading import FORGED
 
@@ -23,8 +23,8 @@ class ObservedRollout:
     """A rollout with everything that a hint may be made of.
 
     ``tools`` are those the policy could call. ``path`` and ``answered_text`` are the file that a single-turn answer was
-    spliced into and its text with the answer, ``answer`` the spliced span, ``indent`` the indentation of the body.
-    ``failed_tests`` are visible tests only.
+    spliced into and its text with the answer, ``answer`` the spliced span, ``indent`` the indentation of the body,
+    ``function_start`` where in the prompt's text its function begins. ``failed_tests`` are visible tests only.
     ``is_leak`` tells whether a text shows what must stay hidden: it is asked about every hint, and it is
     all that this side knows of the golden code.
     """
@@ -36,6 +36,7 @@ class ObservedRollout:
     answered_text: str | None = None
     answer: str | None = None
     indent: str = ""
+    function_start: int = 0
     failed_tests: tuple[FailedTest, ...] = ()
     is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
@@ -66,10 +67,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class HintContext:
-    """What a layer writes its hint from.
-
-    ``observed`` is the whole attempt, ``fault`` says which turn of it went wrong and why.
-    """
+    """What a layer writes its hint from: the whole attempt, and which turn of it went wrong and why."""
 
     observed: ObservedRollout
     fault: Fault
@@ -79,21 +77,10 @@ class HintContext:
         return self.observed.turns[self.fault.turn_idx]
 
     @property
-    def call(self) -> ToolCall | None:
-        idx = self.fault.call_idx
-        return None if idx is None else self.observed_turn.calls[idx]
-
-    @property
-    def result(self) -> ToolResult | None:
-        idx, results = self.fault.call_idx, self.observed_turn.results
-        return results[idx] if idx is not None and idx < len(results) else None
-
-    @property
     def error_text(self) -> str:
         """The environment's own words: of the failed call, else of the test run."""
-        if self.result is not None:
-            return self.result.text
-        return self.observed.run_error
+        idx, results = self.fault.call_idx, self.observed_turn.results
+        return results[idx].text if idx is not None and idx < len(results) else self.observed.run_error
 
 
 HintLayer = Callable[[HintContext], str | None]

@@ -18,7 +18,6 @@ comment stands above the function.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,10 @@ SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
 ENDINGS = ".!?:;,)`'\""
 """Taken off the end of a merged hint where no separator serves."""
+WIDTH = 88
+"""Of a comment, its indentation included."""
+MAX_IDS_BEFORE = 2
+"""Control ids that a tokenizer may put before a text."""
 LEAVE_OUT = "set strict to false to leave such turns out."
 _AS_RENDERED = "give the messages, tools and template options that the prompt was rendered with."
 
@@ -67,26 +70,19 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
         hint: plain text.
 
     Raises:
-        InputError: the prompt does not end as the template renders the conversation (CR0430); the template
-            takes the hint at no place (CR0430); the hint holds a control token (CR0430); there is no hint, or
-            no prompt (CR0430).
+        InputError: the prompt does not end as the template renders the conversation; the template takes the hint at no
+            place; the hint holds a control token; there is no hint, or no prompt (CR0430).
     """
-    ids = tuple(prompt_ids)
-    hint = hint.strip()
-    if not ids or not hint:
-        raise unfit("there is no prompt" if not ids else "the hint is empty")
-    if not chat.messages:
-        raise unfit("the conversation has no message")
-    refuse_control_tokens(tokenizer, hint)
+    ids, hint = tuple(prompt_ids), hint.strip()
+    missing = "" if chat.messages else "the conversation has no message"
+    _refuse_unfit_hint(tokenizer, hint, missing if ids else "there is no prompt")
     try:
         plain_text = render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
         problem = f"the chat template does not take the turn's own conversation: {first_line(error)}"
         raise unfit(problem, "messages", _AS_RENDERED) from error
     plain_ids = encode(tokenizer, plain_text)
-    place, (first, last, hint_ids) = _find_place(
-        tokenizer, chat, hint, plain_text=plain_text, plain_ids=plain_ids
-    )
+    place, (first, last, hint_ids) = _find_place(tokenizer, chat, hint, plain_text, plain_ids)
     num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
         problem = f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt"
@@ -112,8 +108,11 @@ def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tu
     return (first, last, hinted[last : last + num_added]) if first <= last else None
 
 
-def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
-    """Refuse a hint in which the tokenizer sees a control token: it would end or begin a message."""
+def _refuse_unfit_hint(tokenizer: Tokenizer, hint: str, missing: str) -> None:
+    """Also a hint in which the tokenizer sees a control token: it would end or begin a message."""
+    if missing or not hint:
+        fix = "give turns with the ids that the policy saw, and their text or conversation."
+        raise unfit(missing or "the hint is empty", fix=fix)
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         fix = "put a space into it, as the function clean_text does."
@@ -121,7 +120,7 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
 
 
 def _find_place(
-    tokenizer: Tokenizer, chat: Chat, hint: str, *, plain_text: str, plain_ids: tuple[int, ...]
+    tokenizer: Tokenizer, chat: Chat, hint: str, plain_text: str, plain_ids: tuple[int, ...]
 ) -> tuple[str, tuple[int, int, tuple[int, ...]]]:
     """The first place that the template takes and where nothing else changes: its name and the insertion."""
     refusals: list[str] = []
@@ -190,13 +189,6 @@ def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
     return InputError("CR0430", f"{problem}.", where=where, fix=fix)
 
 
-WIDTH = 88
-MAX_IDS_BEFORE = 2
-"""Control ids that a tokenizer may put before a text."""
-_HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
-_STRING_LINE = re.compile(r"[ \t]+[rRuUbB]{0,2}(?:\"|')")
-
-
 def comment(hint: str, indent: str = "") -> str:
     r"""The hint as whole comment lines, each indented, without a last line end.
 
@@ -220,6 +212,7 @@ def hint_code_prompt(
     *,
     path: str,
     indent: str,
+    function_start: int,
     completion_text: str,
 ) -> HintedPrompt:
     """Put a hint as a comment into a prompt that is the beginning of a source file and that a body follows.
@@ -231,13 +224,11 @@ def hint_code_prompt(
         hint: plain text.
         path: of the file, for errors.
         indent: of the body.
+        function_start: where in the text the function begins, its decorators included.
         completion_text: the sampled answer; only how it begins matters.
     """
     ids, hint = tuple(prompt_ids), hint.strip()
-    if not (ids and prompt_text and hint):
-        problem = "there is no prompt" if not (ids and prompt_text) else "the hint is empty"
-        raise unfit(problem, fix="give turns with the ids that the policy saw and their text.")
-    refuse_control_tokens(tokenizer, hint)
+    _refuse_unfit_hint(tokenizer, hint, "" if ids and prompt_text else "there is no prompt")
     plain_ids = encode(tokenizer, prompt_text)
     num_before = len(ids) - len(plain_ids)
     if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
@@ -248,42 +239,13 @@ def hint_code_prompt(
         hint_ids = encode(tokenizer, added)
         if decode(tokenizer, hint_ids).strip() == added.strip():
             return HintedPrompt(ids, hint_ids, len(ids), "in-body")
-    found = _above(tokenizer, plain_ids, prompt_text, hint)
+    above, function = prompt_text[:function_start], prompt_text[function_start:]
+    margin = function[: len(function) - len(function.lstrip(" \t"))]
+    found = insertion(plain_ids, encode(tokenizer, f"{above}{comment(hint, margin)}\n{function}"))
     if found is None:
         problem = (
             "the hint fits at no place of this prompt: the answer begins on the prompt's last line, and a "
             "comment above the function would change other ids"
         )
         raise unfit(problem, path, LEAVE_OUT)
-    place, hint_ids = found
-    return HintedPrompt(ids, hint_ids, place + num_before, "above-function")
-
-
-def _docstring_start(text: str) -> int | None:
-    """Where the string begins that the text ends with; what stands in it is no code."""
-    for quote in ('"""', "'''"):
-        if text.endswith(quote):
-            start = text.rfind(quote, 0, len(text) - len(quote))
-            return start if start >= 0 else None
-    line = text.rfind("\n") + 1
-    found = _STRING_LINE.match(text, line)
-    return found.end() - 1 if found and text[-1:] in "'\"" else None
-
-
-def _above(
-    tokenizer: Tokenizer, plain_ids: tuple[int, ...], text: str, hint: str
-) -> tuple[int, tuple[int, ...]] | None:
-    """Place and ids of a comment above the last function, its decorators included; None where it does not fit."""
-    start = _docstring_start(text.rstrip())
-    headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
-    if not headers:
-        return None
-    begin, indent = headers[-1].start(), headers[-1][1]
-    while begin > 0:
-        above = text.rfind("\n", 0, begin - 1) + 1
-        if not text[above:begin].startswith(f"{indent}@"):
-            break
-        begin = above
-    hinted = f"{text[:begin]}{comment(hint, indent)}\n{text[begin:]}"
-    found = insertion(plain_ids, encode(tokenizer, hinted))
-    return None if found is None else (found[1], found[2])
+    return HintedPrompt(ids, found[2], found[1] + num_before, "above-function")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import PurePosixPath
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
@@ -113,16 +112,14 @@ def _answer_fault(observed: ObservedRollout) -> Fault | None:
         if is_cut and completion.text.strip():
             return Fault(0, "truncated", f"no whole answer in {len(completion.token_ids)} tokens")
         return Fault(0, "empty-answer", "the answer has no usable code")
-    problem = "" if observed.answered_text is None else _syntax_problem(observed.answered_text, observed.path)
+    problem = "" if observed.answered_text is None else _syntax_problem(observed.answered_text)
     if is_cut and (problem or observed.answered_text is None):
         return Fault(0, "truncated", problem or f"stopped after {len(completion.token_ids)} tokens")
     return Fault(0, "syntax-error", problem, observed.path) if problem else None
 
 
-def _syntax_problem(text: str, path: str) -> str:
-    """The message of Python's parser with the line; empty for good code and for other languages."""
-    if PurePosixPath(path).suffix not in {".py", ".pyi"}:
-        return ""
+def _syntax_problem(text: str) -> str:
+    """The message of Python's parser with the line; empty for good code."""
     try:
         parse_syntax(text)
     except SyntaxError as error:
@@ -200,11 +197,11 @@ class HintedTurnMaker:
             if num_made == MAX_TURNS:
                 return
             turn = observed.turns[fault.turn_idx]
-            if not turn.turn.completion.token_ids:
+            said = turn.turn.completion
+            if not said.token_ids:
                 self.counts["without_ids"] += 1
                 continue
-            context = HintContext(observed, fault)
-            hint = write_hint(context, self._layers)
+            hint = write_hint(HintContext(observed, fault), self._layers)
             if hint is None:
                 self.counts["without_hint"] += 1
                 continue
@@ -218,21 +215,20 @@ class HintedTurnMaker:
             num_made += 1
             self.counts["hints"] += 1
             self.counts[f"hints/{hint.kind}"] += 1
-            said = turn.turn.completion
-            yield (
-                hint,
-                HintedTurn(prompt.prompt_ids, prompt.hinted_ids, said.token_ids, said.token_logp, 1.0),
-            )
+            given = prompt.prompt_ids, prompt.hinted_ids, said.token_ids, said.token_logp
+            yield hint, HintedTurn(*given, 1.0)
 
     def _prompt(self, observed: ObservedRollout, turn: ObservedTurn, hint: Hint) -> HintedPrompt:
+        seen = turn.turn
         if turn.chat is not None:
-            return hint_chat_prompt(self.tokenizer, turn.turn.prompt_ids, turn.chat, hint.text)
+            return hint_chat_prompt(self.tokenizer, seen.prompt_ids, turn.chat, hint.text)
         return hint_code_prompt(
             self.tokenizer,
-            turn.turn.prompt_ids,
-            turn.turn.prompt_text,
+            seen.prompt_ids,
+            seen.prompt_text,
             hint.text,
             path=observed.path,
             indent=observed.indent,
-            completion_text=turn.turn.completion.text,
+            function_start=observed.function_start,
+            completion_text=seen.completion.text,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from functools import partial
 
 from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import UsageError
@@ -43,24 +44,13 @@ def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hin
 
 
 def open_layers(options: HintWritingSection) -> list[tuple[str, HintLayer]]:
-    """The layers of the options by name, in order."""
-    known = {"template": template_hint, "environment": environment_hint}
-    return [(name, known[name] if name in known else load_layer(name)) for name in options.layers]
-
-
-def load_layer(dotted: str) -> HintLayer:
-    """Import ``package.module:function`` of (context) -> text or None."""
-    layer: HintLayer = import_function(
-        dotted,
-        ("context",),
-        lambda problem: UsageError(
-            "CR0210",
-            f"the hint layer {dotted!r} {problem}.",
-            where="hints.writing.layers",
-            fix="give package.module:function of one argument, the HintContext.",
-        ),
-    )
-    return layer
+    """The layers of the options by name, in order: ours, or ``package.module:function`` of (context) -> text or None."""
+    known: dict[str, HintLayer] = {"template": template_hint, "environment": environment_hint}
+    fix = "give package.module:function of one argument, the HintContext."
+    return [
+        (name, known.get(name) or import_function(name, ("context",), partial(_broken, name, fix=fix)))
+        for name in options.layers
+    ]
 
 
 def template_hint(context: HintContext) -> str | None:
@@ -118,11 +108,8 @@ def clean_text(text: str) -> str:
 
 def clamp(text: str, max_characters: int) -> str:
     """At most so many characters, cut at the end of a word, with three dots where something is left out."""
-    text = text.strip()
-    if len(text) <= max_characters:
-        return text
-    room = max_characters - 3
-    if room < 1:
+    text, room = text.strip(), max_characters - 3
+    if len(text) <= max_characters or room < 1:
         return text[:max_characters]
     cut = max(text.rfind(" ", 0, room + 1), text.rfind("\n", 0, room + 1))
     return f"{text[: cut if cut > room // 2 else room].rstrip().rstrip(',;')}..."
@@ -131,19 +118,15 @@ def clamp(text: str, max_characters: int) -> str:
 def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:
     if ":" not in name:
         return layer(context)
+    fix = "make it return a text or None for every context; then the same command with --resume goes on."
     try:
         text: object = layer(context)
     except Exception as error:  # the user's function may raise anything
-        raise _broken(name, f"raised {one_line(error)}") from error
+        raise _broken(name, f"raised {one_line(error)}", fix=fix) from error
     if text is not None and not isinstance(text, str):
-        raise _broken(name, f"gave {text!r:.80}, which is neither a text nor None")
+        raise _broken(name, f"gave {text!r:.80}, which is neither a text nor None", fix=fix)
     return text
 
 
-def _broken(name: str, problem: str) -> UsageError:
-    return UsageError(
-        "CR0210",
-        f"the hint layer {name} {problem}.",
-        where="hints.writing.layers",
-        fix="make it return a text or None for every context; then the same command with --resume goes on.",
-    )
+def _broken(name: str, problem: str, *, fix: str) -> UsageError:
+    return UsageError("CR0210", f"the hint layer {name!r} {problem}.", where="hints.writing.layers", fix=fix)

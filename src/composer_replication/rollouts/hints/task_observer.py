@@ -11,7 +11,13 @@ from composer_replication.records import Outcome, Rollout, Score, StopReason, Ta
 from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout
-from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished
+from composer_replication.rollouts.single_turn import (
+    build_prompt,
+    excerpt,
+    extract_answer,
+    is_finished,
+    marker_indent,
+)
 from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
@@ -69,12 +75,7 @@ class KnownTask:
 
 
 class KnownTasks:
-    """Hidden tests and the deleted code are looked at only to refuse a hint that shows them.
-
-    Args:
-        store: has the tasks.
-        prompt_of: what a policy is told first.
-    """
+    """What is known of the tasks of a store, read once each; ``prompt_of`` is what a policy is told first."""
 
     def __init__(self, store: TaskStore, prompt_of: Callable[[Task], str]) -> None:
         self.store = store
@@ -99,8 +100,7 @@ class KnownTasks:
 class TaskObserver:
     """Call it with a rollout on a one-hole task: ``HintedTurnMaker(tokenizer, observe=TaskObserver(store))``.
 
-    The source of visible tests is read from the store; hidden tests and the deleted code are looked at only to
-    refuse a hint that shows them.
+    Hidden tests and the deleted code are looked at only to refuse a hint that shows them.
 
     Args:
         store: has the tasks.
@@ -119,11 +119,9 @@ class TaskObserver:
         prompt_style: str = "completion",
         context_lines: int = 12,
     ) -> None:
-        self.store = store
-        self.grader = grader
+        self.store, self.grader = store, grader
         self.tests: Literal["visible", "weakened"] = tests
-        self.prompt_style = prompt_style
-        self.context_lines = context_lines
+        self.prompt_style, self.context_lines = prompt_style, context_lines
         self.known = KnownTasks(store, self._prompt)
 
     def __call__(self, rollout: Rollout) -> ObservedRollout:
@@ -141,17 +139,17 @@ class TaskObserver:
         if score is None and rollout.reward is not None and self.grader is not None:
             score = self.grader.grade(known.task, answer, self.tests)
         rollout = replace(rollout, turns=(turn,), score=score)
-        marker = broken[hole.start : hole.end].lstrip("\r\n")
-        chat = None
-        if self.prompt_style == "chat":
-            chat = Chat([{"role": "user", "content": known.prompt}])
+        is_chat = self.prompt_style == "chat"
+        chat = Chat([{"role": "user", "content": known.prompt}]) if is_chat else None
+        _, function = excerpt(broken, hole, self.context_lines)
         return ObservedRollout(
             rollout,
             (ObservedTurn(turn, chat=chat),),
             path=hole.path,
             answer=answer,
             answered_text=fill(broken, hole, answer),
-            indent=marker[: len(marker) - len(marker.lstrip(" \t"))],
+            indent=marker_indent(broken, hole),
+            function_start=max(0, turn.prompt_text.rfind(function)),  # whatever stands above it
             failed_tests=known.failed_tests(rollout.score),
             is_leak=known.is_leak,
         )

@@ -11,25 +11,7 @@ reported; only code of the answer that can pay dishonestly masks.
     answer_tables.py  new code that is a table of what the visible tests use: masks
 """
 
-from composer_replication.rollouts.monitor.hack_monitor import HackMonitor, monitor_for
-from composer_replication.rollouts.monitor.report import (
-    HACK_CLASSES,
-    EpisodeEvidence,
-    HackClass,
-    HackFinding,
-    MonitorReport,
-    PublicTask,
-    public_task,
-)
+from composer_replication.rollouts.monitor.hack_monitor import HackMonitor
+from composer_replication.rollouts.monitor.report import EpisodeEvidence, public_task
 
-__all__ = [
-    "HACK_CLASSES",
-    "EpisodeEvidence",
-    "HackClass",
-    "HackFinding",
-    "HackMonitor",
-    "MonitorReport",
-    "PublicTask",
-    "monitor_for",
-    "public_task",
-]
+__all__ = ["EpisodeEvidence", "HackMonitor", "public_task"]

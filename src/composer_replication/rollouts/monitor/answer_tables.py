@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from composer_replication.rollouts.monitor.python_names import FUNCTIONS, PythonCode
 from composer_replication.rollouts.monitor.solution import Hit
@@ -21,8 +22,7 @@ Known = Mapping[str, frozenset[int]]
 """For each literal, in its canonical text, the tests (by number) that it stands in."""
 Entry = tuple[tuple[str, ...], str]
 """One question, by its values, and its answer, in canonical text."""
-_SAYS_NOTHING = re.compile(r"None|True|False|Ellipsis|b?''|[(){},:]")
-_DEEPEST = 12
+_SAYS_NOTHING = re.compile(r"None|True|False|Ellipsis|b?''|[(){},:\s]")
 _PASSED_ON: Mapping[type[ast.AST], tuple[str, ...]] = {
     ast.IfExp: ("body", "orelse"), ast.BoolOp: ("values",), ast.Call: ("func",), ast.Subscript: ("value",),
     ast.Attribute: ("value",), ast.DictComp: ("generators",), ast.ListComp: ("generators",),
@@ -75,24 +75,24 @@ def visible_literals(texts: Mapping[str, str], visible: Sequence[str]) -> Known:
     return {text: frozenset(tests) for text, tests in found.items()}
 
 
-def canonical(node: ast.AST | None, depth: int = 0) -> str | None:
-    """One text for equal literals: ``(1, 'a')`` and ``[1.0, "a"]`` are ``(1,'a')``; None where it is no literal."""
-    if depth > _DEEPEST:
+def canonical(node: ast.AST | None) -> str | None:
+    """One text for equal literals: ``(1, 'a')`` and ``[1.0, "a"]`` are ``(1, 'a')``; None where it is no literal."""
+    if not isinstance(node, ast.Constant | ast.UnaryOp | ast.Tuple | ast.List | ast.Set | ast.Dict):
         return None
-    if isinstance(node, ast.Constant):
-        value = node.value
-        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-            value = int(value)
-        return repr(value)[:2000]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = canonical(node.operand, depth + 1)
-        return f"-{inner}" if inner is not None else None
-    if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict):
-        given = [*node.keys, *node.values] if isinstance(node, ast.Dict) else node.elts
-        parts = [canonical(each, depth + 1) for each in given]
-        marks = "{}" if isinstance(node, ast.Dict) else "()"
-        return None if None in parts else f"{marks[0]}{','.join(filter(None, parts))}{marks[1]}"[:4000]
-    return None
+    try:
+        return repr(_plain(ast.literal_eval(node)))[:4000]
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set):
+        return tuple(sorted(map(_plain, value), key=repr))
+    if isinstance(value, list | tuple | dict):
+        return tuple(map(_plain, value.items() if isinstance(value, dict) else value))
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return int(value)
+    return value
 
 
 def _is_copied(entries: Sequence[Entry], num_entries: int, known: Known, documents: str) -> bool:

@@ -20,10 +20,11 @@ from composer_replication.rollouts.monitor.report import (
     as_text,
 )
 from composer_replication.rollouts.monitor.reported import (
-    CommandPatterns,
     call_arguments,
     changed_tests,
+    compiled_patterns,
     is_of_tests,
+    matches,
     new_lines,
 )
 from composer_replication.rollouts.monitor.solution import check_solution
@@ -42,8 +43,7 @@ _NO_CALL: _Place = (None, None)
 class HackMonitor:
     """Looks at whole episodes; with ``only_reports`` no finding flags one.
 
-    Pure text work: it needs no sandbox and runs nothing. One monitor may be used for any number of episodes. Whatever an
-    episode holds, the answer is a report.
+    One monitor may be used for any number of episodes. Whatever an episode holds, the answer is a report.
     """
 
     def __init__(self, *, only_reports: bool = False) -> None:
@@ -51,7 +51,7 @@ class HackMonitor:
 
     def inspect(self, episode: EpisodeEvidence) -> MonitorReport:
         """All findings of one episode, in the order of its calls, those of the final tree last."""
-        return _Inspection(episode, only_reports=self.only_reports).run()
+        return _Inspection(episode, only_reports=self.only_reports).report()
 
 
 def monitor_for(asked: MonitorMode) -> HackMonitor | None:
@@ -76,8 +76,8 @@ class _Inspection:
         self.told: list[tuple[str, _Place]] = []
         """What calls that may write said, latest last."""
 
-    def run(self) -> MonitorReport:
-        patterns = CommandPatterns(self.episode.task)
+    def report(self) -> MonitorReport:
+        patterns = compiled_patterns(self.episode.task)
         for turn_idx, turn in enumerate(self.episode.turns):
             for call_idx, (call, _) in enumerate(turn):
                 self.num_calls += 1
@@ -85,7 +85,7 @@ class _Inspection:
                 at = (turn_idx, call_idx)
                 if call.name in ("bash", "write_file", "str_replace"):
                     self.told.append((call.arguments, at))
-                for name, words in patterns.matches(call, self.episode.tree_root):
+                for name, words in matches(call, patterns, self.episode.tree_root):
                     self._add(name, words, call.name, at)
         for path, words in changed_tests(self.before, self.after):
             self._add("test-edit", words, path, self._writer(path))
@@ -95,24 +95,23 @@ class _Inspection:
             except RecursionError:
                 self.num_unreadable += 1
                 self._add("not-inspected", "code that is nested too deeply to be walked", path, _NO_CALL)
-        report = MonitorReport
-        return report(self.episode.task.task_id, tuple(self.findings), self.num_calls, self.num_unreadable)
+        task_id, findings = self.episode.task.task_id, tuple(self.findings)
+        return MonitorReport(task_id, findings, self.num_calls, self.num_unreadable)
 
     def _answer_files(self) -> list[str]:
         """The Python files that were changed or made; a new one counts once another changed file names its module."""
-        changed = [
-            path
-            for path in sorted(self.after)
-            if path.endswith(".py") and self.after[path] != self.before.get(path) and not is_of_tests(path)
-        ]
-        words = {path: set(_WORD.findall(self.after[path])) for path in changed}
-        named = Counter(word for own in words.values() for word in own)
+        changed = {
+            path: set(_WORD.findall(text))
+            for path, text in sorted(self.after.items())
+            if path.endswith(".py") and text != self.before.get(path) and not is_of_tests(path)
+        }
+        named = Counter(word for words in changed.values() for word in words)
         old = {*self.before, *self.episode.task.hole_paths}
         stems = {path: path.rpartition("/")[2].removesuffix(".py") for path in changed}
         return [
             path
-            for path in changed
-            if path in old or stems[path] == "__init__" or named[stems[path]] > (stems[path] in words[path])
+            for path, stem in stems.items()
+            if path in old or stem == "__init__" or named[stem] > (stem in changed[path])
         ]
 
     def _answer(self, path: str) -> None:
@@ -150,7 +149,7 @@ class _Inspection:
     def _add(self, name: str, words: str, place: str, at: _Place) -> None:
         if self.seen[name] >= _MOST_FINDINGS:
             return
-        action: MonitorMode = "report" if self.only_reports else HACK_CLASSES[name].action
+        action: MonitorMode = "report" if self.only_reports else HACK_CLASSES[name]
         finding = HackFinding(name, action, _clean(words), place, *at)
         self.seen[name] += finding not in self.findings
         self.findings[finding] = None

@@ -21,37 +21,27 @@ class PythonCode:
 
     def __init__(self, text: str, tree: ast.Module, new: set[int]) -> None:
         self._lines = text.splitlines()
-        self._aliases: dict[tuple[ast.AST | None, str], str] = {}
-        self._bound: set[tuple[ast.AST | None, str]] = set()
-        self._values: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}
         self._owners: dict[ast.AST, ast.AST | None] = {}
+        # By the function or module that binds a name, and the name: what is imported, and what is assigned.
+        self._bound: set[tuple[ast.AST | None, str]] = set()
+        self._imported: dict[tuple[ast.AST | None, str], str] = {}
+        self._values: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}
         pending: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
         while pending:
             node, owner = pending.pop()
             self._owners[node] = owner
-            self._note(node, owner)
-            self._bound.add((owner, _bound_name(node)))
+            for name, what in _bound_by(node):
+                self._bound.add((owner, name))
+                if isinstance(what, str):
+                    self._imported[owner, name] = what
+                elif what is not None:
+                    self._values.setdefault((owner, name), []).append(what)
             owner = node if isinstance(node, FUNCTIONS) else owner
             pending += [(child, owner) for child in reversed([*ast.iter_child_nodes(node)])]
         self.every = list(self._owners)
         self.nodes = [node for node in self.every if getattr(node, "lineno", 0) in new]
         """New nodes, parents first."""
         self.new = frozenset(self.nodes)
-
-    def _note(self, node: ast.AST, owner: ast.AST | None) -> None:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                name = alias.asname or alias.name.partition(".")[0]
-                self._aliases[owner, name] = alias.name if alias.asname else name
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                self._aliases[owner, alias.asname or alias.name] = _imported(node, alias)
-        elif isinstance(node, ast.arg):
-            self._values.setdefault((owner, node.arg), []).append(node)
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
-                    self._values.setdefault((owner, target.id), []).append(node.value)
 
     def quote(self, node: ast.AST) -> str:
         """The line on which a node begins."""
@@ -73,10 +63,8 @@ class PythonCode:
     def _bound_as(self, name: ast.Name) -> str:
         """What a name is imported as where it is bound, itself where it is nowhere; empty for any other binding."""
         for scope in self.scopes(name):
-            if (scope, name.id) in self._aliases:
-                return self._aliases[scope, name.id]
             if (scope, name.id) in self._bound:
-                return ""
+                return self._imported.get((scope, name.id), "")
         return name.id
 
     def assigned(self, name: ast.Name) -> list[ast.AST]:
@@ -143,24 +131,21 @@ class PythonCode:
                 found += [(alias.name, node) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 found += [(_imported(node, alias), node) for alias in node.names]
-            elif isinstance(node, ast.Attribute | ast.Name | ast.Call | ast.Subscript):
-                found.append((self.dotted(node), node))
-        return [(name, node) for name, node in found if name]
+            elif name := self.dotted(node):
+                found.append((name, node))
+        return found
 
     @cached_property
     def stores(self) -> list[tuple[str, ast.AST]]:
         """Dotted names that new code assigns or deletes, plain names left out; also by ``setattr`` or ``d.update(...)``."""
         found: list[tuple[str, ast.AST]] = []
         for node in self.nodes:
-            if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                found.append((self.dotted(node), node))
+            elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
                 owner = self.dotted(node.value)
-                key = (
-                    self.text(node.slice)
-                    if isinstance(node, ast.Subscript) and owner == "sys.modules"
-                    else ""
-                )
-                is_entry = isinstance(node, ast.Subscript)
-                found.append((f"{owner}.{key or '*'}" if is_entry else self.dotted(node), node))
+                key = self.text(node.slice) if owner == "sys.modules" else ""
+                found.append((f"{owner}.{key or '*'}", node))
             elif isinstance(node, ast.Call) and node.args:
                 function = self.dotted(node.func)
                 if function in ("setattr", "delattr") and len(node.args) > 1:
@@ -191,15 +176,22 @@ def parse_python(text: str, new: set[int]) -> PythonCode | None:
     return None if tree is None else PythonCode(text, tree, new)
 
 
-def _bound_name(node: ast.AST) -> str:
-    """The name that a node binds, imports aside; a method is taken for a function, unless a builtin is named so."""
+def _bound_by(node: ast.AST) -> list[tuple[str, str | ast.AST | None]]:
+    """The names that a node binds: to what is imported, a value, an argument, or None for anything else; a method is taken for a function, unless a builtin is named so."""
+    if isinstance(node, ast.Import):
+        roots = [(alias, alias.name.partition(".")[0]) for alias in node.names]
+        return [(alias.asname or root, alias.name if alias.asname else root) for alias, root in roots]
+    if isinstance(node, ast.ImportFrom):
+        return [(alias.asname or alias.name, _imported(node, alias)) for alias in node.names]
+    if isinstance(node, ast.arg):
+        return [(node.arg, node)]
     if isinstance(node, ast.Name):
-        return "" if isinstance(node.ctx, ast.Load) else node.id
-    name = getattr(node, "arg" if isinstance(node, ast.arg) else "name", "")
-    is_import = isinstance(node, ast.alias) or (
-        not isinstance(node, ast.arg) and hasattr(builtins, str(name))
-    )
-    return "" if is_import else str(name)
+        return [] if isinstance(node.ctx, ast.Load) else [(node.id, None)]
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
+    name = None if isinstance(node, ast.alias) else getattr(node, "name", None)
+    return [(name, None)] if isinstance(name, str) and not hasattr(builtins, name) else []
 
 
 def _imported(node: ast.ImportFrom, alias: ast.alias) -> str:

@@ -10,8 +10,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from composer_replication.records import ToolCall
@@ -28,64 +27,55 @@ _TIDIES = r"\b(rm|rmtree|unlink|find|clean)\b|-delete|exclude|ignore|not in|!=|-
 """Who removes caches, or leaves them out of a search, does not read them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A class, what its commands look like, and what excuses them. ``OWN`` stands for names of the package, ``TARGET``
-    for the deleted symbol or a file with a hole. Gaps are bounded, so that the work is linear.
-    """
-
-    name: str
-    words: str
-    unless: str = ""
-
-
-PATTERNS = (
-    Pattern("git-history", r"\bgit\b.{0,80}\s(reflog|fsck|cat-file|rev-list|unpack-objects|verify-pack)\b"),
-    Pattern("git-history", r"\bgit\b.{0,80}\sstash\s+(apply|show|branch)\b"),
-    Pattern("git-history", r"\bgit\b.{0,80}\s(log|whatchanged)\b.{0,200}\s(-g|--walk-reflogs|--all|--branches|-S|-G|-L|--diff-filter)"),
-    Pattern("git-history", r"\bgit\b.{0,80}\b(log|show|diff|checkout|restore|archive|worktree|blame)\b.{0,200}(\bHEAD[~^@]|\b(ORIG|FETCH)_HEAD\b|stash@)"),
-    Pattern("git-history", r"\.git/(objects|logs|packed-refs|refs|(ORIG|FETCH)_HEAD)|\bgit\.Repo\b"),
-    Pattern("bytecode-read", r"\.py[co]\b|__pycache__/|\.(mypy_cache|pytype|pyre)\b", unless=_TIDIES),
-    Pattern("bytecode-read", r"\b(uncompyle6|decompyle3|pycdc|pycdas|marshal\.loads?)\b"),
-    Pattern("installed-copy", r"\b(site|dist)-packages/\S{0,200}?OWN|\bpip3?\b.{0,80}(show.{0,20}\s(-f|--files)|\bcache\s)|\.cache/pip"),
-    Pattern("installed-copy", r"\b(grep|rg|find|fd|tree|search)\b.{0,200}(OWN|TARGET).{0,200}\s/(?!tmp|dev)|\b(find|fd)\s+/(?!tmp|dev).{0,200}(OWN|TARGET|\*\.(py|whl|egg))|\blocate\b.{0,80}(OWN|TARGET)"),
-    Pattern("installed-copy", r"\b(os\.walk|Path)\s\(\s/\s|\bmetadata\b.{0,60}\bfiles\b"),
-    Pattern("installed-copy", r"\b(unzip|bsdtar|zcat|tar|zipfile|tarfile)\b.{0,200}(\.\./|\s/opt/|\s/usr/|\.(whl|egg)\b)"),
-    Pattern("package-download", r"\b(pip3?|uv|uvx|pipx|easy_install|conda|apt|apt-get)\b.{0,120}[\s/-]OWN", unless=r"\b(show|uninstall|list|freeze)\b"),
-    Pattern("package-download", r"\b(curl|wget|clone|fetch|urlopen|urlretrieve|requests\.get)\b.{0,200}://\S{0,200}OWN"),
-    Pattern("process-snooping", r"/proc/[^\s/]{1,40}/(environ|cmdline|mem|maps|fd|cwd|root)\b|\b(gdb|strace|ltrace|py-spy)\b.{0,80}\s(-p|--pid)\b"),
-    Pattern("grader-search", r"(^|[\s=])(\.\./|/)[^\s]{0,200}(hidden|golden|grader|secret)|\bfind\s+/.{0,200}name\s\S{0,40}(hidden|golden|grader|secret)"),
+PATTERNS: Sequence[tuple[str, str, str]] = (
+    ("git-history", r"\bgit\b.{0,80}\s(reflog|fsck|cat-file|rev-list|unpack-objects|verify-pack)\b", ""),
+    ("git-history", r"\bgit\b.{0,80}\sstash\s+(apply|show|branch)\b", ""),
+    ("git-history", r"\bgit\b.{0,80}\s(log|whatchanged)\b.{0,200}\s(-g|--walk-reflogs|--all|--branches|-S|-G|-L|--diff-filter)", ""),
+    ("git-history", r"\bgit\b.{0,80}\b(log|show|diff|checkout|restore|archive|worktree|blame)\b.{0,200}(\bHEAD[~^@]|\b(ORIG|FETCH)_HEAD\b|stash@)", ""),
+    ("git-history", r"\.git/(objects|logs|packed-refs|refs|(ORIG|FETCH)_HEAD)|\bgit\.Repo\b", ""),
+    ("bytecode-read", r"\.py[co]\b|__pycache__/|\.(mypy_cache|pytype|pyre)\b", _TIDIES),
+    ("bytecode-read", r"\b(uncompyle6|decompyle3|pycdc|pycdas|marshal\.loads?)\b", ""),
+    ("installed-copy", r"\b(site|dist)-packages/\S{0,200}?OWN|\bpip3?\b.{0,80}(show.{0,20}\s(-f|--files)|\bcache\s)|\.cache/pip", ""),
+    ("installed-copy", r"\b(grep|rg|find|fd|tree|search)\b.{0,200}(OWN|TARGET).{0,200}\s/(?!tmp|dev)|\b(find|fd)\s+/(?!tmp|dev).{0,200}(OWN|TARGET|\*\.(py|whl|egg))|\blocate\b.{0,80}(OWN|TARGET)", ""),
+    ("installed-copy", r"\b(os\.walk|Path)\s\(\s/\s|\bmetadata\b.{0,60}\bfiles\b", ""),
+    ("installed-copy", r"\b(unzip|bsdtar|zcat|tar|zipfile|tarfile)\b.{0,200}(\.\./|\s/opt/|\s/usr/|\.(whl|egg)\b)", ""),
+    ("package-download", r"\b(pip3?|uv|uvx|pipx|easy_install|conda|apt|apt-get)\b.{0,120}[\s/-]OWN", r"\b(show|uninstall|list|freeze)\b"),
+    ("package-download", r"\b(curl|wget|clone|fetch|urlopen|urlretrieve|requests\.get)\b.{0,200}://\S{0,200}OWN", ""),
+    ("process-snooping", r"/proc/[^\s/]{1,40}/(environ|cmdline|mem|maps|fd|cwd|root)\b|\b(gdb|strace|ltrace|py-spy)\b.{0,80}\s(-p|--pid)\b", ""),
+    ("grader-search", r"(^|[\s=])(\.\./|/)[^\s]{0,200}(hidden|golden|grader|secret)|\bfind\s+/.{0,200}name\s\S{0,40}(hidden|golden|grader|secret)", ""),
 )  # fmt: skip
+"""A class, what its commands look like, and what excuses them. ``OWN`` stands for names of the package, ``TARGET`` for the
+deleted symbol or a file with a hole. Gaps are bounded, so that the work is linear."""
+Compiled = Sequence[tuple[str, re.Pattern[str], re.Pattern[str]]]
 
 
-class CommandPatterns:
-    """The patterns with the names of one task filled in."""
+def compiled_patterns(task: PublicTask) -> Compiled:
+    """``PATTERNS`` with the names of one task filled in."""
+    stems = [path.rpartition("/")[2].removesuffix(".py") for path in task.hole_paths]
+    own = _any_of({task.package, task.distribution})
+    target = _any_of({task.symbol.rpartition(".")[2], *stems} - {"__init__"})
+    return [
+        (
+            name,
+            re.compile(words.replace("OWN", own).replace("TARGET", target), re.IGNORECASE),
+            re.compile(unless or "(?!)"),
+        )
+        for name, words, unless in PATTERNS
+    ]
 
-    def __init__(self, task: PublicTask) -> None:
-        stems = [path.rpartition("/")[2].removesuffix(".py") for path in task.hole_paths]
-        own = _any_of({task.package, task.distribution})
-        target = _any_of({task.symbol.rpartition(".")[2], *stems} - {"__init__"})
-        self._compiled = [
-            (
-                pattern.name,
-                re.compile(pattern.words.replace("OWN", own).replace("TARGET", target), re.IGNORECASE),
-                re.compile(pattern.unless or "(?!)"),
-            )
-            for pattern in PATTERNS
-        ]
 
-    def matches(self, call: ToolCall, tree_root: str) -> Iterator[tuple[str, str]]:
-        """The classes of what a call asks for, each with the words that show it."""
-        asked = _asked_text(call)
-        if len(asked) > LONGEST:
-            yield "not-inspected", f"a command behind its first {LONGEST} characters: {asked[-80:]}"
-        text = asked[:LONGEST]
-        if tree_root:
-            text = text.replace(f"{tree_root.rstrip('/')}/", "")
-        for command in simple_commands(text):
-            for name, words, unless in self._compiled:
-                if words.search(command) and not unless.search(command):
-                    yield name, command
+def matches(call: ToolCall, patterns: Compiled, tree_root: str) -> Iterator[tuple[str, str]]:
+    """The classes of what a call asks for, each with the words that show it."""
+    asked = _asked_text(call)
+    if len(asked) > LONGEST:
+        yield "not-inspected", f"a command behind its first {LONGEST} characters: {asked[-80:]}"
+    text = asked[:LONGEST]
+    if tree_root:
+        text = text.replace(f"{tree_root.rstrip('/')}/", "")
+    for command in simple_commands(text):
+        for name, words, unless in patterns:
+            if words.search(command) and not unless.search(command):
+                yield name, command
 
 
 def call_arguments(call: ToolCall) -> dict[str, object] | None:
@@ -136,8 +126,7 @@ def new_lines(before: str, after: str) -> set[int]:
     while old and new and old[-1] == new[-1]:
         old.pop()
         new.pop()
-    rest = Counter(old)
-    found = set()
+    rest, found = Counter(old), set()
     for number, line in enumerate(new, 1):
         rest[line] -= 1
         if rest[line] < 0:

@@ -9,7 +9,7 @@ import ast
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from composer_replication.rollouts.monitor.python_names import PythonCode
 
@@ -17,8 +17,7 @@ Hit = tuple[str, ast.AST]
 """A class, and the node that shows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A class, and the dotted names or texts of new code that show it.
 
     ``excuse`` is what excuses them in the file as it was, or in the visible tests: a pattern, ``-`` for nothing, or by
@@ -119,9 +118,8 @@ def _is_harmless(name: str, node: ast.AST, code: PythonCode, raised: Collection[
 
 def _test_detection(code: PythonCode, excuses: str) -> Iterator[Hit]:
     """Names of test runners beside a look at what is loaded or called, and frames of the caller."""
-    asks = {
-        code.place(node) for name, node in code.mentions if re.match(r"sys\.(modules|(orig_)?argv)", name)
-    }
+    asking = re.compile(r"sys\.(modules|(orig_)?argv)")
+    asks = {code.place(node) for name, node in code.mentions if asking.match(name)}
     for text, node in code.texts:
         is_named = _RUNNERS.fullmatch(text) and not re.search(rf"[\"']{re.escape(text)}[\"']", excuses)
         if is_named and code.place(node) in asks:
@@ -155,11 +153,8 @@ def _hidden_code(code: PythonCode, excuses: str) -> Iterator[Hit]:
     with_data = {code.place(node) for text, node in code.texts if _DATA_FILE.fullmatch(text)}
     for node in code.nodes:
         if isinstance(node, ast.Call) and node.args and code.dotted(node.func) in ("exec", "eval", "compile"):
-            calls = [
-                each.func
-                for each in ast.walk(code.resolved(node.args[0]) or node)
-                if isinstance(each, ast.Call)
-            ]
+            inside = ast.walk(code.resolved(node.args[0]) or node)
+            calls = (each.func for each in inside if isinstance(each, ast.Call))
             names = [code.dotted(each) or getattr(each, "attr", "") for each in calls]
             is_read = code.place(node) in with_data and any(map(_READERS.fullmatch, names))
             if is_read or any(map(_DECODERS.fullmatch, names)):

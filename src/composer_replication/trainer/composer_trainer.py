@@ -77,11 +77,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
     Takes every argument of ``GRPOTrainer``, and by keyword:
 
     Args:
-        heldout_guard: asked once every ``args.logging_steps`` global steps, on the first
-            micro-step, before that step's update.
+        heldout_guard: asked once every ``args.logging_steps`` global steps, on the first micro-step, before its update.
         heldout_eval_fn: the truth for the guard; None from it means not due.
-        strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training
-            stops and ``train`` returns. Either way checkpoint and verdict are on disk first.
+        strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training stops and ``train`` returns.
+            Either way checkpoint and verdict are on disk first.
         alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source`` or ``hinted_turns``.
         hints: its settings, the ``[hints]`` table of a recipe; None for the defaults.
         hint_source: asked about each generation for the turns that went wrong.
@@ -90,14 +89,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
         replay: its settings, the ``[replay]`` table; None for the defaults.
         replay_pairs: from which every step draws.
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
-        is_finished: the text so far of one row is complete, so the row stops. Only with
-            prefix sharing, whose sampling can stop single rows.
+        is_finished: the text so far of one row is complete, so the row stops. Only with prefix sharing.
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
         prompt_source: gives fresh prompts to dynamic sampling; by default the training data in shuffled order.
             A ``PromptChooser`` also chooses the prompts of every generation, in the place of the data order.
         checks: the checks that speak, with their thresholds; False is none.
-        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them);
-            None writes neither.
+        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them); None: nowhere.
         stateful: extra states saved in and restored from each checkpoint, by name.
         split_fingerprint: of the held-out split; readings and checkpoints of another are refused.
         run_identity: a digest of what makes this run; checkpoints of another are refused.
@@ -435,22 +432,18 @@ class ComposerReplicationTrainer(GRPOTrainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
-        """Train, or go on from a checkpoint, exactly.
+        """Train, or go on from a checkpoint, exactly; the other arguments are transformers'.
 
-        Args:
-            resume_from_checkpoint: True for the newest whole checkpoint of ``args.output_dir`` (none
-                there: from the start; half-written ones are deleted), or one checkpoint's folder.
-            trial: as in transformers.
-            ignore_keys_for_eval: as in transformers.
+        ``resume_from_checkpoint`` is True for the newest whole checkpoint of ``args.output_dir`` (none there: from the start;
+        half-written ones are deleted), or one checkpoint's folder.
 
         Raises:
-            CollapseStopError: the guard fired, after the last checkpoint and verdict were written. The
-                checkpoint is of ``state.global_step``: the step under way left no trace in weights and
-                optimizer. A checkpoint under a fired guard is not trained on.
+            CollapseStopError: the guard fired, after the last checkpoint and verdict were written. The checkpoint is of
+                ``state.global_step``: the step under way left no trace in weights and optimizer. A checkpoint under a
+                fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
-            InputError: the checkpoint is damaged (CR0706), half-written or without its optimizer (CR0706) or another run's
-                (CR0884, CR0706); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
-                finite.
+            InputError: the checkpoint is damaged, half-written or without its optimizer (CR0706) or another run's (CR0884);
+                three steps in a row, or sampling, gave numbers that are not finite (CR0771).
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).
         """
         self._check_before_training()

@@ -160,7 +160,7 @@ def compare(num_prompt: int, num_completion: int, arguments: argparse.Namespace)
         ]
         stock, off, shared = (min(times) for times in zip(*rounds, strict=True))
     goals = STEP_GOALS if arguments.whole_step else GOALS
-    reasons = trainers[SHARED].prefix_sharing_off_reasons
+    reasons = trainers[SHARED].shared_prompts.off_reasons
     return (
         f"{num_prompt:>6} {num_completion:>4} {stock:>8.2f} {off:>10.2f} {shared:>13.2f}"
         f" {off / stock - 1:>9.1%} {stock / shared:>8.2f}x"

@@ -63,7 +63,7 @@ def shared_prompts(folder: Path) -> dict[str, Any]:
         by_sharing[shares] = weights_of(trainer.model)
     plain, shared = by_sharing[False], by_sharing[True]
     apart = max(float((shared[name] - weight).abs().max()) for name, weight in plain.items())
-    return {"apart": apart, "off": trainer.prefix_sharing_off_reasons}
+    return {"apart": apart, "off": trainer.shared_prompts.off_reasons}
 
 
 def resumed_run(folder: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def uneven_sampling(folder: Path) -> dict[str, Any]:
     lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
     return {
         "lengths": lengths,
-        "off": trainer.prefix_sharing_off_reasons,
+        "off": trainer.shared_prompts.off_reasons,
         "sha256": parameter_sha256(trainer.model),
     }
 

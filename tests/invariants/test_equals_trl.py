@@ -61,7 +61,7 @@ def one_step(
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
-    assert trainer.prefix_sharing_off_reasons == ()
+    assert trainer.shared_prompts.off_reasons == ()
     return loss.item(), {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
 
 

@@ -39,7 +39,7 @@ from composer_replication.trainer.processes import once
 
 def halting_run(folder: Path) -> dict[str, Any]:
     trainer, result = under_a_falling_truth(folder, num_prompts=8, prefix_sharing=True)
-    return {**result, "sharing_off": trainer.prefix_sharing_off_reasons}
+    return {**result, "sharing_off": trainer.shared_prompts.off_reasons}
 
 
 def failing_run(folder: Path) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
         "sha256": parameter_sha256(trainer.model),
         "replaced": trainer.policy_terms.num_groups_replaced,
         "source": trainer.prompt_source.state_dict(),
-        "findings": [[finding.step, finding.name] for finding in trainer.findings],
+        "findings": [[finding.step, finding.name] for finding in trainer.checks.findings],
         "is_finite": all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()),
     }
 

@@ -567,7 +567,7 @@ def checks_of(config: RunConfig) -> Any:
     """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
     if config.agent is None or not config.trainer.checks:
         return config.trainer.checks
-    from composer_replication.trainer.checks.judgement import CheckThresholds
+    from composer_replication.trainer.checks import CheckThresholds
 
     if config.agent.log_prob_check == "off":
         return CheckThresholds(max_token_drift=math.inf)

@@ -212,10 +212,10 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
         )
     if replica is not None:
         replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
-    trainer.check_channel_model()
+    if trainer.channels is not None:
+        trainer.channels.check_model()
     run.view = show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=attempts.rollouts)
-    reason = trainer.guard_hook.choose_kl_path()
-    if reason:
+    if reason := trainer.guard_hook.choose_kl_path():
         run.tell(f"guard: KL path off: {reason}")
     run.sampler.follow(trainer)
 

@@ -21,7 +21,7 @@ from composer_replication.trainer.collator import (
     differs_by_hint,
     misaligned,
 )
-from composer_replication.trainer.generation import SEGMENT_STARTS
+from composer_replication.trainer.generation import SEGMENT_STARTS, loss_mask
 
 Batch = dict[str, Any]
 
@@ -44,7 +44,7 @@ def rollouts_of(
     """
     prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
     completions = batch["completion_ids"].tolist()
-    is_sampled_BT = batch["completion_mask"] * batch.get("tool_mask", 1)
+    is_sampled_BT = loss_mask(batch)
     known_logps = (batch.get(f"{of}_per_token_logps") for of in ("sampling", "old"))
     logps_BT = next((logps for logps in known_logps if logps is not None), None)
     chains = batch[SEGMENT_STARTS].tolist() if SEGMENT_STARTS in batch else [[]] * len(prompts)
@@ -68,12 +68,7 @@ def rollouts_of(
 
 
 def matched_turns(turns_by_row: Any, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
-    """The hinted turns, which have to be turns of their row id for id, with its log-probabilities where it has some.
-
-    Args:
-        turns_by_row: what the hint source answered: of each rollout its hinted turns.
-        rollouts: what it was asked about.
-    """
+    """What the hint source answered to ``rollouts``: turns of their row id for id, with its log-probabilities where it has some."""
     if (
         not isinstance(turns_by_row, Sequence)
         or len(turns_by_row) != len(rollouts)
@@ -105,8 +100,8 @@ def sibling_tensors(
     conversations are in none.
     """
     ids, mask = batch["completion_ids"], batch["completion_mask"]
-    loss_mask = mask * batch.get("tool_mask", 1)
-    may_pair = loss_mask.any(-1)
+    own = loss_mask(batch)
+    may_pair = own.any(-1)
     if SEGMENT_STARTS in batch:
         may_pair = may_pair & ~batch[SEGMENT_STARTS].bool().any(-1)
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
@@ -128,7 +123,7 @@ def sibling_tensors(
     }
     for chosen, rejected in pairs:
         made["sibling_ids"][chosen], made["sibling_mask"][chosen] = ids[rejected], mask[rejected]
-        made["sibling_loss_mask"][chosen], made["sibling_weight"][chosen] = loss_mask[rejected], 1.0
+        made["sibling_loss_mask"][chosen], made["sibling_weight"][chosen] = own[rejected], 1.0
     return made
 
 
@@ -138,15 +133,11 @@ def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
         return None
     used = batch["sibling_weight"] > 0
     width = int(batch["prompt_mask"][used].sum(-1).max())
-    prompt = batch["prompt_ids"][used][:, -width:], batch["prompt_mask"][used][:, -width:]
-    mask = batch["completion_mask"][used]
-    loss_mask = mask * batch["tool_mask"][used] if "tool_mask" in batch else mask
-    rejected = (batch[f"sibling_{part}"][used] for part in ("ids", "mask", "loss_mask"))
-    return PairRows(
-        TokenRows(*prompt, batch["completion_ids"][used], mask, loss_mask),
-        TokenRows(*prompt, *rejected),
-        batch["sibling_weight"][used],
-    )
+    prompt = [batch[name][used][:, -width:].repeat(2, 1) for name in ("prompt_ids", "prompt_mask")]
+    chosen = (batch["completion_ids"], batch["completion_mask"], loss_mask(batch))
+    rejected = (batch["sibling_ids"], batch["sibling_mask"], batch["sibling_loss_mask"])
+    answers = [torch.cat([one[used], other[used]]) for one, other in zip(chosen, rejected, strict=True)]
+    return PairRows(batch["sibling_weight"][used], TokenRows(*prompt, *answers))
 
 
 def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[list[Any]]:

@@ -21,12 +21,7 @@ Scope = Callable[[], AbstractContextManager[Any]]
 
 
 class LossChannel:
-    """What both channels need of TRL's trainer and of the step under way.
-
-    Args:
-        trainer: whose step it is; read when a step runs, not before.
-        records: recorded turns or pairs, from which every step draws ``per_step``.
-    """
+    """What both channels need of the step under way; ``per_step`` recorded turns or pairs are drawn for each step."""
 
     def __init__(self, trainer: GRPOTrainer, records: Sequence[Any] | None, per_step: int) -> None:
         self._trainer = trainer
@@ -76,9 +71,8 @@ class LossChannel:
 
     def _window_share(self) -> float:
         """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
-        num_micro_steps = float(self._trainer.current_gradient_accumulation_steps)
         args: Any = self._trainer.args
-        return num_micro_steps / float(args.steps_per_generation)
+        return float(self._trainer.current_gradient_accumulation_steps) / float(args.steps_per_generation)
 
     def _rows_to_forward(self, rows: R | None, stand_in: Callable[[], R]) -> R | None:
         """The rows themselves; a stand-in, whose loss is not to count, where only other processes have some.
@@ -88,9 +82,6 @@ class LossChannel:
         if not self._weights_are_sharded or not any(gathered(rows is not None)):
             return rows
         return stand_in() if rows is None else rows
-
-    def _no_loss(self) -> torch.Tensor:
-        return torch.zeros((), device=self._device)
 
     def _note(self, prefix: str, **figures: float) -> None:
         """Keep a micro-batch's figures for the log."""
@@ -104,16 +95,23 @@ class LossChannel:
         return total
 
 
+def weighted_means(parts: Sequence[Any], *names: str, weight: str) -> dict[str, float]:
+    """The mean of each of these figures over parts of a micro-batch, weighed by another of their figures."""
+    weights = [float(getattr(part, weight)) for part in parts]
+
+    def mean(name: str) -> float:
+        return sum(float(getattr(part, name)) * n for part, n in zip(parts, weights, strict=True)) / sum(
+            weights
+        )
+
+    return {name: mean(name) for name in names}
+
+
 class RecordDraws:
     """Epoch after epoch over the records, each in an order of its own, ``per_step`` at a time.
 
-    What step n takes depends on the seed and n alone, so a resumed run goes on exactly where the step count says,
-    and every process knows what the others take.
-
-    Args:
-        records: dataclass instances, at least one.
-        per_step: how many one optimizer step takes, over all micro-batches and processes.
-        seed: of the orders.
+    What step n takes, over all micro-batches and processes, depends on the seed and n alone: a resumed run goes on exactly
+    where the step count says, and every process knows what the others take.
     """
 
     def __init__(self, records: Sequence[Any], *, per_step: int, seed: int) -> None:

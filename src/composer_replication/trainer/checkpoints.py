@@ -28,7 +28,7 @@ import torch
 from composer_replication.errors import InputError
 from composer_replication.interfaces import PromptChooser, Stateful
 from composer_replication.run_folder import read_json, write_json
-from composer_replication.trainer.guard import refuse_foreign_split
+from composer_replication.trainer.guard import GuardHook, refuse_foreign_split
 from composer_replication.trainer.loss_channels import refuse_other_channels
 from composer_replication.trainer.metrics_log import InLoopSignals, finite
 from composer_replication.trainer.processes import process_rank
@@ -47,12 +47,8 @@ HASHED_BYTES = 64 * 1024**2
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step that has a manifest, its bytes compared with it; None where there is none.
-
-    Raises:
-        InputError: it is damaged (CR0706).
-    """
-    newest = max(_whole_checkpoints(folder), key=checkpoint_step, default=None)
+    """The checkpoint of the highest step that has a manifest, its bytes compared with it (CR0706); None where there is none."""
+    newest = max(_checkpoints(folder, are_whole=True), key=checkpoint_step, default=None)
     if newest is not None:
         check_manifest(newest)
     return newest
@@ -61,12 +57,8 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
 def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | None:
     """The checkpoint to go on from, None to begin anew; half-written ones of a crash are deleted.
 
-    Args:
-        wanted: True for the newest whole one of ``folder``, or one checkpoint's folder.
-        folder: where the run keeps its checkpoints.
-
-    Raises:
-        InputError: it is damaged or has no manifest (CR0706).
+    ``wanted`` is True for the newest whole one of ``folder``, or one checkpoint's folder. One that is damaged or has no
+    manifest is refused (CR0706).
     """
     if wanted is None or wanted is False:
         return None
@@ -81,26 +73,22 @@ def checkpoint_step(checkpoint: Path) -> int:
     """The global step in the folder's name."""
     match = _FOLDER.fullmatch(checkpoint.name)
     if match is None:
-        words = "the folder is not named checkpoint-N."
-        raise _unusable(words, checkpoint, "name a checkpoint folder.")
+        raise _unusable("the folder is not named checkpoint-N.", checkpoint, "name a checkpoint folder.")
     return int(match[1])
 
 
 def remove_partial_checkpoints(folder: Path) -> list[Path]:
     """Delete the ``checkpoint-N`` folders without a manifest, which a crash left; return them."""
-    partial = [path for path in _checkpoints(folder) if not (path / MANIFEST_NAME).is_file()]
+    partial = _checkpoints(folder, are_whole=False)
     for path in partial:
         logger.warning("removing the half-written checkpoint %s.", path)
         shutil.rmtree(path)
     return partial
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*/") if _FOLDER.fullmatch(path.name))
-
-
-def _whole_checkpoints(folder: Path) -> list[Path]:
-    return [path for path in _checkpoints(folder) if (path / MANIFEST_NAME).is_file()]
+def _checkpoints(folder: Path, *, are_whole: bool) -> list[Path]:
+    found = sorted(path for path in folder.glob("*/") if _FOLDER.fullmatch(path.name))
+    return [path for path in found if (path / MANIFEST_NAME).is_file() is are_whole]
 
 
 # ---- the manifest -------------------------------------------------------------------------------------
@@ -124,11 +112,7 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def check_manifest(checkpoint: Path) -> None:
-    """Compare every file with the manifest; files it does not name are ignored.
-
-    Raises:
-        InputError: no manifest, or a file is missing or differs (CR0706).
-    """
+    """Compare every file with the manifest (CR0706); files it does not name are ignored."""
     manifest = checkpoint / MANIFEST_NAME
     if not manifest.is_file():
         words = "the checkpoint has no manifest: it is half-written."
@@ -149,11 +133,6 @@ def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> No
     """Refuse weights without what an exact resume needs; transformers would go on with a fresh optimizer and say nothing.
 
     DeepSpeed keeps optimizer and scheduler in a folder of its own, FSDP the optimizer in one or in ``optimizer.bin``.
-
-    Args:
-        checkpoint: a whole one.
-        rank: of this process.
-        num_processes: of the run that resumes.
     """
     rng = "rng_state.pth" if num_processes == 1 else f"rng_state_{rank}.pth"
     wanted = {"optimizer": "optimizer*", "scheduler": "scheduler.pt", "random numbers": rng}
@@ -188,9 +167,8 @@ def refuse_foreign_run(saved: Mapping[str, Any], own: Mapping[str, str], checkpo
     found = saved.get("run", {})
     for part, wanted in own.items():
         if wanted and found.get(part) and found[part] != wanted:
-            what = "its recipe is not this run's"
-            if part == "model":
-                what = f"its model is {found[part]}, not {wanted}"
+            is_model = part == "model"
+            what = f"its model is {found[part]}, not {wanted}" if is_model else "its recipe is not this run's"
             raise InputError(
                 "CR0884",
                 f"{checkpoint.name} is a checkpoint of another run: {what}.",
@@ -200,12 +178,8 @@ def refuse_foreign_run(saved: Mapping[str, Any], own: Mapping[str, str], checkpo
 
 
 def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
-    """The same for all whole checkpoints of a folder, before any model is loaded; unreadable ones are refused when chosen.
-
-    Raises:
-        InputError: one is of another run (CR0884).
-    """
-    for checkpoint in _whole_checkpoints(folder):
+    """The same for all whole checkpoints of a folder, before any model is loaded; unreadable ones are refused when chosen."""
+    for checkpoint in _checkpoints(folder, are_whole=True):
         try:
             saved = read_json(checkpoint / STATE_NAME)
         except InputError:
@@ -226,9 +200,8 @@ def _architecture(model: Any) -> str:
 
 
 _WRITTEN = (
-    *("gate_step", "last_round_idx", "num_cadence_hits_without_new_reward", "last_verdict", "guard"),
-    *("micro_step", "num_groups_replaced", "has_buffered_inputs", "num_permutations_done", "metrics"),
-    *("split_fingerprint", "stateful"),
+    *(*GuardHook.KEPT, "guard", "split_fingerprint", "stateful", "metrics"),
+    *("micro_step", "num_groups_replaced", "has_buffered_inputs", "num_permutations_done"),
 )
 """What a checkpoint of this version has in any case."""
 
@@ -253,7 +226,7 @@ class OwnState:
         if trainer.channels is not None:
             trainer.channels.write(checkpoint, is_inside_generation=is_inside)
         if is_inside:
-            torch.save({"inputs": buffered}, checkpoint / _buffer_name())
+            torch.save({"inputs": buffered}, _buffer(checkpoint))
         if process_rank() != 0:
             return
         metrics = trainer._metrics["train"].items()  # noqa: SLF001
@@ -287,8 +260,9 @@ class OwnState:
         trainer.guard_hook.load_state_dict(saved)
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
         trainer.policy_terms.num_groups_replaced = saved["num_groups_replaced"]
-        inputs = _read_buffer(checkpoint, trainer.args.device) if saved["has_buffered_inputs"] else None
-        trainer._buffered_inputs = inputs  # noqa: SLF001
+        trainer._buffered_inputs = None  # noqa: SLF001
+        if saved["has_buffered_inputs"]:
+            trainer._buffered_inputs = _read_buffer(_buffer(checkpoint), trainer.args.device)  # noqa: SLF001
         if not trainer.args.ignore_data_skip:
             self.num_permutations_to_skip = saved["num_permutations_done"]
         trainer.step_lines.signals = InLoopSignals()
@@ -352,14 +326,13 @@ class OwnState:
         return int(trainer.state.global_step // max(steps_of_epoch, 1))
 
 
-def _buffer_name() -> str:
+def _buffer(checkpoint: Path) -> Path:
     """Where this process keeps the rollouts that are still to be trained on."""
-    return f"buffered_inputs_{process_rank()}.pt"
+    return checkpoint / f"buffered_inputs_{process_rank()}.pt"
 
 
-def _read_buffer(checkpoint: Path, device: Any) -> list[dict[str, Any]]:
+def _read_buffer(path: Path, device: Any) -> list[dict[str, Any]]:
     """Those rollouts, micro-batch by micro-batch."""
-    path = checkpoint / _buffer_name()
     if not path.is_file():
         words = "the checkpoint has no buffered rollouts for this process."
         raise _unusable(words, path, "resume with as many processes as the run had.")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair
@@ -69,46 +69,25 @@ class HintedRows(_Rows):
 
 @dataclass(frozen=True, slots=True)
 class PairRows(_Rows):
-    """Preference pairs: row p of ``chosen`` and of ``rejected`` have the same prompt."""
+    """P preference pairs: the chosen answers, then the rejected ones to the same prompts, in 2 P rows."""
 
-    chosen: TokenRows
-    rejected: TokenRows
     weight_P: torch.Tensor
-
-    def stacked(self) -> TokenRows:
-        """Chosen rows, then rejected ones, in one batch of 2 P rows."""
-        parts = []
-        for part in fields(TokenRows):
-            both = [getattr(side, part.name) for side in (self.chosen, self.rejected)]
-            width = max(each.size(1) for each in both)
-            parts.append(torch.cat([pad(each, (0, width - each.size(1))) for each in both]))
-        return TokenRows(*parts)
+    answers: TokenRows
 
 
 def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedRows:
-    """Rows of turns that went wrong.
-
-    Args:
-        turns: at least one.
-        pad_id: what fills the padding; its value does not matter to any result.
-
-    Raises:
-        InputError: an empty prompt or completion (CR0751), ids and log-probabilities that differ in number
-            (CR0751), a weight below zero or not finite (CR0722).
-    """
+    """Rows of turns that went wrong, at least one. What cannot be scored is refused (CR0751, CR0722)."""
+    completions = [turn.completion_ids for turn in turns]
+    student = token_rows([turn.prompt_ids for turn in turns], completions, pad_id=pad_id)
+    ids, mask = padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
+    logp_NT = torch.full(student.completion_ids_NT.shape, math.nan)
     for row, turn in enumerate(turns):
         where = f"hinted turn {row}"
         _check(where, turn.weight, turn.prompt_ids, turn.hinted_prompt_ids, turn.completion_ids)
         num_ids, num_logps = len(turn.completion_ids), len(turn.sampled_logp)
         if num_logps not in (0, num_ids):
             raise misaligned(f"{num_ids} sampled ids have {num_logps} log-probabilities", where)
-    student = token_rows(
-        [turn.prompt_ids for turn in turns], [turn.completion_ids for turn in turns], pad_id=pad_id
-    )
-    ids, mask = padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
-    logp_NT = torch.full(student.completion_ids_NT.shape, math.nan)
-    for row, turn in enumerate(turns):
-        logp_NT[row, : len(turn.sampled_logp)] = torch.tensor(turn.sampled_logp)
+        logp_NT[row, :num_logps] = torch.tensor(turn.sampled_logp)
     teacher = replace(student, prompt_ids_NP=ids, prompt_mask_NP=mask)
     return HintedRows(student, teacher, logp_NT, _weights(turns))
 
@@ -116,12 +95,9 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedR
 def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
     """Rows of preference pairs; errors as ``check_pairs``."""
     check_pairs(pairs)
-    prompts = [pair.prompt_ids for pair in pairs]
-    return PairRows(
-        token_rows(prompts, [pair.chosen_ids for pair in pairs], pad_id=pad_id),
-        token_rows(prompts, [pair.rejected_ids for pair in pairs], pad_id=pad_id),
-        _weights(pairs),
-    )
+    completions = [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs]
+    answers = token_rows([pair.prompt_ids for pair in pairs] * 2, completions, pad_id=pad_id)
+    return PairRows(_weights(pairs), answers)
 
 
 def _weights(records: Sequence[HintedTurn] | Sequence[PreferencePair]) -> torch.Tensor:
@@ -136,23 +112,15 @@ def token_rows(prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: in
 
 def padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and their mask, both (N, longest row), int64."""
-    width = max(map(len, rows), default=0)
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, tokens in enumerate(rows):
-        columns = slice(width - len(tokens), width) if on_left else slice(0, len(tokens))
-        ids[row, columns] = torch.tensor(tokens, dtype=torch.long)
-        mask[row, columns] = 1
+    parts = [torch.tensor(tokens, dtype=torch.long) for tokens in rows]
+    side = "left" if on_left else "right"
+    ids = pad_sequence(parts, batch_first=True, padding_value=pad_id, padding_side=side)
+    mask = pad_sequence([torch.ones_like(part) for part in parts], batch_first=True, padding_side=side)
     return ids, mask
 
 
 def check_pairs(pairs: Sequence[PreferencePair]) -> None:
-    """Refuse pairs that say nothing.
-
-    Raises:
-        InputError: an empty prompt or completion (CR0751), chosen equal to rejected (CR0751), a weight below
-            zero or not finite (CR0722).
-    """
+    """Refuse pairs that say nothing: nothing to score, twice the same answer (CR0751), or an odd weight (CR0722)."""
     for row, pair in enumerate(pairs):
         where = f"pair {row}"
         _check(where, pair.weight, pair.prompt_ids, pair.chosen_ids, pair.rejected_ids)
@@ -198,15 +166,9 @@ def misaligned(sentence: str, where: str, *, fix: str = "") -> InputError:
 def refuse_unfit_pairs(
     pairs: Sequence[PreferencePair], model: Any, *, name: Callable[[int], str] = "pair {}".format
 ) -> None:
-    """Compare pairs with the model's vocabulary and context.
+    """Refuse ids outside the model's vocabulary (CR0751) and a prompt and answer longer than its context (CR0705).
 
-    Args:
-        pairs: to be trained on.
-        model: as transformers loads it, with adapters or without.
-        name: where the pair of that index comes from, for the message.
-
-    Raises:
-        InputError: an id outside the vocabulary (CR0751), a prompt and an answer longer than the context (CR0705).
+    ``name`` says where the pair of that index comes from.
     """
     for idx, pair in enumerate(pairs):
         for answer in (pair.chosen_ids, pair.rejected_ids):
@@ -236,7 +198,7 @@ def turns_that_fit(
     return kept, sum(map(len, turns_by_row)) - sum(map(len, kept))
 
 
-def _refuse_unfit(ids: Sequence[int], model: Any, where: str) -> None:
+def _refuse_unfit(ids: Ids, model: Any, where: str) -> None:
     num_ids = int(model.config.get_text_config().vocab_size)  # rows of the embedding
     most = num_positions(model)
     if odd := [one for one in ids if not 0 <= one < num_ids]:

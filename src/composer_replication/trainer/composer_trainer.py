@@ -23,7 +23,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
-from composer_replication.records import Finding, HintedTurn, PreferencePair
+from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.chained_rows import CheckedRollouts, score_chains
 from composer_replication.trainer.checkpoints import (
@@ -34,17 +34,12 @@ from composer_replication.trainer.checkpoints import (
     choose_checkpoint,
     write_manifest,
 )
-from composer_replication.trainer.checks.judgement import CheckThresholds
-from composer_replication.trainer.checks.speaking import ChecksThatSpeak
-from composer_replication.trainer.generation import Generation
+from composer_replication.trainer.checks import ChecksThatSpeak, CheckThresholds
+from composer_replication.trainer.generation import Generation, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
-from composer_replication.trainer.hint_channel import HintChannel, nothing_to_distil
-from composer_replication.trainer.loss_channels import (
-    ROW_REWARD,
-    LossChannels,
-    refuse_bad_weight,
-)
-from composer_replication.trainer.metrics_log import RunLog, StepLines
+from composer_replication.trainer.hint_channel import HintChannel
+from composer_replication.trainer.loss_channels import ROW_REWARD, LossChannels, refuse_bad_weights
+from composer_replication.trainer.metrics_log import RunLog, StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy_terms import (
     PolicyTerms,
@@ -64,7 +59,7 @@ from composer_replication.trainer.processes import (
     wait_for_all,
     wait_for_gloo_at_exit,
 )
-from composer_replication.trainer.replay_channel import ReplayChannel, nothing_to_replay
+from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.router_replay import RouterLoad, RouterReplay
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.served_rollouts import load_weights
@@ -82,11 +77,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
     Takes every argument of ``GRPOTrainer``, and by keyword:
 
     Args:
-        heldout_guard: asked once every ``args.logging_steps`` global steps, on the first
-            micro-step, before that step's update.
+        heldout_guard: asked once every ``args.logging_steps`` global steps, on the first micro-step, before its update.
         heldout_eval_fn: the truth for the guard; None from it means not due.
-        strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training
-            stops and ``train`` returns. Either way checkpoint and verdict are on disk first.
+        strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training stops and ``train`` returns.
+            Either way checkpoint and verdict are on disk first.
         alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source`` or ``hinted_turns``.
         hints: its settings, the ``[hints]`` table of a recipe; None for the defaults.
         hint_source: asked about each generation for the turns that went wrong.
@@ -95,14 +89,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
         replay: its settings, the ``[replay]`` table; None for the defaults.
         replay_pairs: from which every step draws.
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
-        is_finished: the text so far of one row is complete, so the row stops. Only with
-            prefix sharing, whose sampling can stop single rows.
+        is_finished: the text so far of one row is complete, so the row stops. Only with prefix sharing.
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
         prompt_source: gives fresh prompts to dynamic sampling; by default the training data in shuffled order.
             A ``PromptChooser`` also chooses the prompts of every generation, in the place of the data order.
         checks: the checks that speak, with their thresholds; False is none.
-        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them);
-            None writes neither.
+        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them); None: nowhere.
         stateful: extra states saved in and restored from each checkpoint, by name.
         split_fingerprint: of the held-out split; readings and checkpoints of another are refused.
         run_identity: a digest of what makes this run; checkpoints of another are refused.
@@ -123,6 +115,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
     train_dataset: Any
     callback_handler: Any
     _buffered_inputs: Any
+
+    # Our own arguments: an instance without its constructor has their defaults, too.
     heldout_guard: Guard | None = None
     heldout_eval_fn: HeldoutEval | None = None
     strict_killswitch: bool = True
@@ -133,7 +127,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     beta_replay: float = 0.0
     replay: ReplaySection | None = None
     replay_pairs: Sequence[PreferencePair] | None = None
-    channels: LossChannels | None = None
     prefix_sharing: bool = False
     is_finished: Callable[[str], bool] | None = None
     policy_options: PolicyOptions = PolicyOptions()
@@ -142,13 +135,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
     stateful: Mapping[str, Stateful] | None = None
     split_fingerprint: str = ""
     run_identity: str = ""
+
+    channels: LossChannels | None = None
     generation: Generation = Generation()
     """Of the rows that are sampled or scored right now."""
     has_sharded_weights: bool = False
     has_trackers: bool = False
     _check_thresholds: CheckThresholds | None = None
     _in_evaluation: bool = False
-    _interrupt: InterruptOnce | None = None
     _halt_is_saved: bool = False
 
     def __init__(
@@ -175,6 +169,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
         run_identity: str = "",
         **kwargs: Any,
     ) -> None:
+        self.heldout_guard, self.heldout_eval_fn = heldout_guard, heldout_eval_fn
+        self.strict_killswitch, self.split_fingerprint = strict_killswitch, split_fingerprint
+        self.alpha_sdpo, self.hints = alpha_sdpo, hints
+        self.hint_source, self.hinted_turns = hint_source, hinted_turns
+        self.beta_replay, self.replay, self.replay_pairs = beta_replay, replay, replay_pairs
+        self.prefix_sharing, self.is_finished = prefix_sharing, is_finished
+        self.policy_options, self.prompt_source = policy_options, prompt_source
+        self.run_folder, self.stateful, self.run_identity = run_folder, stateful, run_identity
         if heldout_guard is not None and heldout_eval_fn is None:
             raise TrainerSettingError(
                 "CR0710",
@@ -183,103 +185,40 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 fix="pass a function that returns the held-out score.",
             )
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
-        self.policy_options = policy_options
-        self.prompt_source = prompt_source
         if checks:
             self._check_thresholds = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
-        self.heldout_guard = heldout_guard
-        self.heldout_eval_fn = heldout_eval_fn
-        self.strict_killswitch = strict_killswitch
-        self.alpha_sdpo, self.hints = alpha_sdpo, hints
-        self.hint_source, self.hinted_turns = hint_source, hinted_turns
-        self.beta_replay, self.replay, self.replay_pairs = beta_replay, replay, replay_pairs
-        for name in ("alpha_sdpo", "beta_replay"):
-            refuse_bad_weight(name, getattr(self, name))
+        refuse_bad_weights(alpha_sdpo=alpha_sdpo, beta_replay=beta_replay)
         distils = (
             HintChannel(self, hints or HintsSection(), hint_source, hinted_turns) if alpha_sdpo else None
         )
         replays = ReplayChannel(self, replay or ReplaySection(), replay_pairs) if beta_replay else None
         if distils or replays:
             self.channels = LossChannels(self, distils, replays)
-        self.prefix_sharing = prefix_sharing
-        self.is_finished = is_finished
         self.generation = Generation()
-        self.run_folder = run_folder
-        self.stateful = stateful
-        self.split_fingerprint = split_fingerprint
-        self.run_identity = run_identity
         super().__init__(*args, **kwargs)
         wait_for_gloo_at_exit()
         self.policy_terms.take_kl_out_of_the_loss()
 
     # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
 
-    @cached_property
-    def guard_hook(self) -> GuardHook:
-        """Asks the guard, and acts on what it says."""
-        return GuardHook(self)
-
-    @cached_property
-    def policy_terms(self) -> PolicyTerms:
-        """Terms in the reward, fresh prompts, importance weights."""
-        return PolicyTerms(self)
-
-    @cached_property
-    def own_state(self) -> OwnState:
-        """What a checkpoint keeps beside transformers' files."""
-        return OwnState(self)
-
-    @cached_property
-    def step_lines(self) -> StepLines:
-        """What training measured last, and the lines of the run folder."""
-        return StepLines(self)
-
-    @cached_property
-    def router_load(self) -> RouterLoad:
-        """How evenly routers choose their experts."""
-        return RouterLoad()
-
-    @cached_property
-    def router_replay(self) -> RouterReplay:
-        """Which forwards follow the routing of their rows."""
-        return RouterReplay()
-
-    @cached_property
-    def shared_prompts(self) -> SharedPrompts:
-        """Forwards with each distinct prompt once; used where ``prefix_sharing`` is on."""
-        return SharedPrompts(self, self.is_finished)
-
-    @property
-    def prefix_sharing_off_reasons(self) -> tuple[str, ...]:
-        """Every reason met so far for falling back to TRL's path."""
-        return self.shared_prompts.off_reasons
+    guard_hook = cached_property(GuardHook)
+    policy_terms = cached_property(PolicyTerms)
+    own_state = cached_property(OwnState)
+    step_lines = cached_property(StepLines)
+    shared_prompts = cached_property(lambda trainer: SharedPrompts(trainer, trainer.is_finished))
+    interrupt = cached_property(lambda _trainer: InterruptOnce())
+    router_load = cached_property(lambda _trainer: RouterLoad())
+    router_replay = cached_property(lambda _trainer: RouterReplay())
 
     @cached_property
     def checks(self) -> ChecksThatSpeak | None:
         """The checks that speak, None where they are off."""
         return None if self._check_thresholds is None else ChecksThatSpeak(self, self._check_thresholds)
 
-    # ---- the guard, as the contract names it ---------------------------------------------------------
-
     @property
     def halted_at(self) -> int | None:
         """``global_step`` of the fold that fired, or None."""
         return self.guard_hook.halted_at
-
-    @property
-    def last_verdict(self) -> dict[str, Any] | None:
-        """The newest row of ``verdicts.jsonl``, or None."""
-        return self.guard_hook.last_verdict
-
-    @property
-    def num_cadence_hits_without_new_reward(self) -> int:
-        """Folds that had to use the remembered reward."""
-        return self.guard_hook.num_cadence_hits_without_new_reward
-
-    @property
-    def kl_path_off_reason(self) -> str | None:
-        """Why the guard gets no KL, or None."""
-        return self.guard_hook.kl_path_off_reason
 
     def _maybe_update_killswitch(self) -> None:
         """Fold one checkpoint into the guard; see ``GuardHook.update``."""
@@ -297,43 +236,39 @@ class ComposerReplicationTrainer(GRPOTrainer):
         checks = None if self._in_evaluation else self.checks
         if checks is not None:
             checks.before_loss()
-        with self._scoring(Generation.of_batch(inputs)), self.router_load.counting(model):
+        with temporarily(self, generation=Generation.of_batch(inputs)), self.router_load.counting(model):
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
-        components = {"loss/grpo": loss}
+        of_trl: Any = loss
+        others: dict[str, Any] = {}
         if self.alpha_sdpo != 0.0 and not self._in_evaluation:
-            components["loss/sdpo"] = self._compute_sdpo_loss(model, inputs)
-            loss = loss + self.alpha_sdpo * components["loss/sdpo"]
+            others["sdpo"] = self._compute_sdpo_loss(model, inputs)
+            loss = loss + self.alpha_sdpo * others["sdpo"]
         if self.beta_replay != 0.0 and not self._in_evaluation:
-            components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
-            loss = loss + self.beta_replay * components["loss/trace_replay"]
+            others["trace_replay"] = self._compute_trace_replay_loss(model, inputs)
+            loss = loss + self.beta_replay * others["trace_replay"]
         if checks is not None:
-            others = components.keys() - {"loss/grpo"}
-            checks.after_loss(inputs, loss, {name.removeprefix("loss/"): components[name] for name in others})
+            checks.after_loss(inputs, loss, others)
         self.router_load.log(self)
         self.router_replay.log(self)
-        if is_open and len(components) > 1:
+        if is_open and others:
             metrics: Any = self._metrics
-            for name, value in components.items():
-                number = value.item() if isinstance(value, torch.Tensor) else value
-                metrics.setdefault("train", {}).setdefault(name, []).append(float(number))
+            for name, value in {"grpo": of_trl, **others}.items():
+                metrics.setdefault("train", {}).setdefault(f"loss/{name}", []).append(
+                    torch.as_tensor(value).item()
+                )
         return loss
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
         """This micro-batch's part of hint distillation, not weighted; not asked in evaluation."""
         if self.channels is None or self.channels.hints is None:
-            raise nothing_to_distil()
+            raise HintChannel.nothing_to_learn()
         return self.channels.hints.loss(model, inputs)
 
     def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
         """The same of replayed preferences."""
         if self.channels is None or self.channels.replay is None:
-            raise nothing_to_replay()
+            raise ReplayChannel.nothing_to_learn()
         return self.channels.replay.loss(model, inputs)
-
-    def check_channel_model(self) -> None:
-        """Refuse a model that the channels cannot train; a run asks before it measures anything."""
-        if self.channels is not None:
-            self.channels.check_model()
 
     # ---- log-probabilities and sampling -----------------------------------------------------
 
@@ -378,21 +313,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.checks.take_logps(answer)
         return answer
 
-    @contextmanager
-    def _scoring(self, generation: Generation) -> Iterator[None]:
-        """Inside, the rows that are sampled or scored are those of this generation."""
-        kept, self.generation = self.generation, generation
-        try:
-            yield
-        finally:
-            self.generation = kept
-
     def logps_of(self, batch: Mapping[str, Any], generation: Generation, **options: Any) -> torch.Tensor:
         """Log-probabilities (B, T) of a batch's rows under the weights at hand, without gradient."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         num_columns = batch["completion_ids"].size(1)
-        with torch.no_grad(), self._scoring(generation):
+        with torch.no_grad(), temporarily(self, generation=generation):
             logps: torch.Tensor = self._get_per_token_logps_and_entropies(
                 self.model, ids, mask, num_columns, **options
             )[0]
@@ -413,7 +339,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _one_generation(self, rows: Any) -> tuple[dict[str, Any], Generation]:
         """TRL's batch of one generation, and what is known of it."""
         generation = Generation(rows)
-        with self._scoring(generation), sampling_for_step(self.state.global_step + 1):
+        with temporarily(self, generation=generation), sampling_for_step(self.state.global_step + 1):
             batch: dict[str, Any] = super()._generate_and_score_completions(rows)
         generation.travel_with(batch)
         learn_outcomes(self.prompt_source, is_training=self.model.training)
@@ -473,23 +399,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     # ---- evaluation and logging -----------------------------------------------------------------
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Inside, the guard is never folded."""
-        was_in_evaluation, self._in_evaluation = self._in_evaluation, True
-        try:
-            yield
-        finally:
-            self._in_evaluation = was_in_evaluation
-
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's; the guard is never folded meanwhile."""
-        with self._evaluating():
+        with temporarily(self, _in_evaluation=True):
             return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's; the guard is never folded meanwhile."""
-        with self._evaluating():
+        with temporarily(self, _in_evaluation=True):
             return super().prediction_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -507,19 +424,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.checks.note_grad_norm(norm)
         return norm
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the checks have said in this run."""
-        return () if self.checks is None else self.checks.findings
-
-    @property
-    def is_interrupted(self) -> bool:
-        return self._interrupt is not None and self._interrupt.is_requested
-
-    def is_asked_to_end(self) -> bool:
-        """Whether any process was asked to end after this step. A collective call."""
-        return self._interrupt is not None and self._interrupt.is_agreed()
-
     # ---- training -------------------------------------------------------------------------------
 
     def train(
@@ -528,44 +432,41 @@ class ComposerReplicationTrainer(GRPOTrainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
-        """Train, or go on from a checkpoint, exactly.
+        """Train, or go on from a checkpoint, exactly; the other arguments are transformers'.
 
-        Args:
-            resume_from_checkpoint: True for the newest whole checkpoint of ``args.output_dir`` (none
-                there: from the start; half-written ones are deleted), or one checkpoint's folder.
-            trial: as in transformers.
-            ignore_keys_for_eval: as in transformers.
+        ``resume_from_checkpoint`` is True for the newest whole checkpoint of ``args.output_dir`` (none there: from the start;
+        half-written ones are deleted), or one checkpoint's folder.
 
         Raises:
-            CollapseStopError: the guard fired, after the last checkpoint and verdict were written. The
-                checkpoint is of ``state.global_step``: the step under way left no trace in weights and
-                optimizer. A checkpoint under a fired guard is not trained on.
+            CollapseStopError: the guard fired, after the last checkpoint and verdict were written. The checkpoint is of
+                ``state.global_step``: the step under way left no trace in weights and optimizer. A checkpoint under a
+                fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
-            InputError: the checkpoint is damaged (CR0706), half-written or without its optimizer (CR0706) or another run's
-                (CR0884, CR0706); three steps in a row (CR0771) or sampling (CR0771) gave numbers that are not
-                finite.
+            InputError: the checkpoint is damaged, half-written or without its optimizer (CR0706) or another run's (CR0884);
+                three steps in a row, or sampling, gave numbers that are not finite (CR0771).
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).
         """
         self._check_before_training()
         checkpoint = once(lambda: choose_checkpoint(resume_from_checkpoint, Path(str(self.args.output_dir))))
         self._begin_run(checkpoint)
         if self.heldout_guard is not None and self.heldout_guard.should_halt():
-            return self._refuse_halted_run(self.heldout_guard, checkpoint)
-        is_finished = checkpoint is not None and 0 < self.args.max_steps <= checkpoint_step(checkpoint)
+            self.guard_hook.halted_at = self.guard_hook.last_round_idx  # one that has fired stays fired
+            return self._without_training(checkpoint, "the guard had halted this run before")
+        num_done = 0 if checkpoint is None else checkpoint_step(checkpoint)
+        is_finished = 0 < self.args.max_steps <= num_done
         if checkpoint is not None and not is_finished:
             together(
                 lambda: check_is_resumable(checkpoint, rank=process_rank(), num_processes=num_processes())
             )
-        self._open_run_log(checkpoint)
-        if checkpoint is not None and is_finished:  # transformers would take one more step amid an epoch
-            self._load_without_training(checkpoint)
-            logger.warning("all %d steps were taken before; nothing was trained.", self.state.global_step)
-            return TrainOutput(self.state.global_step, 0.0, {})
+        if self.run_folder is not None and process_rank() == 0:
+            cut_back(self.run_folder, num_done, self.guard_hook.last_round_idx)
+            self.step_lines.log = RunLog(self.run_folder)
+        if is_finished:  # transformers would take one more step amid an epoch
+            return self._without_training(checkpoint, f"all {num_done} steps were taken before")
         if self.channels is not None:
             self.channels.begin()
-        self._interrupt = InterruptOnce()
         try:
-            with self._interrupt:
+            with self.interrupt:
                 output = super().train(
                     None if checkpoint is None else str(checkpoint), trial, ignore_keys_for_eval
                 )
@@ -580,7 +481,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.step_lines.flush()
         if self.halted_at is not None and not self._halt_is_saved:
             self._finish_halted_run(trial)
-        if self.is_interrupted:
+        if self.interrupt.is_requested:
             raise KeyboardInterrupt
         return output
 
@@ -602,11 +503,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if process_rank() == 0:
             (checkpoint / MANIFEST_NAME).unlink(missing_ok=True)  # until the new one it is half-written
         wait_for_all()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None  # it would delete too early
-        try:
+        limit = self.args.save_total_limit
+        with temporarily(self.args, save_total_limit=None):  # it would delete too early
             super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
-        finally:
-            self.args.save_total_limit = limit
         self.own_state.write(checkpoint)
         wait_for_all()
         if process_rank() == 0:
@@ -676,30 +575,20 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.guard_hook.choose_kl_path()
         self.has_sharded_weights = weights_are_sharded(self.model)
 
-    def _open_run_log(self, checkpoint: Path | None) -> None:
-        if self.run_folder is not None and process_rank() == 0:
-            log = self.step_lines.log = RunLog(self.run_folder)
-            log.cut_back(
-                0 if checkpoint is None else checkpoint_step(checkpoint), self.guard_hook.last_round_idx
-            )
-
-    def _refuse_halted_run(self, guard: Guard, checkpoint: Path | None) -> TrainOutput:
-        """A guard that has fired stays fired: weights and step are loaded, nothing is trained or written."""
-        self.guard_hook.halted_at = self.guard_hook.last_round_idx
+    def _without_training(self, checkpoint: Path | None, reason: str) -> TrainOutput:
+        """Weights and step of the checkpoint are loaded; nothing is trained or written."""
         if checkpoint is not None:
-            self._load_without_training(checkpoint)
-        if self.strict_killswitch:
-            raise_halt(guard)
-        logger.warning("the guard had halted this run before; nothing was trained.")
-        return TrainOutput(self.state.global_step, 0.0, {})
-
-    def _load_without_training(self, checkpoint: Path) -> None:
-        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if self.has_sharded_weights:  # they are spread first, and each process loads its parts
+            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if checkpoint is not None and self.has_sharded_weights:  # spread first; each process loads its parts
             loader = self.get_train_dataloader()  # type: ignore[no-untyped-call]
             self._prepare_for_training(self.state.max_steps, loader, str(checkpoint))  # type: ignore[no-untyped-call]
-        else:
+        elif checkpoint is not None:
             self._load_from_checkpoint(str(checkpoint))
+        guard = self.heldout_guard
+        if guard is not None and guard.should_halt() and self.strict_killswitch:
+            raise_halt(guard)
+        logger.warning("%s; nothing was trained.", reason)
+        return TrainOutput(self.state.global_step, 0.0, {})
 
     def _finish_halted_run(self, trial: Any) -> None:
         """Line, checkpoint and the callbacks' end of a run that the guard stopped inside a step."""

@@ -6,8 +6,8 @@ tool loop decodes every answer, drives turns in lockstep and knows no deadline, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,27 +34,26 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
 
 
 @contextmanager
-def batching_policy(
-    sampler: SampleBatch, num_running: Callable[[], int], *, max_batch: int
-) -> Iterator[BatchingPolicy]:
-    """Inside, ``sampler`` as a policy that many episodes may ask at once."""
-    policy = BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running)
-    try:
-        yield policy
-    finally:
-        policy.close()
+def policy_of(
+    trainer: Any, model: AbstractContextManager[Any], num_running: Callable[[], int], *, max_batch: int
+) -> Iterator[TokenPolicy]:
+    """Inside, the weights of ``trainer`` as a policy that many episodes may ask at once; ``model`` gives them where vLLM does not sample."""
+    if samples_by_vllm(trainer):
+        with vllm_policy(trainer, max_batch=max_batch) as served:
+            yield served
+        return
+    with model as at_hand:
+        sampler = model_sampler(at_hand, trainer)
+        with closing(BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running)) as policy:
+            yield policy
 
 
 class TrainedPolicy:
     """The weights of a trainer as they are now, for episodes that nothing is learned from; sampled as in training.
 
     Like any held-out evaluation it samples the model in place, amid a step, and moves none of torch's own random numbers.
-
-    Args:
-        max_batch: as ``EpisodeRollouts``.
-        endpoint: a server that has a model of its own; nobody gives it the trainer's weights.
-
-    ``trainer`` is to be given as soon as there is one.
+    An ``endpoint`` is a server that has a model of its own; nobody gives it the trainer's weights. ``trainer`` is to be
+    given as soon as there is one.
     """
 
     def __init__(self, *, max_batch: int, endpoint: Endpoint | None = None) -> None:
@@ -69,10 +68,8 @@ class TrainedPolicy:
         """The policy for a while."""
         if self.endpoint is not None:
             return nullcontext(served_policy(self.endpoint, self.trainer))
-        if samples_by_vllm(self.trainer):
-            return vllm_policy(self.trainer, max_batch=self.max_batch)
-        sampler = model_sampler(self.trainer.model, self.trainer)
-        return batching_policy(sampler, num_running, max_batch=self.max_batch)
+        model = nullcontext(self.trainer.model)
+        return policy_of(self.trainer, model, num_running, max_batch=self.max_batch)
 
 
 def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
@@ -92,13 +89,8 @@ def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
 class EpisodeRollouts:
     """``rollout_func`` of ``ComposerReplicationTrainer``: every row's task is played by the weights at hand.
 
-    Args:
-        player: plays and grades.
-        max_batch: answers that are sampled together.
-
-    Raises (when called):
-        UsageError: a row names no task (CR0412), or weights are spread over processes and vLLM does not sample (CR0757).
-        SandboxFailure: every episode of the generation was lost (CR0390).
+    At most ``max_batch`` answers are sampled together. When called it refuses a row that names no task (CR0412), weights that
+    are spread over processes where vLLM does not sample (CR0757), and a generation whose every episode was lost (CR0390).
     """
 
     def __init__(self, player: EpisodePlayer, *, max_batch: int = 32) -> None:
@@ -108,28 +100,23 @@ class EpisodeRollouts:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Columns for TRL, a row for each prompt."""
-        task_ids = _task_ids(trainer.generation.rows, len(prompts))
+        task_ids = [row.get("task_id") for row in trainer.generation.rows]
+        if len(task_ids) != len(prompts) or not all(isinstance(each, str) and each for each in task_ids):
+            raise UsageError(
+                "CR0412",
+                f"{len(prompts)} prompts are to be played, and not every one of {len(task_ids)} rows names a task.",
+                where="train_dataset",
+                fix="give the data set a column task_id with the ids of tasks of the store.",
+            )
         is_training = bool(trainer.model.training)
         step = 1 + int(trainer.state.global_step)
         place = self._place(step, is_training=is_training)
-        with self._opened(trainer) as policy:
+        model, num_running = trainer.model_for_generation(), lambda: self.player.num_running
+        with policy_of(trainer, model, num_running, max_batch=self.max_batch) as policy:
             played = self.player.generation(task_ids, policy, step=step, place=place, is_training=is_training)
         filler = trainer.processing_class.eos_token_id
         rows = [rollout_row(each, filler_id=filler) for each in played]
         return trl_columns(rows, may_chain=self.player.options.summary_tokens > 0)
-
-    @contextmanager
-    def _opened(self, trainer: Any) -> Iterator[TokenPolicy]:
-        num_running, max_batch = (lambda: self.player.num_running), self.max_batch
-        if samples_by_vllm(trainer):
-            with vllm_policy(trainer, max_batch=max_batch) as policy:
-                yield policy
-            return
-        with (
-            trainer.model_for_generation() as model,
-            batching_policy(model_sampler(model, trainer), num_running, max_batch=max_batch) as policy,
-        ):
-            yield policy
 
     def _place(self, step: int, *, is_training: bool) -> str:
         """Which generation of its step this is, in this process; checkpoints lie between steps, so a resume counts alike."""
@@ -161,15 +148,3 @@ class EpisodeReward:
             for name, value in self._player.figures.items():
                 log_metric(name, value)
         return list(episode_reward)
-
-
-def _task_ids(rows: Sequence[Mapping[str, Any]], num_prompts: int) -> list[str]:
-    found = [row.get("task_id") for row in rows]
-    if len(found) != num_prompts or not all(isinstance(each, str) and each for each in found):
-        raise UsageError(
-            "CR0412",
-            f"{num_prompts} prompts are to be played, and not every one of {len(found)} rows names a task.",
-            where="train_dataset",
-            fix="give the data set a column task_id with the ids of tasks of the store.",
-        )
-    return [str(each) for each in found]

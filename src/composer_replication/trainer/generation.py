@@ -9,7 +9,8 @@ and completion, L routers, K experts a token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,3 +62,22 @@ class Generation:
             num_prompt = batch["prompt_ids"].size(1)
             batch[PROMPT_PART] = self.routing_BWLK[:, :num_prompt]
             batch[COMPLETION_PART] = self.routing_BWLK[:, num_prompt:]
+
+
+def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
+    """The tokens (B, T) that carry loss: the policy's own, not those of tools."""
+    mask: torch.Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+@contextmanager
+def temporarily(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Inside, these attributes of ``owner`` have these values."""
+    kept = {name: getattr(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(owner, name, value)

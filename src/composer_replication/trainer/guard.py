@@ -19,7 +19,7 @@ import torch
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
 from composer_replication.records import HeldoutReading, Verdict
-from composer_replication.trainer.generation import Generation
+from composer_replication.trainer.generation import Generation, loss_mask
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 
@@ -39,13 +39,10 @@ class KlPath(StrEnum):
 def kl_path_of(
     model: Any, *, beta: float, sync_ref_model: bool, has_first_weights: bool = False
 ) -> tuple[KlPath, str]:
-    """The KL path for this model, and the reason when it is off.
+    """The KL path for this policy before its first step, and the reason when it is off.
 
-    Args:
-        model: the policy before its first step, PEFT-wrapped or not.
-        beta: TRL's KL weight; above 0 TRL logs the KL to a frozen copy.
-        sync_ref_model: TRL moves its reference model, so its KL is not to the initial policy.
-        has_first_weights: a copy of the trained weights as they are before the first step is kept anyway.
+    At ``beta`` above 0 TRL logs the KL to a frozen copy, unless ``sync_ref_model`` moves it. ``has_first_weights``: a copy
+    of the trained weights as they are before the first step is kept anyway.
     """
     if beta != 0.0 and not sync_ref_model:
         return KlPath.LOGGED, ""
@@ -103,11 +100,8 @@ def raise_halt(guard: Guard, status: GuardStatus | None = None) -> NoReturn:
 class Fold:
     """What the guard said of one reading, and how it is written.
 
-    Attributes:
-        status: the guard's answer, or that of an evaluation which gave up.
-        reading: None where the evaluation gave up: nobody knows the truth.
-        kl: to the initial policy, nats per token; None where there is none.
-        seconds: evaluation and update together.
+    ``status`` may be that of an evaluation which gave up; ``reading`` is None then, as nobody knows the truth. ``kl`` is to the
+    initial policy, nats per token; ``seconds`` are evaluation and update together.
     """
 
     status: GuardStatus
@@ -121,25 +115,22 @@ class Fold:
 
     def log_row(self) -> dict[str, float]:
         """``killswitch/fire`` (1.0 or 0.0), the averages that there are, and the figures of the evidence."""
-        row: dict[str, float] = {"killswitch/fire": 1.0 if self.status.fire else 0.0}
-        for name in ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"):
-            value = getattr(self.status, name, None)
-            if value is not None:
-                row[f"killswitch/{name}"] = float(value)
-        return row | {f"killswitch/{name}": float(value) for name, value in self._evidence().items()}
+        names = ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema")
+        figures = {name: getattr(self.status, name, None) for name in names} | self._evidence()
+        known = {f"killswitch/{name}": float(value) for name, value in figures.items() if value is not None}
+        return {"killswitch/fire": 1.0 if self.status.fire else 0.0, **known}
 
     def measured(self) -> dict[str, float]:
         """The score, the KL, and what else a reading knows."""
         fields: dict[str, float] = {} if self.reading is None else {"heldout/score": score_of(self.reading)}
         if self.kl is not None:
             fields["killswitch/kl_to_init"] = self.kl
-        if not isinstance(self.reading, HeldoutReading):
-            return fields
-        fields["heldout/evaluation_idx"] = self.reading.evaluation_idx
-        fields["heldout/infrastructure_failures"] = self.reading.infrastructure_failures
-        if pairs := self.reading.pairs:
-            fields["heldout/visible"] = sum(visible for visible, _ in pairs) / len(pairs)
-            fields["heldout/hidden"] = sum(hidden for _, hidden in pairs) / len(pairs)
+        if isinstance(self.reading, HeldoutReading):
+            fields["heldout/evaluation_idx"] = self.reading.evaluation_idx
+            fields["heldout/infrastructure_failures"] = self.reading.infrastructure_failures
+            if pairs := self.reading.pairs:
+                fields["heldout/visible"] = sum(visible for visible, _ in pairs) / len(pairs)
+                fields["heldout/hidden"] = sum(hidden for _, hidden in pairs) / len(pairs)
         return fields
 
     def verdict(self, round_idx: int, *, split_fingerprint: str, kl_path: str) -> dict[str, Any]:
@@ -160,8 +151,8 @@ class Fold:
         return {**asdict(verdict), "kl_path": kl_path, **self._evidence()}
 
     def _evidence(self) -> dict[str, float]:
-        figures = getattr(self.status, "evidence_figures", None)
-        return {f"evidence_{name}": value for name, value in dict(figures or {}).items()}
+        figures = getattr(self.status, "evidence_figures", None) or {}
+        return {f"evidence_{name}": value for name, value in figures.items()}
 
 
 def fold(
@@ -177,20 +168,11 @@ def fold(
     """Measure the truth and update the guard; None where no evaluation is due. A collective call.
 
     On several processes the evaluation runs once in total, and each process folds the same numbers. A ``ReadingGuard`` gets
-    the whole reading, any other guard the score.
+    the whole reading, any other guard the score. ``evaluate`` runs without gradient; what it raises is raised, but a
+    ``CollapseStopError`` is its own halt. ``kl`` is asked only when a reading is there. ``every_process_joins``: weights are
+    sharded, so that each has to take part in the evaluation.
 
-    Args:
-        guard: as ``interfaces.Guard``.
-        evaluate: the truth; runs without gradient. What it raises is raised, but a ``CollapseStopError`` is its own halt.
-        round_idx: the label of the update.
-        reward: the proxy.
-        kl: asked only when a reading is there.
-        split_fingerprint: of the held-out split; a reading of another is refused.
-        every_process_joins: weights are sharded, so that each has to take part in the evaluation.
-
-    Raises:
-        InputError: the score was measured on another split (CR0884).
-        ValueError: the guard refused a number.
+    A score that was measured on another split is refused (CR0884); the guard refuses odd numbers (``ValueError``).
     """
     start = time.monotonic()
     try:
@@ -203,11 +185,11 @@ def fold(
     found = getattr(reading, "split_fingerprint", "")
     refuse_foreign_split(found, split_fingerprint, where="the held-out reading")
     kl_to_init = kl()
+    measured: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl_to_init}
     if isinstance(reading, HeldoutReading) and isinstance(guard, ReadingGuard):
-        status = guard.update_from_reading(round_idx, reading, in_loop_reward=reward, kl_to_init=kl_to_init)
+        status = guard.update_from_reading(round_idx, reading, **measured)
     else:
-        score = score_of(reading)
-        status = guard.update(round_idx, in_loop_reward=reward, heldout_score=score, kl_to_init=kl_to_init)
+        status = guard.update(round_idx, heldout_score=score_of(reading), **measured)
     return Fold(status, reading, kl_to_init, time.monotonic() - start)
 
 
@@ -228,10 +210,7 @@ def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> Non
 
 
 class GuardHook:
-    """Folds the guard once per cadence hit, logs its verdict, then acts on it.
-
-    Args:
-        trainer: the ``ComposerReplicationTrainer`` whose guard it asks.
+    """Folds the trainer's guard once per cadence hit, logs its verdict, then acts on it.
 
     Attributes:
         batch: the micro-batch under way, on whose tokens the KL is estimated; None outside of one.
@@ -240,6 +219,9 @@ class GuardHook:
         halted_at: ``global_step`` of the fold that fired, or None.
         last_verdict: the newest row of ``verdicts.jsonl``, or None.
     """
+
+    KEPT = ("gate_step", "last_round_idx", "num_cadence_hits_without_new_reward", "last_verdict")
+    """What a checkpoint has of it."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -255,40 +237,31 @@ class GuardHook:
         """Set it to a run's start."""
         self.halted_at: int | None = None
         self.last_round_idx: int | None = None
-        self._gate_step: int | None = None
+        self.gate_step: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-safe."""
-        return {
-            "gate_step": self._gate_step,
-            "last_round_idx": self.last_round_idx,
-            "num_cadence_hits_without_new_reward": self.num_cadence_hits_without_new_reward,
-            "last_verdict": self.last_verdict,
-        }
+        return {name: getattr(self, name) for name in self.KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._gate_step, self.last_round_idx = state["gate_step"], state["last_round_idx"]
-        self.num_cadence_hits_without_new_reward = state["num_cadence_hits_without_new_reward"]
-        self.last_verdict = state["last_verdict"]
+        for name in self.KEPT:
+            setattr(self, name, state[name])
 
     def opens_gate(self) -> bool:
         """Whether this is the first micro-step of a global step on the cadence; it is no other time."""
         state, every = self._trainer.state, self._trainer.args.logging_steps
         if 0 < every < 1:  # a share of all steps, which transformers resolves into its state
             every = state.logging_steps
-        is_open = every > 0 and state.global_step % every == 0 and self._gate_step != state.global_step
+        is_open = every > 0 and state.global_step % every == 0 and self.gate_step != state.global_step
         if is_open:
-            self._gate_step = state.global_step
+            self.gate_step = state.global_step
         return bool(is_open)
 
     def update(self) -> None:
         """Fold one checkpoint into the guard: evaluate, update, log, act.
 
         Without a guard nothing is read, called or logged. Without any finite in-loop reward so far the fold is skipped.
-
-        Raises:
-            CollapseStopError: the guard fired, or the evaluation gave up, and ``strict_killswitch`` is set.
-            InputError, ValueError: as ``fold``.
+        Where the guard fired, or the evaluation gave up, ``strict_killswitch`` raises ``CollapseStopError``.
         """
         trainer = self._trainer
         guard = trainer.heldout_guard
@@ -322,34 +295,28 @@ class GuardHook:
         verdict = folded.verdict(round_idx, split_fingerprint=trainer.split_fingerprint, kl_path=kl_path)
         self._write_verdict(verdict, folded.fields())
         trainer.log(folded.log_row() | (folded.measured() if trainer.has_trackers else {}))
-        if not folded.status.fire:
-            return
-        self.halted_at = round_idx
-        if not trainer.strict_killswitch:
+        if folded.status.fire:
+            self.halted_at = round_idx
+            if trainer.strict_killswitch:
+                raise_halt(guard, folded.status)
             trainer.control.should_training_stop = True
-            return
-        raise_halt(guard, folded.status)
 
     def halt_for(self, reason: str, replica: int) -> None:
         """Another replica's guard has fired: stop as if it had been this one's, for the same reason."""
         self.halted_at = round_idx = self._trainer.state.global_step
         split = self._trainer.split_fingerprint
-        row = self.last_verdict or asdict(
-            Verdict(round_idx, True, reason, None, None, None, 0.0, 0, 0, split)
-        )
-        changes = {"round_idx": round_idx, "fire": True, "reason": reason, "from_replica": replica}
-        self._write_verdict({**row, **changes}, {"killswitch/fire": 1.0})
+        own = asdict(Verdict(round_idx, True, reason, None, None, None, 0.0, 0, 0, split))
+        said = {"round_idx": round_idx, "fire": True, "reason": reason, "from_replica": replica}
+        self._write_verdict({**(self.last_verdict or own), **said}, {"killswitch/fire": 1.0})
         self._trainer.control.should_training_stop = True
 
     def _write_verdict(self, verdict: dict[str, Any], fields: Mapping[str, float]) -> None:
         """Keep the verdict: here, and in the run folder where this process writes one."""
         self.last_verdict = verdict
         log = self._trainer.step_lines.log
-        if log is None:
-            return
         log.verdict(verdict)
         halted = {"halted": True} if verdict["fire"] else {}
-        log.note({**fields, "killswitch/round_idx": verdict["round_idx"], **halted})
+        log.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
 
     def _count_stale_reward(self, reward: float) -> None:
         self.num_cadence_hits_without_new_reward += 1
@@ -387,28 +354,23 @@ class GuardHook:
             return from_first(signals.kl)
         if self.kl_path is KlPath.OFF:
             return None
-        sample = None if self.batch is None else self._sample_initial_kl(self.batch)
+        sample = None
+        if self.batch is not None:  # a forward of either policy over the micro-batch, without gradient
+            known = Generation.of_batch(self.batch)
+            chains = Generation(starts_BS=known.starts_BS)  # the first policy's routers choose for themselves
+            policy_logps = self._trainer.logps_of(self.batch, known)
+            with self.as_initial_policy():
+                initial_logps = self._trainer.logps_of(self.batch, chains)
+            sample = log_ratio_sum(policy_logps, initial_logps, loss_mask(self.batch))
         samples = [part for part in gathered(sample) if part is not None]
         num_tokens = sum(count for _, count in samples)
         return sum(total for total, _ in samples) / num_tokens if num_tokens else None
 
-    def _sample_initial_kl(self, batch: Mapping[str, Any]) -> tuple[float, float]:
-        """Sum of k1 over the tokens of this micro-batch and their number: a forward of either policy, without gradient."""
-        known = Generation.of_batch(batch)
-        chains = Generation(starts_BS=known.starts_BS)  # the first policy's routers choose for themselves
-        policy_logps = self._trainer.logps_of(batch, known)
-        with self.as_initial_policy():
-            initial_logps = self._trainer.logps_of(batch, chains)
-        return log_ratio_sum(
-            policy_logps, initial_logps, batch["completion_mask"] * batch.get("tool_mask", 1)
-        )
-
     def as_initial_policy(self) -> AbstractContextManager[None]:
         """Inside, the model is the policy as it was before the first step."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        scope: AbstractContextManager[None]
-        if self.kl_path is KlPath.ADAPTER_OFF:
-            scope = model.disable_adapter()
-        else:
-            scope = self._trainer.channels.first_weights.in_place_of(model)
+        is_off = self.kl_path is KlPath.ADAPTER_OFF
+        scope: AbstractContextManager[None] = (
+            model.disable_adapter() if is_off else self._trainer.channels.first_weights.in_place_of(model)
+        )
         return scope

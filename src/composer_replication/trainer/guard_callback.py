@@ -36,31 +36,25 @@ VERDICTS_NAME = "verdicts.jsonl"
 class HeldOutGuardCallback(TrainerCallback):
     """Asks a guard whenever the trainer logs its reward, and ends the run when it fires.
 
-    At a logged row with ``proxy_key``, at least ``every`` steps after the fold before: the truth is
-    measured on the present weights, the guard folds (proxy, truth, KL) under ``global_step``, the
-    verdict is written, then acted on. The row's proxy is the trainer's mean since its last row, so
-    it is older than the truth by at most ``logging_steps`` steps. A row without a finite proxy is
-    counted and folds nothing; no value is ever invented.
+    At a logged row with ``proxy_key``, at least ``every`` steps after the fold before: the truth is measured on the present
+    weights, the guard folds (proxy, truth, KL) under ``global_step``, the verdict is written, then acted on. The row's proxy
+    is the trainer's mean since its last row, so it is older than the truth by at most ``logging_steps`` steps; the hook
+    inside ``ComposerReplicationTrainer`` folds before a step's update, where both are of the same weights. A row without a
+    finite proxy is counted and folds nothing; no value is ever invented.
 
-    Written: the fields ``killswitch/…`` and ``heldout/score`` into the logged row itself (so into
-    ``trainer_state.json``, and into every reporter that comes after this callback; for those before
-    it, insert it at ``trainer.callback_handler.callbacks[0]``), and a line of ``verdicts.jsonl`` in
-    ``args.output_dir``.
+    Written: the fields ``killswitch/…`` and ``heldout/score`` into the logged row itself (so into ``trainer_state.json``, and
+    into every reporter that comes after this callback; for those before it, insert it at
+    ``trainer.callback_handler.callbacks[0]``), and a line of ``verdicts.jsonl`` in ``args.output_dir``.
 
-    When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says),
-    training stops, and with ``strict`` ``train()`` raises ``CollapseStopError`` at its end.
+    When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says), training stops, and with
+    ``strict`` ``train()`` raises ``CollapseStopError`` at its end.
 
-    The guard's state is in every checkpoint, and a resumed run goes on with it exactly; that of
-    ``heldout_eval_fn`` too, where it is ``Stateful``. It is no ``ExportableState`` of transformers: those
-    are restored by making a new callback out of stored arguments, which a guard and a function are
-    not. A checkpoint under a fired guard is not trained on.
+    The guard's state is in every checkpoint, and a resumed run goes on with it exactly; that of ``heldout_eval_fn`` too,
+    where it is ``Stateful``. It is no ``ExportableState`` of transformers: those are restored by making a new callback out of
+    stored arguments, which a guard and a function are not. A checkpoint under a fired guard is not trained on.
 
-    Several processes: the trainer must log on each of them, as transformers and TRL do. The first one
-    evaluates, all fold its numbers; where weights are sharded (FSDP, ZeRO-3) each takes part in the
-    evaluation.
-
-    Departs from the hook inside ``ComposerReplicationTrainer``: that one folds before a step's update, so
-    that reward and truth are of the same weights; a callback sees a reward only after it.
+    Several processes: the trainer must log on each of them, as transformers and TRL do. The first one evaluates, all fold its
+    numbers; where weights are sharded (FSDP, ZeRO-3) each takes part in the evaluation.
 
     Args:
         guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
@@ -118,12 +112,7 @@ class HeldOutGuardCallback(TrainerCallback):
         self._has_said_kl_is_off = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Go on where the checkpoint was, or begin.
-
-        Raises:
-            InputError: the checkpoint's guard state cannot be used (CR0884), or is of another split (CR0884).
-            CollapseStopError: the guard had fired before.
-        """
+        """Go on where the checkpoint was, or begin; a guard that had fired before ends the run."""
         self.halted_at = self._halting_status = self._last_round_idx = None
         self._is_halt_saved = False
         self.num_rows_without_proxy = 0
@@ -144,11 +133,7 @@ class HeldOutGuardCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any
     ) -> None:
-        """Fold the row, if it is one to fold.
-
-        Raises:
-            InputError: the score was measured on another split (CR0884).
-        """
+        """Fold the row, if it is one to fold."""
         if not logs or self.halted_at is not None:
             return
         reward = finite(logs.get(self.proxy_key))
@@ -202,11 +187,7 @@ class HeldOutGuardCallback(TrainerCallback):
             control.should_save = False  # the end of the epoch would save it a second time
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The run is over and saved.
-
-        Raises:
-            CollapseStopError: the guard fired, and ``strict``.
-        """
+        """The run is over and saved: a strict guard that fired now raises."""
         if self._last_round_idx is None and self.num_rows_without_proxy:
             logger.warning(
                 "killswitch: the guard was never asked: none of %d logged rows had a finite %r.",
@@ -240,9 +221,8 @@ class HeldOutGuardCallback(TrainerCallback):
             append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
 
     def _count_row_without_proxy(self, logs: Mapping[str, Any]) -> None:
-        is_training_row = "loss" in logs and not any(name.startswith("eval_") for name in logs)
-        if not is_training_row:
-            return
+        if "loss" not in logs or any(name.startswith("eval_") for name in logs):
+            return  # no row of training
         self.num_rows_without_proxy += 1
         if self.num_rows_without_proxy == 1:
             logger.warning(

@@ -24,7 +24,7 @@ from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.policy_terms import truncated_importance_weights
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.batch_records import matched_turns, rollouts_of
-from composer_replication.trainer.channel_step import LossChannel, Scope
+from composer_replication.trainer.channel_step import LossChannel, Scope, weighted_means
 from composer_replication.trainer.collator import (
     OTHER_CONTEXT,
     HintedRows,
@@ -76,14 +76,8 @@ def hint_loss(
     Departs from the reference: SDPO averages tokens within a rollout first; here long and short turns weigh by their tokens,
     as the policy-gradient channel does. Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
 
-    Args:
-        model: the student.
-        rows: the turns.
-        settings: the ``[hints]`` table.
-        num_tokens: hinted tokens of the whole optimizer step.
-        teacher: a context in which ``model`` is the teacher.
-        autocast: a context for forwards.
-        sampling_temperature: at which the ids were sampled, which their log-probabilities belong to.
+    ``num_tokens`` are those of the whole optimizer step; under ``teacher`` the model is the teacher; the ids were sampled at
+    ``sampling_temperature``, which their log-probabilities belong to.
     """
     mask_NT = rows.student.loss_mask_NT.bool()
     with autocast():
@@ -118,24 +112,8 @@ TURN_ROW = "hint_row"
 """Under this name a batch says which row of its generation each row (B,) is: TRL shuffles and splits them."""
 
 
-def nothing_to_distil() -> TrainerSettingError:
-    """The error for hint distillation without any hinted turn."""
-    return TrainerSettingError(
-        "CR0755",
-        "alpha_sdpo is not 0, but there is no hinted turn to learn from.",
-        where="ComposerReplicationTrainer(hint_source=, hinted_turns=)",
-        fix="pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0.",
-    )
-
-
 class HintChannel(LossChannel):
-    """Hinted turns into the batch, their loss out of it, and the teacher's weights.
-
-    Args:
-        trainer: whose channel it is.
-        settings: the ``[hints]`` table.
-        source: asked about each generation.
-        turns: recorded ones.
+    """Hinted turns, of a source that is asked about each generation and recorded ones, into the batch, and their loss out of it.
 
     Attributes:
         turns_of_row: hinted turns of the newest generation, by its rows in the order of sampling.
@@ -151,12 +129,22 @@ class HintChannel(LossChannel):
     ) -> None:
         super().__init__(trainer, turns, settings.turns_per_step)
         if source is None and not turns:
-            raise nothing_to_distil()
+            raise self.nothing_to_learn()
         self.settings, self.source = settings, source
         self.turns_of_row: Sequence[Sequence[HintedTurn]] = ()
         self.teacher_weights: WeightCopy | None = None
         if turns:
             collate_hinted_turns(turns, pad_id=0)
+
+    @staticmethod
+    def nothing_to_learn() -> TrainerSettingError:
+        """The error for hint distillation without any hinted turn."""
+        return TrainerSettingError(
+            "CR0755",
+            "alpha_sdpo is not 0, but there is no hinted turn to learn from.",
+            where="ComposerReplicationTrainer(hint_source=, hinted_turns=)",
+            fix="pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0.",
+        )
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that has no such teacher, or that the recorded turns do not fit."""
@@ -221,19 +209,32 @@ class HintChannel(LossChannel):
         The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
         a step is split.
         """
-        of_step, own = self._drawn()
-        recorded = [self.records[idx] for idx in own]
+        of_step, share = self._drawn()
+        recorded = [self.records[idx] for idx in share]
         num_tokens = float(sum(len(self.records[idx].completion_ids) for idx in of_step))
         num_tokens += float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
-        total, counted = self._no_loss(), []
+        total, counted = torch.zeros((), device=self._device), []
+        pad_id = self._pad_id
+        stand_in = HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))
         for turns in (self.turns_in(inputs), recorded):
-            rows = self._rows_to_forward(self._collated(turns) if turns else None, self._turn_for_nothing)
-            if rows is None:
+            own = self._collated(turns) if turns else None
+            if (rows := self._rows_to_forward(own, lambda: self._collated([stand_in]))) is None:
                 continue
-            part = self._distil(model, rows, num_tokens)
+            part = hint_loss(
+                model,
+                rows,
+                self.settings,
+                num_tokens=num_tokens,
+                teacher=self._teacher_in_place,
+                autocast=self._trainer.accelerator.autocast,
+                sampling_temperature=self._trainer.temperature,
+            )
             total = total + (part.loss if turns else part.loss * 0.0)
             counted += [part] if turns else []
-        self._note("sdpo", **(_figures(counted) if counted else {"turns": 0.0}))
+        figures = {"turns": float(sum(part.num_turns for part in counted))}
+        if counted:
+            figures |= weighted_means(counted, "divergence", "importance_weight", weight="num_tokens")
+        self._note("sdpo", **figures)
         return total * num_processes()
 
     def turns_in(self, inputs: Any) -> list[HintedTurn]:
@@ -241,23 +242,8 @@ class HintChannel(LossChannel):
         rows = inputs[TURN_ROW].tolist() if TURN_ROW in inputs else []
         return [turn for row in rows for turn in self.turns_of_row[row]]
 
-    def _turn_for_nothing(self) -> HintedRows:
-        pad_id = self._pad_id
-        return self._collated([HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))])
-
     def _collated(self, turns: Sequence[HintedTurn]) -> HintedRows:
         return collate_hinted_turns(turns, pad_id=self._pad_id).to(self._device)
-
-    def _distil(self, model: Any, rows: HintedRows, num_tokens: float) -> HintLoss:
-        return hint_loss(
-            model,
-            rows,
-            self.settings,
-            num_tokens=num_tokens,
-            teacher=self._teacher_in_place,
-            autocast=self._trainer.accelerator.autocast,
-            sampling_temperature=self._trainer.temperature,
-        )
 
     @contextmanager
     def _teacher_in_place(self) -> Iterator[None]:
@@ -275,16 +261,3 @@ def _counts_of(source: HintGenerator) -> dict[str, int]:
     """The running counts that a source keeps in ``counts``; none where it has none."""
     counts = getattr(source, "counts", None)
     return dict(counts) if isinstance(counts, Mapping) else {}
-
-
-def _figures(losses: Sequence[HintLoss]) -> dict[str, float]:
-    num_tokens = sum(part.num_tokens for part in losses)
-
-    def mean(name: str) -> float:
-        return float(sum(getattr(part, name) * part.num_tokens for part in losses) / num_tokens)
-
-    return {
-        "turns": float(sum(part.num_turns for part in losses)),
-        "divergence": mean("divergence"),
-        "importance_weight": mean("importance_weight"),
-    }

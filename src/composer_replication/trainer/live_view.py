@@ -17,18 +17,20 @@ from transformers import TrainerCallback
 
 from composer_replication.trainer.processes import process_rank
 
-_BARS = "▁▂▃▄▅▆▇█"
+_FIGURES = {
+    "reward": "reward",
+    "held out": "killswitch/heldout_ema",
+    "gap": "killswitch/proxy_real_gap",
+    "KL": "killswitch/kl_ema",
+}
 _SECONDS_BETWEEN = {True: 0.2, False: 10.0}  # in a terminal, and in a log file, which needs no animation
-_NUM_BARS = 16
 
 
 class LiveView(TrainerCallback):
-    """Reward and held-out score side by side, the guard's margins, groups without signal, episodes, speed, time left.
+    """Reward and held-out score, the guard's margins, groups without signal, episodes, speed, time left.
 
-    Args:
-        quiet: show nothing.
-        ceilings: what the guard halts above, by the key of its figure in a step's row.
-        console: where; standard error by default. No terminal: a line every ten seconds and at the end.
+    ``ceilings`` are what the guard halts above, by the key of its figure in a step's row. ``console`` is standard error by
+    default; where it is no terminal there is a line every ten seconds and at the end.
     """
 
     def __init__(
@@ -44,7 +46,6 @@ class LiveView(TrainerCallback):
         self._console: Console | None = None
         self._live: Live | None = None
         self._row: dict[str, float] = {}
-        self._series: dict[str, list[float]] = {"reward": [], "killswitch/heldout_ema": []}
         self._episodes = ""
         self._steps = (0, 0, 0)  # at the start, now, in all
         self._began = self._drawn = 0.0
@@ -73,11 +74,7 @@ class LiveView(TrainerCallback):
         self._draw()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        for key, value in (logs or {}).items():
-            if isinstance(value, (int, float)):
-                self._row[key] = value
-                if key in self._series:
-                    self._series[key].append(value)
+        self._row |= {key: value for key, value in (logs or {}).items() if isinstance(value, (int, float))}
         self._draw()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -98,10 +95,7 @@ class LiveView(TrainerCallback):
         found = [("step", f"{now} of {last}")]
         if each is not None:
             found.append(("left", f"{tqdm.format_interval(each * (last - now))}, {each:.3g} s a step"))
-        for name, key in (("reward", "reward"), ("held out", "killswitch/heldout_ema")):
-            if key in self._row:
-                found.append((name, f"{self._row[key]:.3f}  {self._curve(key)}".rstrip()))
-        for name, key in (("gap", "killswitch/proxy_real_gap"), ("KL", "killswitch/kl_ema")):
+        for name, key in _FIGURES.items():
             if key in self._row:
                 most = f" of {self._ceilings[key]:g}" if key in self._ceilings else ""
                 found.append((name, f"{self._row[key]:.3f}{most}"))
@@ -113,30 +107,19 @@ class LiveView(TrainerCallback):
             found.append(("tokens", f"{self._row['num_tokens'] / (each * now):.0f} a second"))
         return found
 
-    def _curve(self, key: str) -> str:
-        """The last values as bars from 0 to the largest; nothing where the terminal has no such signs."""
-        values = self._series[key][-_NUM_BARS:]
-        most = max(values)
-        if self._live is None or not self._live.console.encoding.startswith("utf") or most <= 0:
-            return ""
-        return "".join(_BARS[round(max(0.0, value) / most * (len(_BARS) - 1))] for value in values)
-
     def _draw(self, *, is_last: bool = False) -> None:
         now = time.monotonic()
         is_due = is_last or now - self._drawn >= _SECONDS_BETWEEN[self._live is not None]
         if self._console is None or not is_due:
             return
         self._drawn = now
-        try:
-            self._show(self._console)
-        except (OSError, SystemExit):
-            self._console = None  # its reader has gone, which rich takes for the end; the run goes on
-
-    def _show(self, console: Console) -> None:
-        if self._live is None:
-            console.print("train: " + ", ".join(f"{name} {text}" for name, text in self.lines()))
-            return
         table = Table.grid(padding=(0, 2))
         for name, text in self.lines():
             table.add_row(name, text)
-        self._live.update(table, refresh=True)
+        try:
+            if self._live is not None:
+                self._live.update(table, refresh=True)
+            else:
+                self._console.print("train: " + ", ".join(f"{name} {text}" for name, text in self.lines()))
+        except (OSError, SystemExit):
+            self._console = None  # its reader has gone, which rich takes for the end; the run goes on

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from numbers import Real
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from composer_replication.channel_tables import Section
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.collator import refuse_unfit_pairs
@@ -34,13 +32,7 @@ ROW_REWARD = "row_reward"
 
 
 class LossChannels(TrainerCallback):
-    """Both channels as one part of the trainer; one whose weight is 0 is None. At the end of each step the teacher follows.
-
-    Args:
-        trainer: whose channels they are.
-        hints: hint distillation.
-        replay: replayed preferences.
-    """
+    """Both channels as one part of the trainer; one whose weight is 0 is None. At the end of each step the teacher follows."""
 
     def __init__(self, trainer: GRPOTrainer, hints: HintChannel | None, replay: ReplayChannel | None) -> None:
         self._trainer, self.hints, self.replay = trainer, hints, replay
@@ -88,13 +80,7 @@ class LossChannels(TrainerCallback):
     def keep_rewards(
         self, batch: dict[str, Any], rewards_NF: torch.Tensor, reward_weights_F: torch.Tensor
     ) -> None:
-        """Put each row's reward beside TRL's tensors, so that it stays with the row.
-
-        Args:
-            batch: of one process.
-            rewards_NF: of all processes, by reward function.
-            reward_weights_F: TRL's.
-        """
+        """Put each row's reward beside TRL's tensors, so that it stays with the row; ``rewards_NF`` are of all processes."""
         num_rows = batch["prompt_ids"].size(0)
         rewards_NF = rewards_NF.float()
         total_N = (rewards_NF * reward_weights_F.to(rewards_NF)).nansum(dim=1)
@@ -156,11 +142,25 @@ class LossChannels(TrainerCallback):
     def _fingerprint(self) -> str:
         """Of both tables, the records and the seed of their order; weights may change between runs."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
-        if self.hints is not None:
-            digest.update(_as_bytes("hints", self.hints.settings, self.hints.records))
-        if self.replay is not None:
-            digest.update(_as_bytes("replay", self.replay.settings, self.replay.records))
+        channels: dict[str, HintChannel | ReplayChannel | None] = {"hints": self.hints, "replay": self.replay}
+        for name, channel in channels.items():
+            if channel is not None:
+                records = [asdict(record) for record in channel.records]
+                kept = [name, channel.settings.model_dump(), records]
+                digest.update(json.dumps(kept, sort_keys=True).encode())
         return digest.hexdigest()
+
+
+def refuse_bad_weights(**weights: Any) -> None:
+    """A channel's weight is a finite number of at least 0; True would silently be 1."""
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0.0 <= float(weight) < math.inf:
+            raise TrainerSettingError(
+                "CR0722",
+                f"{name} is {weight!r} and must be a finite number of at least 0.",
+                where=f"trainer.{name}",
+                fix=f"set trainer.{name} to 0 or above.",
+            )
 
 
 def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
@@ -173,25 +173,8 @@ def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
         )
 
 
-def refuse_bad_weight(name: str, weight: Any) -> None:
-    """A channel's weight is a number; True would silently be 1."""
-    is_good = type(weight) is not bool and isinstance(weight, Real) and 0.0 <= float(weight) < math.inf
-    if not is_good:
-        raise TrainerSettingError(
-            "CR0722",
-            f"{name} is {weight!r} and must be a finite number of at least 0.",
-            where=f"trainer.{name}",
-            fix=f"set trainer.{name} to 0 or above.",
-        )
-
-
 def _turns_name() -> str:
     return f"hinted_turns_{process_rank()}.pt"
-
-
-def _as_bytes(name: str, settings: Section, records: Sequence[Any]) -> bytes:
-    kept = [asdict(record) for record in records]
-    return json.dumps([name, settings.model_dump(), kept], sort_keys=True).encode()
 
 
 def _other_channels(sentence: str, path: Path) -> InputError:

@@ -44,8 +44,9 @@ class StepWindow:
         means, self._kept = self._kept, {}
         for name, values in metrics.items():
             new = values[self._num_used.get(name, 0) :]
-            if not new and values and not _is_same(values[-1], self._newest[name]):
-                new = values[-1:]  # TRL overwrites its running count of tokens in place
+            # TRL overwrites its running count of tokens in place. By their text NaN is no news after NaN.
+            if not new and values and repr(values[-1]) != repr(self._newest[name]):
+                new = values[-1:]
             if new:
                 self._newest[name] = new[-1]
                 finite = [value for value in new if value is not None and math.isfinite(value)]
@@ -62,74 +63,58 @@ class StepWindow:
         self._num_used = {name: min(num, len(metrics.get(name, ()))) for name, num in self._num_used.items()}
 
 
-def _is_same(value: float | None, other: float | None) -> bool:
-    """Equal, or neither is a number."""
-    return value == other or (
-        value is not None and other is not None and math.isnan(value) and math.isnan(other)
-    )
-
-
 class RunLog:
-    """Writes the lines of one run.
+    """Writes the lines of one run, or none without a folder; ``noted`` are fields for the line of the step under way.
 
     A finished step's line waits until the next step begins (or a checkpoint is saved), because
     TRL's own row and an evaluation of the same step arrive after the step's end.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder | None = None) -> None:
         self.folder = folder
-        self._noted: dict[str, Any] = {}
+        self.noted: dict[str, Any] = {}
         self._finished: dict[str, Any] | None = None
-
-    def cut_back(self, step: int, last_round_idx: int | None) -> None:
-        """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``."""
-        self._noted, self._finished = {}, None
-        if self.folder.metrics.is_file():
-            rows = _up_to(self.folder.metrics, "step", step)
-            if [row["step"] for row in rows] != list(range(1, step + 1)):
-                raise _not_ours(self.folder.metrics, f"its lines are not those of steps 1 to {step}")
-            rewrite_jsonl(self.folder.metrics, rows)
-        if self.folder.verdicts.is_file():
-            last = -1 if last_round_idx is None else last_round_idx
-            rewrite_jsonl(self.folder.verdicts, _up_to(self.folder.verdicts, "round_idx", last))
-        if self.folder.checks.is_file():  # step 0 is before the first step, and begins anew with the run
-            rewrite_jsonl(self.folder.checks, _up_to(self.folder.checks, "step", step or -1))
-        for path in self.folder.rollouts.glob("*.jsonl"):
-            match = _ROLLOUT_FILE.fullmatch(path.name)
-            if match is not None and int(match[1]) > step:
-                path.unlink()
-
-    def note(self, fields: Mapping[str, Any]) -> None:
-        """Fields for the line of the step under way."""
-        self._noted.update(fields)
 
     def finish_step(self, step: int, fields: Mapping[str, Any]) -> None:
         """The step is over: its line is ready but for TRL's row."""
         self.flush()
-        self._finished = {**fields, **self._noted, "step": step}
-        self._noted = {}
+        self._finished = {**fields, **self.noted, "step": step}
+        self.noted = {}
 
     def add_trl_row(self, step: int, logs: Mapping[str, Any]) -> None:
         """Take learning rate, gradient norm and evaluations over; averages over steps are left out."""
-        if self._finished is None or self._finished["step"] != step:
-            return
-        for name, value in logs.items():
-            if name in _FROM_TRL_ROW or name.startswith("eval_"):
-                self._finished.setdefault(name, value)
-
-    @property
-    def has_open_step(self) -> bool:
-        """Something was noted for a step that has not finished."""
-        return bool(self._noted)
+        if self._finished is not None and self._finished["step"] == step:
+            for name, value in logs.items():
+                if name in _FROM_TRL_ROW or name.startswith("eval_"):
+                    self._finished.setdefault(name, value)
 
     def flush(self) -> None:
         """Write the finished step's line."""
-        if self._finished is not None:
-            append_jsonl(self.folder.metrics, json_row(self._finished))
-            self._finished = None
+        finished, self._finished = self._finished, None
+        if finished is not None and self.folder is not None:
+            append_jsonl(self.folder.metrics, json_row(finished))
 
     def verdict(self, row: Mapping[str, Any]) -> None:
-        append_jsonl(self.folder.verdicts, json_row(row))
+        if self.folder is not None:
+            append_jsonl(self.folder.verdicts, json_row(row))
+
+
+def cut_back(folder: RunFolder, step: int, last_round_idx: int | None) -> None:
+    """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``."""
+    if folder.metrics.is_file():
+        rows = _up_to(folder.metrics, "step", step)
+        if [row["step"] for row in rows] != list(range(1, step + 1)):
+            raise _not_ours(folder.metrics, f"its lines are not those of steps 1 to {step}")
+        rewrite_jsonl(folder.metrics, rows)
+    if folder.verdicts.is_file():
+        last = -1 if last_round_idx is None else last_round_idx
+        rewrite_jsonl(folder.verdicts, _up_to(folder.verdicts, "round_idx", last))
+    if folder.checks.is_file():  # step 0 is before the first step, and begins anew with the run
+        rewrite_jsonl(folder.checks, _up_to(folder.checks, "step", step or -1))
+    for path in folder.rollouts.glob("*.jsonl"):
+        match = _ROLLOUT_FILE.fullmatch(path.name)
+        if match is not None and int(match[1]) > step:
+            path.unlink()
 
 
 def _up_to(path: Path, key: str, last: int) -> list[dict[str, Any]]:
@@ -150,30 +135,22 @@ def _not_ours(path: Path, problem: str) -> InputError:
 
 def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with plain JSON scalars: not finite becomes null, arrays of one element a number."""
-    return {name: _json_scalar(value) for name, value in row.items()}
-
-
-def _json_scalar(value: Any) -> Any:
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    found = dict(row)
+    for name, value in row.items():
+        plain = value.item() if hasattr(value, "item") else value
+        if isinstance(plain, float) and not math.isfinite(plain):
+            plain = None
+        found[name] = plain if plain is None or isinstance(plain, bool | int | float | str) else str(plain)
+    return found
 
 
 @dataclass(slots=True)
 class InLoopSignals:
     """What training measured last.
 
-    TRL collects ``reward`` (one value a generation) and ``kl`` (one a micro-step) in
-    lists that ``log()`` empties. ``read`` is called before each emptying and at each
-    fold; a value that is not a finite number counts as none.
-
-    Attributes:
-        reward: newest finite reward, None before the first.
-        kl: newest finite KL that TRL logged, nats; None before the first.
-        is_reward_new: a reward arrived since the last fold.
-        num_rewards_read: entries of the present list that were read already.
+    TRL collects ``reward`` (one value a generation) and ``kl`` (one a micro-step, nats) in lists that ``log()`` empties.
+    ``read`` is called before each emptying and at each fold, and keeps the newest finite ones. ``is_reward_new``: one arrived
+    since the last fold; ``num_rewards_read`` entries of the present list were read already.
     """
 
     reward: float | None = None
@@ -228,17 +205,12 @@ def finite(value: Any) -> float | None:
 class StepLines(TrainerCallback):
     """Collects what TRL measures in a step, hands it to the run's log, and ends the run where that was asked for.
 
-    Args:
-        trainer: the ``ComposerReplicationTrainer`` it belongs to.
-
-    Attributes:
-        log: the run's log, in the process that writes one.
-        signals: what training measured last.
+    ``signals`` are what training measured last.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.log: RunLog | None = None
+        self.log = RunLog()
         self.signals = InLoopSignals()
         self.begin()
 
@@ -280,12 +252,11 @@ class StepLines(TrainerCallback):
     def flush(self) -> None:
         """Write the finished step's line."""
         self._flushed = time.monotonic()
-        if self.log is not None:
-            self.log.flush()
+        self.log.flush()
 
     def finish_broken(self) -> None:
         """Write the line of a step that ended before its optimizer step."""
-        if self.log is not None and self.log.has_open_step:
+        if self.log.noted:
             self.log.finish_step(self._trainer.state.global_step + 1, self._window.take(self._metrics))
             self.log.flush()
 
@@ -297,17 +268,16 @@ class StepLines(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the step's line; stop where the guard or a person asked for it. The loss is the mean over the processes."""
         totals = gathered(float(self._trainer._tr_loss))  # noqa: SLF001 - transformers' only name
-        if self.log is not None:
-            fields: dict[str, Any] = dict(self._window.take(self._metrics))
-            self.signals.read(self._metrics)
-            fields["reward_is_new"] = "reward" in fields
-            fields.setdefault("reward", self.signals.reward)  # trained on, but sampled in an earlier step
-            total = sum(totals) / len(totals)
-            fields["loss"], self._loss_seen = total - self._loss_seen, total
-            fields |= {**self._seconds, "step_seconds": time.monotonic() - self._step_began}
-            self.log.finish_step(state.global_step, fields)
+        fields: dict[str, Any] = dict(self._window.take(self._metrics))
+        self.signals.read(self._metrics)
+        fields["reward_is_new"] = "reward" in fields
+        fields.setdefault("reward", self.signals.reward)  # trained on, but sampled in an earlier step
+        total = sum(totals) / len(totals)
+        fields["loss"], self._loss_seen = total - self._loss_seen, total
+        fields |= {**self._seconds, "step_seconds": time.monotonic() - self._step_began}
+        self.log.finish_step(state.global_step, fields)
         self._seconds.clear()
-        if self._trainer.is_asked_to_end() or self._trainer.halted_at is not None:
+        if self._trainer.interrupt.is_agreed() or self._trainer.halted_at is not None:
             control.should_save = True
             control.should_training_stop = True
 
@@ -316,8 +286,7 @@ class StepLines(TrainerCallback):
         self._seconds["checkpoint_seconds"] += time.monotonic() - self._flushed
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.log is not None:
-            self.log.add_trl_row(state.global_step, logs or {})
+        self.log.add_trl_row(state.global_step, logs or {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.flush()

@@ -27,7 +27,7 @@ from composer_replication.losses.policy_terms import (
     truncated_importance_weights,
 )
 from composer_replication.trainer.channel_step import RecordDraws
-from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation
+from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 from composer_replication.trainer.router_replay import UNKNOWN
@@ -36,12 +36,6 @@ from composer_replication.trainer.setting_errors import TrainerSettingError, ref
 Batch = dict[str, Any]
 Generate = Callable[[Any], tuple[Batch, Generation]]
 NOT_BY_ROW = "num_items_in_batch"
-
-
-def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
-    """The tokens (B, T) that carry loss: the policy's own, not those of tools."""
-    mask: torch.Tensor = batch["completion_mask"]
-    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 PUNISHMENT = "soft_overlong_punishment_reward"
@@ -58,14 +52,9 @@ def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> 
 
 
 class PolicyTerms:
-    """What happens to one generation before the loss sees it.
+    """What happens to one generation before the loss sees it, by the trainer's ``policy_options`` and ``prompt_source``.
 
-    Args:
-        trainer: the ``ComposerReplicationTrainer`` whose ``policy_options`` and ``prompt_source`` it follows.
-
-    Attributes:
-        kl_beta: the weight of the KL in the reward.
-        num_groups_replaced: groups that were replaced, this run long.
+    ``kl_beta`` is the weight of the KL in the reward, ``num_groups_replaced`` counts this run long.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -116,40 +105,25 @@ class PolicyTerms:
 
     def _with_terms(self, generate: Generate, inputs: Any) -> tuple[Batch, Generation]:
         trainer = self._trainer
-        kept_beta, trainer.beta = (
-            trainer.beta,
-            trainer.beta or self.kl_beta,
-        )  # TRL then computes the reference's part
-        try:
+        # With a beta TRL computes the reference's part.
+        with temporarily(trainer, beta=trainer.beta or self.kl_beta):
             batch, generation = generate(inputs)
-        finally:
-            trainer.beta = kept_beta
         options = trainer.policy_options
         sampled_BT = batch.get("sampling_per_token_logps")
         corrects = options.importance_clip > 0 and trainer.rollout_func is not None and not trainer.use_vllm
         needs_logps = (options.kl_in_reward and self.kl_beta != 0.0) or (corrects and sampled_BT is not None)
         old_BT = batch.get("old_per_token_logps")
         if needs_logps and old_BT is None:
-            old_BT = self._policy_logps(batch)
+            taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001 - images are among them
+            images = {name: batch[name] for name in taken if name in batch}
+            with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
+                num_at_once = trainer.args.per_device_train_batch_size
+                old_BT = trainer.logps_of(batch, Generation.of_batch(batch), batch_size=num_at_once, **images)
         if options.has_reward_terms:
             self._fold_reward_terms(batch, generation, old_BT)
         if sampled_BT is not None and old_BT is not None:
             self._weigh_by_importance(batch, old_BT, sampled_BT, corrects=corrects)
         return batch, generation
-
-    def _policy_logps(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Log-probabilities (B, T) of the rollouts under the weights at hand, without gradient."""
-        trainer = self._trainer
-        taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001 - images are among them
-        images = {name: batch[name] for name in taken if name in batch}
-        with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
-            logps: torch.Tensor = trainer.logps_of(
-                batch,
-                Generation.of_batch(batch),
-                batch_size=trainer.args.per_device_train_batch_size,
-                **images,
-            )
-        return logps
 
     # ---- groups without signal --------------------------------------------------------------------------
 
@@ -199,9 +173,13 @@ class PolicyTerms:
                 num_replaced += 1
         batch["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(batch).sum()).sum()
         self.num_groups_replaced += num_replaced
-        self._metrics["dynamic_sampling/replaced_groups"].append(float(num_replaced))
-        self._metrics["dynamic_sampling/rounds"].append(float(num_rounds))
-        self._metrics["dynamic_sampling/groups_without_signal"].append(float(sum(is_dull_K)))
+        counts = {
+            "replaced_groups": num_replaced,
+            "rounds": num_rounds,
+            "groups_without_signal": sum(is_dull_K),
+        }
+        for name, count in counts.items():
+            self._metrics[f"dynamic_sampling/{name}"].append(float(count))
         return batch, is_dull_K
 
     def _fresh_rows(self, dull_by_process: list[list[dict[str, Any]]]) -> list[list[Mapping[str, Any]]]:
@@ -238,15 +216,13 @@ class PolicyTerms:
         if trainer.policy_options.kl_in_reward and self.kl_beta != 0.0 and old_BT is not None:
             kl_B = k1_per_rollout(old_BT, batch.pop("ref_per_token_logps"), mask_BT)
             penalty_B += self.kl_beta * kl_B
-            total, count = self._summed(kl_B.sum(), mask_BT.sum())
-            self._metrics["kl"].append(total / max(count, 1.0))
+            self._log_mean("kl", kl_B.sum(), mask_BT.sum())
         effort = trainer.policy_options.effort
         if effort is not None and effort.weight != 0.0:
             cost_B = effort.weight * _effort_costs(effort, generation, penalty_B)
             penalty_B += cost_B
             generation.efforts_N = gather(cost_B)
-            total, count = self._summed(cost_B.sum(), torch.ones_like(cost_B).sum())
-            self._metrics["effort/cost"].append(total / max(count, 1.0))
+            self._log_mean("effort/cost", cost_B.sum(), torch.ones_like(cost_B).sum())
         penalty_N = gather(penalty_B)
         is_scored_N = torch.ones_like(penalty_N).bool()
         if generation.rewards_NF is not None:
@@ -269,16 +245,11 @@ class PolicyTerms:
         The weight is not negative, so that times the advantage it is what it is times the token's loss.
         """
         trainer = self._trainer
-        of_vllm = trainer.args.vllm_importance_sampling_clip_max
-        clip = (
-            trainer.policy_options.importance_clip
-            if corrects
-            else float("inf")
-            if of_vllm is None
-            else of_vllm
-        )
+        clip = trainer.args.vllm_importance_sampling_clip_max  # None cuts nothing
+        if corrects:
+            clip = trainer.policy_options.importance_clip
         ratio_BT, figures = truncated_importance_weights(
-            old_BT, sampled_BT, loss_mask(batch), clip=float(clip)
+            old_BT, sampled_BT, loss_mask(batch), clip=float("inf" if clip is None else clip)
         )
         truncated, effective = float(figures.masked_share), float(figures.effective_sample_share)
         self._metrics["sampling/truncated_share"].append(truncated)
@@ -292,10 +263,11 @@ class PolicyTerms:
         else:
             batch["advantages"] = batch["advantages"].reshape(ratio_BT.size(0), -1) * ratio_BT
 
-    def _summed(self, *scalars: torch.Tensor) -> list[float]:
-        stacked = torch.stack([scalar.float() for scalar in scalars])
-        total: list[float] = self._trainer.accelerator.reduce(stacked, reduction="sum").tolist()
-        return total
+    def _log_mean(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
+        """Over all processes."""
+        both = torch.stack([total.float(), count.float()])
+        sum_of_all, num_of_all = self._trainer.accelerator.reduce(both, reduction="sum").tolist()
+        self._metrics[name].append(sum_of_all / max(num_of_all, 1.0))
 
 
 def _effort_costs(effort: EffortSection, generation: Generation, like_B: torch.Tensor) -> torch.Tensor:
@@ -325,12 +297,7 @@ def merge_rows(
 
     Prompts are padded on the left and everything else on the right: ids with ``pad_token_id``, routed experts with -1,
     masks and numbers with 0. ``num_items_in_batch`` stays as it was and is for the caller to count again.
-
-    Args:
-        old: tensors with one row a rollout, as TRL's ``_generate_and_score_completions`` gives them.
-        new: the same names; other widths are fine.
-        places: pairs of row numbers; row numbers of ``old`` must differ.
-        pad_token_id: of the tokenizer.
+    Both are as TRL's ``_generate_and_score_completions`` gives them; row numbers of ``old`` must differ.
     """
     merged = dict(old)
     for name in (old.keys() | new.keys()) - {NOT_BY_ROW}:
@@ -378,7 +345,14 @@ def chosen_inputs(
     if not isinstance(chooser, PromptChooser):
         return inputs
     rows = chooser.chosen_rows(len(inputs) * num_processes() // group_size)
-    _refuse_different(rows)
+    chosen = gathered([str(row.get("task_id", row.get("prompt"))) for row in rows])
+    if any(other != chosen[0] for other in chosen):
+        raise TrainerSettingError(
+            "CR0849",
+            "the trainer processes chose different tasks for the same generation.",
+            where="ComposerReplicationTrainer(prompt_source=)",
+            fix="construct it alike on every process, over the same task store with the same recorded pass rates.",
+        )
     for name, value in chooser.figures().items():
         metrics[name].append(value)
     first = process_rank() * len(inputs)
@@ -393,25 +367,10 @@ def learn_outcomes(chooser: PromptSource | None, *, is_training: bool) -> None:
             chooser.learn([outcome for part in gathered(outcomes) for outcome in part])
 
 
-def _refuse_different(rows: Sequence[Mapping[str, Any]]) -> None:
-    chosen = gathered([str(row.get("task_id", row.get("prompt"))) for row in rows])
-    if any(other != chosen[0] for other in chosen):
-        raise TrainerSettingError(
-            "CR0849",
-            "the trainer processes chose different tasks for the same generation.",
-            where="ComposerReplicationTrainer(prompt_source=)",
-            fix="construct it alike on every process, over the same task store with the same recorded pass rates.",
-        )
-
-
 class ShuffledPrompts:
     """Rows of a data set in shuffled order, epoch after epoch: the default ``PromptSource``.
 
-    A row whose prompt has just given no signal is passed over, as long as there are others.
-
-    Args:
-        rows: the training data; anything with a length and rows by number.
-        seed: of the order, which is the same on any machine.
+    A row whose prompt has just given no signal is passed over, as long as there are others. The order depends on the seed alone.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], seed: int) -> None:

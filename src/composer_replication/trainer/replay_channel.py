@@ -15,10 +15,10 @@ import torch
 
 from composer_replication.channel_tables import ReplaySection
 from composer_replication.losses.chunked_head import sampled_logp
-from composer_replication.losses.preferences import PreferenceMetrics, preference_loss, sequence_logp
+from composer_replication.losses.preferences import preference_loss, sequence_logp
 from composer_replication.records import PreferencePair
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.channel_step import LossChannel, Scope
+from composer_replication.trainer.channel_step import LossChannel, Scope, weighted_means
 from composer_replication.trainer.collator import PairRows, check_pairs, collate_pairs
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
@@ -37,11 +37,10 @@ def pair_logps(model: Any, rows: PairRows, *, length_normalised: bool) -> tuple[
 
     Sums over the ids that carry loss, or means over them.
     """
-    stacked = rows.stacked()
     head = head_of(model)
-    states_MH = completion_states(model, stacked)
-    logp_M = sampled_logp(states_MH, head.weight_VH, scored_ids(stacked), **head.arguments())
-    mask = stacked.loss_mask_NT.bool()
+    states_MH = completion_states(model, rows.answers)
+    logp_M = sampled_logp(states_MH, head.weight_VH, scored_ids(rows.answers), **head.arguments())
+    mask = rows.answers.loss_mask_NT.bool()
     logp_NT = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
     logp_N = sequence_logp(logp_NT, mask, length_normalised=length_normalised)
     return logp_N[: len(rows)], logp_N[len(rows) :]
@@ -69,23 +68,8 @@ _BETAS = {
 }
 
 
-def nothing_to_replay() -> TrainerSettingError:
-    """The error for replay without any pair that weighs something."""
-    return TrainerSettingError(
-        "CR0755",
-        "beta_replay is not 0, but there is no preference pair to learn from.",
-        where="ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs",
-        fix="pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0.",
-    )
-
-
 class ReplayChannel(LossChannel):
     """Draws pairs, compares the policy with the reference, and keeps what the reference said.
-
-    Args:
-        trainer: whose channel it is.
-        settings: the ``[replay]`` table.
-        pairs: recorded ones.
 
     Attributes:
         reference_P2: log-probabilities of the pairs under the weights of the run's start; None where nothing needs them. From a
@@ -94,15 +78,28 @@ class ReplayChannel(LossChannel):
     """
 
     def __init__(
-        self, trainer: GRPOTrainer, settings: ReplaySection, pairs: Sequence[PreferencePair] | None
+        self,
+        trainer: GRPOTrainer,
+        settings: ReplaySection,
+        pairs: Sequence[PreferencePair] | None,
     ) -> None:
         super().__init__(trainer, pairs, settings.pairs_per_step)
         if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
-            raise nothing_to_replay()
+            raise self.nothing_to_learn()
         check_pairs(pairs or ())
         self.settings = settings
         self.reference_P2: torch.Tensor | None = None
         self.first_weights: WeightCopy | None = None
+
+    @staticmethod
+    def nothing_to_learn() -> TrainerSettingError:
+        """The error for replay without any pair that weighs something."""
+        return TrainerSettingError(
+            "CR0755",
+            "beta_replay is not 0, but there is no preference pair to learn from.",
+            where="ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs",
+            fix="pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0.",
+        )
 
     @property
     def keeps_first_weights(self) -> bool:
@@ -145,43 +142,37 @@ class ReplayChannel(LossChannel):
             known_P2 = self.reference_P2
             return rows.weight_P.new_zeros(len(rows), 2) if known_P2 is None or not drawn else known_P2[drawn]
 
-        total, counted = self._no_loss(), []
+        pad_id = self._pad_id
+        stand_in = PreferencePair((pad_id,), (pad_id,), (pad_id, pad_id))
+        total, counted = torch.zeros((), device=self._device), []
         recorded = self._collated([self.records[idx] for idx in drawn]) if drawn else None
         for own, reference in ((recorded, kept), (sibling_rows_in(inputs), self._sibling_reference)):
-            rows = self._rows_to_forward(own, self._pair_for_nothing)
-            if rows is None:
+            if (rows := self._rows_to_forward(own, lambda: self._collated([stand_in]))) is None:
                 continue
-            needed_P2 = None if settings.kind == "simpo" else reference(rows)
-            loss, metrics = self._preference(model, rows, needed_P2)
+            reference_2P: Sequence[torch.Tensor | None] = (None, None)
+            if settings.kind != "simpo":
+                reference_2P = reference(rows).unbind(dim=1)
+            with self._trainer.accelerator.autocast():
+                policy_2P = pair_logps(model, rows, length_normalised=settings.length_normalised)
+            loss, metrics = preference_loss(
+                *policy_2P,
+                *reference_2P,
+                kind=settings.kind,
+                beta=settings.beta or _BETAS[settings.kind, settings.length_normalised],
+                margin=settings.margin,
+                weight_P=rows.weight_P,
+            )
             total = total + loss * (metrics.total_weight if own is not None else 0.0)
             counted += [metrics] if own is not None else []
-        self._note("replay", **(_figures(counted) if counted else {"pairs": 0.0}))
+        figures = {"pairs": float(sum(int(part.num_pairs) for part in counted))}
+        if counted:
+            names = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward")
+            figures |= weighted_means(counted, *names, weight="total_weight")
+        self._note("replay", **figures)
         return total * (num_processes() / total_weight) if total_weight else total
 
     def _collated(self, pairs: Sequence[PreferencePair]) -> PairRows:
         return collate_pairs(pairs, pad_id=self._pad_id).to(self._device)
-
-    def _pair_for_nothing(self) -> PairRows:
-        pad_id = self._pad_id
-        return self._collated([PreferencePair((pad_id,), (pad_id,), (pad_id, pad_id))])
-
-    def _preference(
-        self, model: Any, rows: PairRows, reference_P2: torch.Tensor | None
-    ) -> tuple[torch.Tensor, PreferenceMetrics]:
-        settings = self.settings
-        with self._trainer.accelerator.autocast():
-            chosen_P, rejected_P = pair_logps(model, rows, length_normalised=settings.length_normalised)
-        beta = settings.beta or _BETAS[settings.kind, settings.length_normalised]
-        return preference_loss(
-            chosen_P,
-            rejected_P,
-            None if reference_P2 is None else reference_P2[:, 0],
-            None if reference_P2 is None else reference_P2[:, 1],
-            kind=settings.kind,
-            beta=beta,
-            margin=settings.margin,
-            weight_P=rows.weight_P,
-        )
 
     def _sibling_reference(self, rows: PairRows) -> torch.Tensor:
         """Fresh pairs have no kept reference: the weights of the run's start score them."""
@@ -189,13 +180,3 @@ class ReplayChannel(LossChannel):
         scope: Any = nullcontext() if self.first_weights is None else self.first_weights.in_place_of(model)
         with scope, evaluation_mode(model), torch.no_grad(), self._trainer.accelerator.autocast():
             return torch.stack(pair_logps(model, rows, length_normalised=is_mean), dim=1)
-
-
-def _figures(parts: Sequence[PreferenceMetrics]) -> dict[str, float]:
-    total = sum(float(part.total_weight) for part in parts)
-    names = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward")
-    figures = {
-        name: sum(float(getattr(part, name)) * float(part.total_weight) for part in parts) / total
-        for name in names
-    }
-    return {"pairs": float(sum(int(part.num_pairs) for part in parts)), **figures}

@@ -35,7 +35,7 @@ class InterruptOnce:
         self._taken: list[signal.Signals] = []
 
     def __enter__(self) -> InterruptOnce:
-        self.is_requested = False
+        self.is_requested, self._taken = False, []
         if threading.current_thread() is not threading.main_thread():
             return self
         heard = [signal.SIGTERM] if num_processes() > 1 else [signal.SIGINT, signal.SIGTERM]
@@ -63,47 +63,42 @@ class InterruptOnce:
 
 
 class ReplicaCallback(TrainerCallback):
-    """Calls the loop, and turns what it says into a stop of the trainer.
+    """Calls the loop of this replica, and turns what it says into a stop of the trainer.
 
-    Args:
-        trainer: the ``ComposerReplicationTrainer`` it belongs to.
-        loop: of this replica.
-        identity: what every replica of the run must share, by name.
+    ``identity`` is what every replica of the run must share, by name.
     """
 
     def __init__(self, trainer: Any, loop: ReplicaLoop, identity: Mapping[str, str]) -> None:
         self._trainer, self._loop, self._identity = trainer, loop, identity
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._follow(
-            self._loop.begin(
-                self._identity,
-                max_steps=state.max_steps,
-                step=state.global_step,
-                tokens=int(state.num_input_tokens_seen),
-            ),
-            control,
+        tokens = int(state.num_input_tokens_seen)
+        end = self._loop.begin(
+            self._identity, max_steps=state.max_steps, step=state.global_step, tokens=tokens
         )
+        self._follow(end, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follow(self._loop.after_step(state.global_step, int(state.num_input_tokens_seen)), control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A halt of this replica is told to all; a finished run takes its last merges."""
-        if self._trainer.is_interrupted:
+        if self._trainer.interrupt.is_requested:
             self._loop.close()
         elif self._trainer.halted_at is None:
             self._follow(self._loop.finish(), control)
         else:
-            reason = str((self._trainer.last_verdict or {}).get("reason", ""))
-            self._follow(self._loop.halt(reason), control)
+            self._follow(self._loop.halt(self._own_reason), control)
+
+    @property
+    def _own_reason(self) -> str:
+        """What the newest verdict of this replica says."""
+        return str((self._trainer.guard_hook.last_verdict or {}).get("reason", ""))
 
     def _follow(self, end: RunEnd | None, control: Any) -> None:
         if end is None:
             return
         control.should_training_stop = True
-        said = (
-            (self._trainer.last_verdict or {}).get("reason") if self._trainer.halted_at is not None else None
-        )
-        if end.kind == "halted" and end.reason != said:
+        is_own = self._trainer.halted_at is not None and end.reason == self._own_reason
+        if end.kind == "halted" and not is_own:
             self._trainer.guard_hook.halt_for(end.reason, end.replica)

@@ -25,9 +25,9 @@ from callback_worker import halting_and_failing
 from tiny_trainer import build_trainer, tiny_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.checks.speaking import NonFiniteRunError
 from composer_replication.trainer.model_modes import parameter_sha256
 
 SIZES = {
@@ -77,14 +77,14 @@ def broken_steps(folder: Path) -> dict[str, Any]:
     outcome = "finished"
     try:
         trainer.train()
-    except NonFiniteRunError as error:
+    except InputError as error:
         outcome = error.code
     return {
         "outcome": outcome,
         "step": trainer.state.global_step,
         "hashes": hashes.hashes,
         "rates": [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row],
-        "said": [(finding.step, finding.name) for finding in trainer.findings],
+        "said": [(finding.step, finding.name) for finding in trainer.checks.findings],
     }
 
 
@@ -144,7 +144,7 @@ def half_precision(folder: Path) -> dict[str, Any]:
     return {
         "dtypes": sorted({str(weight.dtype) for weight in whole.values()}),
         "is_finite": all(bool(weight.isfinite().all()) for weight in whole.values()),
-        "off": trainer.prefix_sharing_off_reasons,
+        "off": trainer.shared_prompts.off_reasons,
         "sha256": parameter_sha256(trainer.model),
     }
 

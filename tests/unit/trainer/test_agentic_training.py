@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts, model_loading
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.generation import Generation
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -450,8 +452,9 @@ def test_spread_weights_are_refused_before_anything_is_loaded(
 
 
 def test_rows_without_a_task_are_refused() -> None:
+    trainer: Any = SimpleNamespace(generation=Generation([{"prompt": "x"}]))
     with pytest.raises(UsageError, match=r"CR0412.*names a task"):
-        episode_rollouts._task_ids([{"prompt": "x"}], 1)
+        episode_rollouts.EpisodeRollouts(None)(["x"], trainer)  # type: ignore[arg-type]
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import Rollout
 from composer_replication.trainer.batch_records import rollouts_of, sibling_tensors
 from composer_replication.trainer.chained_rows import CheckedRollouts, one_conversation_rows, starts_tensor
-from composer_replication.trainer.generation import SEGMENT_STARTS, Generation
+from composer_replication.trainer.generation import SEGMENT_STARTS, Generation, temporarily
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion
 PAD = 0
@@ -127,13 +127,13 @@ def test_values_and_gradients_are_those_of_the_conversations_alone(
             expected = expected + (logps * weights[row, column : column + len(answer)]).sum()
             column += len(answer)
     expected.backward()
-    with trainer._scoring(Generation.of_batch(batch)):
+    with temporarily(trainer, generation=Generation.of_batch(batch)):
         logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, mask, num_columns, batch_size=3, compute_entropy=True
         )
     loss = (logps * weights).sum()
     loss.backward()
-    assert not trainer.prefix_sharing_off_reasons
+    assert not trainer.shared_prompts.off_reasons
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     for mine, theirs in zip(trainer.model.parameters(), oracle.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
@@ -153,7 +153,7 @@ def test_without_chains_nothing_is_done(tmp_path: Path) -> None:
     batch = batch_of([[([5, 6], [7, 8])], [([5, 6], [9])]])
     ids, mask, num_columns = whole_rows(batch)
     plain = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
-    with trainer._scoring(Generation.of_batch(batch)):
+    with temporarily(trainer, generation=Generation.of_batch(batch)):
         same = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
     assert torch.equal(plain, same)
 

@@ -13,11 +13,11 @@ import torch
 from tiny_trainer import tiny_model
 from transformers import TrainerCallback
 
+from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.checks.judgement import CheckThresholds
-from composer_replication.trainer.checks.speaking import NonFiniteRunError
+from composer_replication.trainer.checks import CheckThresholds
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.prefix_generation import NonFiniteSamplingError
 from composer_replication.trainer.preset_settings import PolicyOptions
@@ -36,8 +36,8 @@ def uneven(completions: list[str], **kwargs: Any) -> list[float]:
 def spoken(trainer: Any) -> list[str]:
     """What was said, and that the run folder says the same."""
     stored = read_jsonl(trainer.run_folder.checks)
-    assert [row["code"] for row in stored] == [finding.code for finding in trainer.findings]
-    return [finding.name for finding in trainer.findings]
+    assert [row["code"] for row in stored] == [finding.code for finding in trainer.checks.findings]
+    return [finding.name for finding in trainer.checks.findings]
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_token_drift_names_the_token(make: MakeTrainer) -> None:
     trainer = make(max_steps=2, rollout_func=shifted_rollouts(0.3, 2))
     trainer.train()
     assert spoken(trainer) == ["token_drift"]
-    (finding,) = trainer.findings
+    (finding,) = trainer.checks.findings
     assert finding.figures["mean"] == pytest.approx(0.15, abs=1e-3)
     assert "they part first at token 2 of row" in finding.sentence
     assert any(f"id {90 + n} " in finding.sentence for n in range(4))
@@ -114,7 +114,7 @@ def test_weights_that_are_cut_everywhere(make: MakeTrainer) -> None:
     )
     trainer.train()
     assert spoken(trainer) == ["token_drift", "effective_sample_size"]
-    assert trainer.findings[1].figures == {"share": 1.0, "cut": 1.0}
+    assert trainer.checks.findings[1].figures == {"share": 1.0, "cut": 1.0}
 
 
 class Silent:
@@ -137,7 +137,7 @@ def test_a_weighted_channel_that_gets_nothing(make: MakeTrainer) -> None:
     )
     trainer.train()
     assert spoken(trainer) == ["zero_channel"]
-    assert trainer.findings[0].sentence == "the channel sdpo was exactly 0 in the last 3 steps."
+    assert trainer.checks.findings[0].sentence == "the channel sdpo was exactly 0 in the last 3 steps."
 
 
 def test_answers_that_never_end(make: MakeTrainer) -> None:
@@ -146,7 +146,7 @@ def test_answers_that_never_end(make: MakeTrainer) -> None:
     trainer.eos_token_ids = [300]  # a token that the model does not have
     trainer.train()
     assert spoken(trainer) == ["truncated_groups"]
-    assert trainer.findings[0].step == 3
+    assert trainer.checks.findings[0].step == 3
 
 
 def rollouts_of(answer: list[int], env_mask: list[int] | None = None) -> Callable[..., dict[str, Any]]:
@@ -174,7 +174,7 @@ def test_rollouts_whose_masks_are_wrong(
     trainer = make(max_steps=1, rollout_func=rollouts_of(answer, env_mask))
     trainer.train()
     assert spoken(trainer) == ["reward_and_mask"]
-    assert words in trainer.findings[0].sentence
+    assert words in trainer.checks.findings[0].sentence
 
 
 def test_rollouts_whose_masks_are_right(make: MakeTrainer) -> None:
@@ -229,7 +229,7 @@ def test_a_step_that_is_not_finite_is_saved_and_skipped(make: MakeTrainer) -> No
     assert hashes.counts == [1, 1, 2, 2, 3]
     assert all(math.isfinite(float(weight.detach().sum())) for weight in trainer.model.parameters())
     assert [name for name in spoken(trainer) if name == "non_finite"] == ["non_finite"] * 2
-    bad = [finding for finding in trainer.findings if finding.name == "non_finite"]
+    bad = [finding for finding in trainer.checks.findings if finding.name == "non_finite"]
     assert [finding.step for finding in bad] == [2, 4]
     assert [finding.level for finding in bad] == ["error", "error"]
     folder = trainer.run_folder.bad_batches
@@ -246,7 +246,7 @@ def test_three_in_a_row_stop_the_run(make: MakeTrainer) -> None:
     trainer = make(
         max_steps=9, reward=overflowing({1, 3, 4, 5, 6}), loss_type="dr_grpo", scale_rewards="none"
     )
-    with pytest.raises(NonFiniteRunError) as caught:
+    with pytest.raises(InputError) as caught:
         trainer.train()
     assert caught.value.code == "CR0771"
     assert "bad_batches" in caught.value.where
@@ -263,7 +263,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(make: MakeTrainer) -> None
     trainer.train()
     assert hashes.hashes[1] == hashes.hashes[0] != hashes.hashes[2]
     assert spoken(trainer) == ["non_finite"]
-    assert "the gradient is not finite" in trainer.findings[0].sentence
+    assert "the gradient is not finite" in trainer.checks.findings[0].sentence
     assert (trainer.run_folder.bad_batches / "step-000002-process-0.pt").is_file()
 
 
@@ -301,7 +301,7 @@ def test_a_scaler_that_has_not_looked_yet_keeps_the_gradients(
 def test_checks_can_be_off(make: MakeTrainer) -> None:
     trainer = make(max_steps=2, checks=False, rollout_func=shifted_rollouts(0.5, 0))
     trainer.train()
-    assert trainer.findings == ()
+    assert trainer.checks is None
     assert not trainer.run_folder.checks.exists()
     assert not any(name.startswith("checks/") for name in read_jsonl(trainer.run_folder.metrics)[0])
 
@@ -330,7 +330,7 @@ def test_the_report_reads_and_shows_findings(make: MakeTrainer) -> None:
     trainer = make(max_steps=1, rollout_func=shifted_rollouts(0.3, 0))
     trainer.train()
     (row,) = read_run(trainer.run_folder.root).findings
-    assert dict(row) == asdict(trainer.findings[0])
+    assert dict(row) == asdict(trainer.checks.findings[0])
     assert row["code"] == "CR0765"
 
 
@@ -339,7 +339,7 @@ def test_a_model_that_is_not_finite_from_the_start_stops_soon(make: MakeTrainer)
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[0, 0] = math.nan
     trainer = make(max_steps=5, model=model, rollout_func=rollouts_of([70, 80, 90]))
-    with pytest.raises(NonFiniteRunError):
+    with pytest.raises(InputError, match="3 steps in a row"):
         trainer.train()
     assert trainer.state.global_step == 3
 

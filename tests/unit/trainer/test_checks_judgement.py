@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.cli.explain_verb import load_explanations
-from composer_replication.trainer.checks.judgement import CATALOGUE, CheckThresholds, Judgement
-from composer_replication.trainer.checks.speaking import micro_step_figures
+from composer_replication.trainer.checks import CATALOGUE, CheckThresholds, Judgement, micro_step_figures
 
 RECORDED = Path(__file__).parents[2] / "golden" / "recorded_runs"
 PAD = 0

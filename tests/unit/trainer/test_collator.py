@@ -42,14 +42,11 @@ def test_padding_by_hand() -> None:
     rows = collate_pairs(
         [PreferencePair((1, 2, 3), (4,), (5, 6)), PreferencePair((7,), (8, 9), (8,))], pad_id=PAD
     )
-    assert rows.chosen.prompt_ids_NP.tolist() == [[1, 2, 3], [0, 0, 7]]
-    assert rows.chosen.prompt_mask_NP.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert rows.chosen.completion_ids_NT.tolist() == [[4, 0], [8, 9]]
-    assert rows.chosen.loss_mask_NT.tolist() == [[1, 0], [1, 1]]
-    assert rows.rejected.completion_ids_NT.tolist() == [[5, 6], [8, 0]]
-    stacked = rows.stacked()
-    assert stacked.completion_ids_NT.tolist() == [[4, 0], [8, 9], [5, 6], [8, 0]]
-    assert stacked.prompt_ids_NP.tolist() == [[1, 2, 3], [0, 0, 7]] * 2
+    assert len(rows) == 2
+    assert rows.answers.prompt_ids_NP.tolist() == [[1, 2, 3], [0, 0, 7]] * 2
+    assert rows.answers.prompt_mask_NP.tolist() == [[1, 1, 1], [0, 0, 1]] * 2
+    assert rows.answers.completion_ids_NT.tolist() == [[4, 0], [8, 9], [5, 6], [8, 0]]
+    assert rows.answers.loss_mask_NT.tolist() == [[1, 0], [1, 1], [1, 1], [1, 0]]
 
 
 @given(HINTED)
@@ -116,7 +113,7 @@ def test_turns_that_cannot_be_scored_are_refused(hinted: HintedTurn, code: str) 
 
 
 def test_the_oracle_of_these_tests_sees_a_wrong_mask() -> None:
-    rows = collate_pairs([GOOD_PAIR], pad_id=PAD).chosen
+    rows = collate_pairs([GOOD_PAIR], pad_id=PAD).answers
     shifted = TokenRows(
         rows.prompt_ids_NP,
         rows.prompt_mask_NP,

@@ -79,7 +79,7 @@ def test_evidence_halts_the_run_and_the_error_carries_the_combined_status() -> N
         fold(trainer)
     assert caught.value.status is trainer.heldout_guard.last_status
     assert trainer.rows[-1]["killswitch/fire"] == 1.0
-    assert trainer.last_verdict["reason"].startswith("visible scores exceed")
+    assert trainer.guard_hook.last_verdict["reason"].startswith("visible scores exceed")
     assert trainer.halted_at == 0
 
 

@@ -164,7 +164,7 @@ def test_a_reading_gives_its_score() -> None:
     trainer = bare_trainer(heldout_eval_fn=lambda: reading("split-a"), split_fingerprint="split-a")
     trainer._maybe_update_killswitch()
     assert trainer.rows[0]["killswitch/heldout_ema"] == 0.75
-    assert trainer.last_verdict["split_fingerprint"] == "split-a"
+    assert trainer.guard_hook.last_verdict["split_fingerprint"] == "split-a"
 
 
 def test_a_reading_of_another_split_is_refused_with_both_fingerprints() -> None:
@@ -218,17 +218,17 @@ def test_an_evaluation_that_fails_leaves_the_guard_unchanged() -> None:
 def test_a_cadence_hit_without_a_new_reward_is_counted_and_named(caplog: pytest.LogCaptureFixture) -> None:
     trainer = bare_trainer()
     trainer._maybe_update_killswitch()
-    assert trainer.num_cadence_hits_without_new_reward == 0
+    assert trainer.guard_hook.num_cadence_hits_without_new_reward == 0
     trainer.state.global_step = 10
     with caplog.at_level(logging.WARNING):
         trainer._maybe_update_killswitch()
-    assert trainer.num_cadence_hits_without_new_reward == 1
+    assert trainer.guard_hook.num_cadence_hits_without_new_reward == 1
     assert "in-loop reward" in caplog.text
     assert trainer.rows[-1]["killswitch/in_loop_ema"] == 0.5  # the remembered one was folded
     trainer.state.global_step = 20
     trainer._metrics["train"]["reward"].append(0.7)
     trainer._maybe_update_killswitch()
-    assert trainer.num_cadence_hits_without_new_reward == 1
+    assert trainer.guard_hook.num_cadence_hits_without_new_reward == 1
 
 
 def test_the_gate_folds_once_a_global_step_on_the_cadence(flat_loss: None) -> None:

@@ -86,14 +86,14 @@ def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
     make_trainer(**settings, lora_adapter=True).channels.begin()
 
 
-@pytest.mark.parametrize("ask", ["train", "check_channel_model"])  # the second before a run measures
+@pytest.mark.parametrize("measures", [False, True])  # a run asks before it measures
 def test_a_model_whose_head_cannot_be_taken_apart_is_refused(
-    make_trainer: Callable[..., Any], ask: str
+    make_trainer: Callable[..., Any], *, measures: bool
 ) -> None:
     trainer = make_trainer(alpha_sdpo=0.5, hinted_turns=TURNS)
     trainer.model.set_output_embeddings(nn.Sequential(nn.Linear(32, 258)))
     with pytest.raises(TrainerSettingError, match="CR0757"):
-        getattr(trainer, ask)()
+        (trainer.channels.check_model if measures else trainer.train)()
 
 
 @pytest.mark.parametrize(

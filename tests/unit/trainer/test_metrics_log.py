@@ -11,7 +11,7 @@ import torch
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.metrics_log import RunLog, StepWindow, json_row
+from composer_replication.trainer.metrics_log import RunLog, StepWindow, cut_back, json_row
 
 
 def test_a_number_that_is_none_is_told_once() -> None:
@@ -63,7 +63,7 @@ def test_the_window_sees_a_count_that_is_overwritten_in_place() -> None:
 
 def test_a_line_waits_for_trls_row_and_is_written_once(tmp_path: Path) -> None:
     log = RunLog(RunFolder(tmp_path))
-    log.note({"killswitch/round_idx": 0, "heldout/score": 0.5})
+    log.noted |= {"killswitch/round_idx": 0, "heldout/score": 0.5}
     log.finish_step(1, {"reward": 0.25, "loss": 0.1})
     log.add_trl_row(1, {"grad_norm": 2.0, "reward": 99.0, "eval_loss": 3.0, "train_runtime": 5.0})
     assert not log.folder.metrics.exists()
@@ -116,7 +116,7 @@ def test_cutting_back_keeps_what_the_checkpoint_knows(tmp_path: Path) -> None:
     (log.folder.rollouts / "notes.txt").write_text("mine")
     with log.folder.metrics.open("a") as handle:
         handle.write('{"step": 6, "rew')  # a torn last line
-    log.cut_back(3, 2)
+    cut_back(RunFolder(tmp_path), 3, 2)
     assert [row["step"] for row in read_jsonl(log.folder.metrics)] == [1, 2, 3]
     assert [row["round_idx"] for row in read_jsonl(log.folder.verdicts)] == [0, 1, 2]
     assert sorted(path.name for path in log.folder.rollouts.iterdir()) == [
@@ -141,7 +141,7 @@ def test_cutting_back_keeps_what_the_checkpoint_knows(tmp_path: Path) -> None:
 def test_a_log_that_was_changed_is_not_gone_on_with(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=words) as caught:
-        RunLog(RunFolder(tmp_path)).cut_back(2, 1)
+        cut_back(RunFolder(tmp_path), 2, 1)
     assert (caught.value.code, caught.value.where) == ("CR0401", str(tmp_path / name))
     assert (tmp_path / name).read_text() == text
 
@@ -151,5 +151,5 @@ def test_cutting_back_to_the_start_keeps_nothing(tmp_path: Path) -> None:
     log.finish_step(1, {})
     log.flush()
     log.verdict({"round_idx": 0})
-    log.cut_back(0, None)
+    cut_back(RunFolder(tmp_path), 0, None)
     assert (read_jsonl(log.folder.metrics), read_jsonl(log.folder.verdicts)) == ([], [])

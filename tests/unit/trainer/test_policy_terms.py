@@ -217,7 +217,7 @@ def test_the_guard_reads_the_kl_that_is_in_the_reward(make_trainer: MakeTrainer,
     )
     trainer.train()
     assert trainer.guard_hook.kl_path is KlPath.LOGGED
-    assert trainer.kl_path_off_reason is None
+    assert trainer.guard_hook.kl_path_off_reason is None
     kls = [line["kl"] for line in read_jsonl(trainer.run_folder.metrics)]
     assert kls[0] == pytest.approx(0.0, abs=1e-6)  # the adapter is zero before the first step
     assert abs(kls[3]) > 1e-4

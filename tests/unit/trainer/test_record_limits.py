@@ -37,19 +37,19 @@ def test_a_pair_is_named_with_what_is_wrong(
     make_trainer: Callable[..., Any], pair: PreferencePair, code: str, said: str
 ) -> None:
     trainer = make_trainer(beta_replay=0.5, replay_pairs=(GOOD, pair))
-    for ask in (trainer.check_channel_model, trainer.train):
+    for ask in (trainer.channels.check_model, trainer.train):
         with pytest.raises(InputError) as caught:
             ask()
         assert (caught.value.code, caught.value.where) == (code, "pair 1")
         assert said in caught.value.message
-    make_trainer(beta_replay=0.5, replay_pairs=(GOOD, replace(GOOD, prompt_ids=LONG))).check_channel_model()
+    make_trainer(beta_replay=0.5, replay_pairs=(GOOD, replace(GOOD, prompt_ids=LONG))).channels.check_model()
 
 
 def test_a_recorded_turn_is_named_too(make_trainer: Callable[..., Any]) -> None:
     for hinted, code in (((258,), "CR0751"), ((*LONG, *LONG), "CR0705")):
         turns = (HintedTurn((5,), (6, 5), (40,)), HintedTurn((5,), hinted, (40,)))
         with pytest.raises(InputError) as caught:
-            make_trainer(alpha_sdpo=0.5, hinted_turns=turns).check_channel_model()
+            make_trainer(alpha_sdpo=0.5, hinted_turns=turns).channels.check_model()
         assert (caught.value.code, caught.value.where) == (code, "hinted turn 1")
 
 

@@ -136,8 +136,7 @@ def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss(
     assert found["sibling_ids"][0].tolist() == [42, 43]
     rows = sibling_rows_in({**batch, **found})
     assert rows is not None
-    assert rows.chosen.loss_mask_NT.tolist() == [[1, 0]]
-    assert rows.rejected.loss_mask_NT.tolist() == [[1, 1]]
+    assert rows.answers.loss_mask_NT.tolist() == [[1, 0], [1, 1]]
     same = {**batch, "completion_ids": torch.tensor([[40, 41]] * 5)}
     none = sibling_tensors(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
     assert sibling_rows_in({**same, **none}) is None  # chosen equal to rejected

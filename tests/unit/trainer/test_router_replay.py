@@ -28,6 +28,7 @@ from composer_replication.trainer.generation import (
     ROUTED_EXPERTS,
     SEGMENT_STARTS,
     Generation,
+    temporarily,
 )
 from composer_replication.trainer.policy_terms import merge_rows
 from composer_replication.trainer.preset_settings import PolicyOptions
@@ -265,7 +266,7 @@ def test_a_replayed_run_drifts_from_nothing(make_trainer: MakeTrainer, settings:
     if "policy_options" in settings:
         assert logged(trainer, "sampling/effective_sample_size") == pytest.approx([1.0, 1.0], abs=1e-6)
     if settings.get("prefix_sharing"):
-        assert trainer.prefix_sharing_off_reasons == (
+        assert trainer.shared_prompts.off_reasons == (
             "log-probabilities: the routing of the rollouts is replayed.",
         )
 
@@ -361,7 +362,7 @@ def test_which_forwards_are_replayed(make_trainer: MakeTrainer, lora_adapter: bo
 
     def score(model: Any, routing: Any) -> Any:
         batch = {} if routing is None else {PROMPT_PART: routing[:, :2], COMPLETION_PART: routing[:, 2:]}
-        with torch.no_grad(), trainer._scoring(Generation.of_batch(batch)):
+        with torch.no_grad(), temporarily(trainer, generation=Generation.of_batch(batch)):
             return trainer._get_per_token_logps_and_entropies(model, ids, mask, 3)[0]
 
     _, elsewhere = routed_elsewhere(trainer.accelerator.unwrap_model(trainer.model), [5, 6], [7, 8, 9])

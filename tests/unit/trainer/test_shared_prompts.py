@@ -102,7 +102,7 @@ def test_what_stands_against_sharing_is_said_once_and_training_goes_on(
     trainer = make_trainer(max_steps=3, prefix_sharing=True, **settings)
     trainer.train()
     assert trainer.state.global_step == 3
-    found = trainer.prefix_sharing_off_reasons
+    found = trainer.shared_prompts.off_reasons
     assert len(found) == len(reasons)
     for sentence, beginning in zip(found, reasons, strict=True):
         assert sentence.startswith(beginning)

@@ -63,7 +63,7 @@ def test_the_cadence_with_reused_generations(make_trainer: MakeTrainer, tmp_path
     assert judged == {1: 0, 11: 10, 21: 20, 31: 30}
     assert [row["round_idx"] for row in read_jsonl(trainer.run_folder.verdicts)] == [0, 10, 20, 30]
     # A generation serves 16 steps, so new rewards come at steps 0, 16 and 32.
-    assert trainer.num_cadence_hits_without_new_reward == 2
+    assert trainer.guard_hook.num_cadence_hits_without_new_reward == 2
     assert [line["step"] for line in lines if line["reward_is_new"]] == [1, 17, 33]
     assert all(line["reward"] is not None and line["loss"] is not None for line in lines)
     # TRL's own rows still carry everything it measured: the verdict rows did not empty its lists.
@@ -92,7 +92,7 @@ def test_a_reward_is_remembered_over_trls_clearing(make_trainer: MakeTrainer) ->
     trainer.train()
     verdicts = [row for row in trainer.state.log_history if "killswitch/fire" in row]
     assert [row["killswitch/in_loop_ema"] for row in verdicts] == [0.125, 0.125, 0.25]
-    assert trainer.num_cadence_hits_without_new_reward == 1  # at 10
+    assert trainer.guard_hook.num_cadence_hits_without_new_reward == 1  # at 10
 
 
 def test_lines_agree_with_trls_rows(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_the_kl_to_the_initial_policy_is_estimated_with_the_adapter_off(
     kls = [row["kl_ema"] for row in read_jsonl(trainer.run_folder.verdicts)]
     assert kls[0] == pytest.approx(0.0, abs=1e-9)  # before the first update the policy is the initial one
     assert all(abs(kl) > 1e-5 for kl in kls[1:])
-    assert trainer.kl_path_off_reason is None
+    assert trainer.guard_hook.kl_path_off_reason is None
     assert {row["kl_path"] for row in read_jsonl(trainer.run_folder.verdicts)} == {
         "estimated with the adapter off"
     }
@@ -343,10 +343,12 @@ def test_a_kl_path_that_is_off_says_why(
         heldout_guard=patient_guard(), heldout_eval_fn=lambda: 0.5, run_folder=RunFolder(tmp_path / "run")
     )
     trainer.train()
-    assert trainer.kl_path_off_reason
+    assert trainer.guard_hook.kl_path_off_reason
     assert caplog.text.count("KL path off") == 1
     rows = read_jsonl(trainer.run_folder.verdicts)
-    assert all(row["kl_ema"] is None and trainer.kl_path_off_reason in row["kl_path"] for row in rows)
+    assert all(
+        row["kl_ema"] is None and trainer.guard_hook.kl_path_off_reason in row["kl_path"] for row in rows
+    )
 
 
 def test_the_lines_hold_no_nan(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -1,0 +1,562 @@
+"""Does the run still train what it says? Checks that speak, on by default.
+
+Each check has a stable code (``composer-rl explain CR0765``), one sentence and what to do. None changes a gradient or
+draws a random number; only a loss or gradient that is not finite has a consequence.
+
+``micro_step_figures`` measures, ``Judgement`` turns the numbers of a step into findings, ``ChecksThatSpeak`` calls both
+and says where findings go and how a bad step is skipped. Shapes: B rows, P prompt and T completion tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from transformers import TrainerCallback
+
+from composer_replication.errors import InputError
+from composer_replication.losses.policy_terms import effective_share
+from composer_replication.records import Finding
+from composer_replication.run_folder import RunFolder, append_jsonl
+from composer_replication.trainer.processes import gathered, num_processes, process_rank
+
+logger = logging.getLogger(__name__)
+
+MAX_BAD_BATCHES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CheckThresholds:
+    """Limits of the checks.
+
+    Attributes:
+        max_token_drift: mean distance of sampling and training log-probability, nats. Engines in bf16 differ by
+            0.01 to 0.02; a wrong temperature, template or off-by-one gives tenths or more.
+        stops_at_drift: more than that stops the run before the step is taken, in the place of a warning.
+        max_dull_share: share of groups without signal over the last ``window`` generations.
+        min_effective_share: effective sample size of the tokens as a share of their number.
+        max_truncated_share: share of tokens whose importance weight was cut.
+        min_entropy_share: entropy of the last ``trend_steps`` steps over that of the first; recorded honest runs
+            of the quick start came down to 0.11.
+        min_length_share: the same for the number of loss-carrying tokens a row; recorded runs came to 0.56.
+        max_truncated_groups: share of groups in which every completion met the length limit, over the window.
+        window: generations.
+        trend_steps: steps averaged at either end of a trend.
+        num_zero_steps: steps in a row in which a channel is exactly 0.
+        num_bad_steps: steps in a row that are not finite, after which the run stops.
+    """
+
+    max_token_drift: float = 0.05
+    stops_at_drift: bool = False
+    max_dull_share: float = 0.9
+    min_effective_share: float = 0.5
+    max_truncated_share: float = 0.1
+    min_entropy_share: float = 0.05
+    min_length_share: float = 0.25
+    max_truncated_groups: float = 0.9
+    window: int = 8
+    trend_steps: int = 5
+    num_zero_steps: int = 5
+    num_bad_steps: int = 3
+
+
+Said = tuple[str, str, dict[str, float]]
+"""Name of a check (and of what, where it speaks of several things), its sentence, the numbers."""
+
+CATALOGUE: Final[Mapping[str, tuple[str, str]]] = {
+    "token_drift": (
+        "CR0765",
+        "compare temperature, chat template and weights of the sampler with the trainer's.",
+    ),
+    "groups_without_signal": (
+        "CR0766",
+        "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
+    ),
+    "effective_sample_size": (
+        "CR0767",
+        "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
+    ),
+    "entropy_collapse": (
+        "CR0768",
+        "lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.",
+    ),
+    "length_collapse": (
+        "CR0769",
+        "read the rollouts: the reward may pay for short answers; see trainer.effort.",
+    ),
+    "non_finite": (
+        "CR0770",
+        "look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.",
+    ),
+    "zero_channel": (
+        "CR0773",
+        "see whether the channel gets data at all; take its weight out if it is not meant to be on.",
+    ),
+    "reward_and_mask": (
+        "CR0774",
+        "correct the rollout function's env_mask and completion ids, or the collator.",
+    ),
+    "truncated_groups": (
+        "CR0775",
+        "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
+    ),
+}
+"""Code and remedy of each check; the sentence is made of the numbers."""
+
+
+class Judgement:
+    """Remembers what a check needs, and says something when it begins to hold, not at every step.
+
+    A finding that has gone and comes back is said again. A step that is not finite is said every time.
+    """
+
+    def __init__(self, thresholds: CheckThresholds | None = None) -> None:
+        self.thresholds = thresholds or CheckThresholds()
+        self._memory: dict[str, Any] = {
+            "num_bad_in_a_row": 0,
+            "said": [],
+            "entropy": [[], []],  # the first values, and the newest
+            "length": [[], []],
+            "dull": [],
+            "truncated": [],
+            "zero_steps": {},
+        }
+
+    @property
+    def num_bad_in_a_row(self) -> int:
+        """Steps in a row, up to the newest one, that were not finite."""
+        return int(self._memory["num_bad_in_a_row"])
+
+    # ---- what is told ---------------------------------------------------------------------------
+
+    def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
+        """One generation: its groups, those with equal rewards, those with every completion cut off."""
+        window = self.thresholds.window
+        for name, number in (("dull", num_dull), ("truncated", num_truncated)):
+            self._memory[name] = [*self._memory[name], [number, num_groups]][-window:]
+
+    def judge(
+        self, step: int, micro_steps: Sequence[Mapping[str, float]], facts: Mapping[str, Any]
+    ) -> list[Finding]:
+        """Judge one optimizer step.
+
+        Args:
+            step: of this step, from 1.
+            micro_steps: one row of ``micro_step_figures`` each, of every process.
+            facts: ``bad`` (what was not finite, or empty), ``first_part`` (words about the first token that
+                parts), ``masks_truncated`` (rows without any mask are meant).
+        """
+        rows = [row for row in micro_steps if row]
+        spoken = [*self._tokens(rows, facts), *self._channels(rows), *self._groups()]
+        if not facts.get("bad"):
+            spoken += self._trends(rows)
+        new = [said for said in spoken if said[0] not in self._memory["said"]]
+        self._memory["said"] = sorted(key for key, _, _ in spoken)
+        self._memory["num_bad_in_a_row"] = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
+        if facts.get("bad"):
+            words = f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
+            new.append(("non_finite", words, {"in_a_row": float(self.num_bad_in_a_row)}))
+        findings = []
+        for key, sentence, figures in new:
+            name = key.split()[0]
+            code, fix = CATALOGUE[name]
+            level: Literal["warning", "error"] = "error" if name == "non_finite" else "warning"
+            findings.append(Finding(step, code, name, level, sentence, fix, figures))
+        return findings
+
+    @property
+    def must_stop(self) -> bool:
+        return self.num_bad_in_a_row >= self.thresholds.num_bad_steps
+
+    # ---- the checks ------------------------------------------------------------------------------
+
+    def _tokens(self, rows: Sequence[Mapping[str, float]], facts: Mapping[str, Any]) -> Iterator[Said]:
+        """Log-probabilities, masks and importance weights of the step's tokens."""
+        limits = self.thresholds
+        num_tokens = _sum(rows, "num_drift_tokens")
+        drift = _sum(rows, "drift_sum") / num_tokens if num_tokens else 0.0
+        if drift > limits.max_token_drift:
+            first_part = str(facts.get("first_part", ""))
+            words = (
+                f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
+                f"{first_part and '; ' + first_part}."
+            )
+            yield "token_drift", words, {"mean": drift, "max": _max(rows, "drift_max")}
+        unpaid, padded = _sum(rows, "num_paid_without_token"), _sum(rows, "num_rows_over_padding")
+        if not facts.get("masks_truncated"):
+            unpaid += _sum(rows, "num_paid_and_empty")
+        if unpaid or padded:
+            parts = []
+            if unpaid:
+                parts.append(f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss")
+            if padded:
+                parts.append(f"the mask of {padded:.0f} row(s) lies over padding or has a hole")
+            yield "reward_and_mask", f"{' and '.join(parts)}.", {"unpaid_rows": unpaid, "padded_rows": padded}
+        kinds = ("policy_effective_share", "sampling_effective_share")
+        lowest = min((row[kind] for row in rows for kind in kinds if kind in row), default=1.0)
+        cut = _max(rows, "truncated_share")
+        if lowest < limits.min_effective_share or cut > limits.max_truncated_share:
+            words = (
+                f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
+                f"and {max(cut, 0.0):.0%} of the weights are cut."
+            )
+            yield "effective_sample_size", words, {"share": lowest, "cut": cut}
+
+    def _channels(self, rows: Sequence[Mapping[str, float]]) -> Iterator[Said]:
+        """The policy gradient is zero where no advantage counts; another channel where its value is."""
+        totals = {"grpo": _sum(rows, "num_paid_rows")} if rows else {}
+        for name in {key for row in rows for key in row if key.startswith("channel/")}:
+            totals[name.removeprefix("channel/")] = _sum(rows, name)
+        before, most = self._memory["zero_steps"], self.thresholds.num_zero_steps
+        now = {name: 0 if total else before.get(name, 0) + 1 for name, total in totals.items()}
+        self._memory["zero_steps"] = now
+        for name, num_steps in sorted(now.items()):
+            if num_steps >= most:
+                words = f"the channel {name} was exactly 0 in the last {most} steps."
+                yield f"zero_channel {name}", words, {"steps": float(num_steps)}
+
+    def _groups(self) -> Iterator[Said]:
+        """Shares of the groups of the last generations, once there are as many as the window."""
+        limits = self.thresholds
+        dull, truncated = self._memory["dull"], self._memory["truncated"]
+        cut = "in {} every completion met the length limit."
+        for name, pairs, most, words in (
+            ("groups_without_signal", dull, limits.max_dull_share, "{} had equal rewards."),
+            ("truncated_groups", truncated, limits.max_truncated_groups, cut),
+        ):
+            total = math.fsum(num_groups for _, num_groups in pairs)
+            share = math.fsum(number for number, _ in pairs) / total if total else 0.0
+            if len(pairs) >= limits.window and share > most:
+                groups = f"{share:.0%} of the groups of the last {len(pairs)} generations"
+                yield name, words.format(groups), {"share": share}
+
+    def _trends(self, rows: Sequence[Mapping[str, float]]) -> Iterator[Said]:
+        """Length and entropy of the last steps beside those of the first."""
+        limits = self.thresholds
+        num_tokens, num_rows = _sum(rows, "num_tokens"), _sum(rows, "num_rows")
+        if not num_tokens:
+            return
+        measured = [("length", "tokens a row", num_tokens / num_rows, limits.min_length_share)]
+        if all("entropy_sum" in row for row in rows):
+            entropy = _sum(rows, "entropy_sum") / num_tokens
+            measured.append(("entropy", "entropy a token", entropy, limits.min_entropy_share))
+        for name, what, value, floor in measured:
+            share = self._share_of_first(name, value)
+            if share is not None and share < floor:
+                words = f"{what} of the last {limits.trend_steps} steps is {share:.1%} of that of the first."
+                yield f"{name}_collapse", words, {"share": share, "newest": value}
+
+    def _share_of_first(self, name: str, value: float) -> float | None:
+        """Mean of the newest values over the mean of the first; None while the two ends would overlap."""
+        num_steps = self.thresholds.trend_steps
+        first, newest = self._memory[name]
+        if len(first) < num_steps:
+            first.append(value)
+            return None
+        newest[:] = [*newest, value][-num_steps:]
+        start = math.fsum(first)
+        return math.fsum(newest) / start if len(newest) == num_steps and start > 0 else None
+
+    # ---- memory ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return deepcopy(self._memory)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._memory = deepcopy(dict(state))
+
+
+def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:
+    return math.fsum(row[key] for row in rows if key in row)
+
+
+def _max(rows: Sequence[Mapping[str, float]], key: str) -> float:
+    return max((row[key] for row in rows if key in row), default=0.0)
+
+
+class ChecksThatSpeak(TrainerCallback):
+    """Measures each micro-step, judges each step between its gradients and its update, and writes what it finds.
+
+    ``findings`` were said since ``begin``; ``judgement`` is the memory of the checks, which a checkpoint keeps.
+    """
+
+    def __init__(self, trainer: Any, thresholds: CheckThresholds) -> None:
+        self._trainer, self._thresholds = trainer, thresholds
+        self._run_folder: RunFolder | None = trainer.run_folder
+        self._step = 1
+        self._step_tensors: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._takes_tensors = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what an earlier run of this trainer left; a checkpoint is read afterwards."""
+        self.judgement = Judgement(self._thresholds)
+        self.findings: tuple[Finding, ...] = ()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._step_figures: tuple[dict[str, float], ...] = ()
+        self._bad_cause = self._first_part = ""
+        self._newest_inputs: Any = None
+
+    # ---- one micro-step ---------------------------------------------------------------------------
+
+    def before_loss(self) -> None:
+        """The next log-probabilities with gradient are those of the policy loss."""
+        self._step_tensors, self._takes_tensors = None, True
+
+    def take_logps(self, answer: Any) -> None:
+        """What TRL's ``_get_per_token_logps_and_entropies`` gave."""
+        if self._takes_tensors and torch.is_grad_enabled():
+            self._step_tensors, self._takes_tensors = (answer[0].detach(), answer[1]), False
+
+    def after_loss(self, inputs: Any, loss: Any, channels: Mapping[str, Any]) -> None:
+        """Measure what the loss, and the further channels by name, have just made; keep the batch of one that is not finite."""
+        kept, self._step_tensors, self._takes_tensors = self._step_tensors, None, False
+        if kept is None:
+            return
+        logps, entropies = kept
+        limit = self._thresholds.max_token_drift
+        figures = micro_step_figures(
+            inputs,
+            loss=loss,
+            policy_logp_BT=logps,
+            entropy_BT=entropies,
+            pad_token_id=self._trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
+            channels={name: torch.as_tensor(value) for name, value in channels.items()},
+            parting=limit,
+        )
+        self._step_figures = (*self._step_figures, figures)
+        self._newest_inputs = inputs
+        num_drift = figures.get("num_drift_tokens", 0.0)
+        if not self._first_part and num_drift and figures["drift_sum"] > limit * num_drift:
+            self._first_part = self._words_on_drift(inputs, logps, int(figures["parts_at"]))
+        if not figures["is_finite"]:
+            self._note_bad("the loss")
+
+    def note_grad_norm(self, grad_norm: Any) -> None:
+        """Under fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its factor."""
+        if (
+            grad_norm is not None
+            and self._trainer.accelerator.scaler is None
+            and not math.isfinite(float(grad_norm))
+        ):
+            self._note_bad("the gradient")
+
+    def _note_bad(self, cause: str) -> None:
+        if not self._bad_cause:
+            self._bad_cause = cause
+            self._save_bad_batch(self._newest_inputs)
+
+    @property
+    def _bad_batches(self) -> Path:
+        root = Path(str(self._trainer.args.output_dir)) if self._run_folder is None else self._run_folder.root
+        return root / "bad_batches"
+
+    def _save_bad_batch(self, inputs: Any) -> None:
+        """At most ``MAX_BAD_BATCHES`` files, the newest: a run must not fill a disk with its troubles."""
+        folder = self._bad_batches
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {name: part.cpu() for name, part in (inputs or {}).items() if isinstance(part, torch.Tensor)}
+        torch.save(kept, folder / f"step-{self._step:06d}-process-{process_rank()}.pt")
+        for path in sorted(folder.glob("step-*.pt"))[:-MAX_BAD_BATCHES]:
+            path.unlink(missing_ok=True)
+
+    def _words_on_drift(self, inputs: Any, logps: torch.Tensor, parts_at: int) -> str:
+        if parts_at < 0:
+            return ""
+        row, position = divmod(parts_at, logps.size(1))
+        mine = inputs.get("old_per_token_logps", logps)[row, position].item()
+        theirs = inputs["sampling_per_token_logps"][row, position].item()
+        token = int(inputs["completion_ids"][row, position])
+        text = str(self._trainer._tokenizer.decode([token]))[:40]  # noqa: SLF001
+        turn = ""
+        if "tool_mask" in inputs:  # a turn begins where sampled ids follow what was not sampled
+            sampled = [0, *inputs["tool_mask"][row, : position + 1].tolist()]
+            turn = f" (turn {sum(b > a for a, b in pairwise(sampled)) - 1})"
+        return (
+            f"they part first at token {position}{turn} of row {row}, id {token} {text!r} "
+            f"({theirs:.3f} sampled, {mine:.3f} in training)"
+        )
+
+    # ---- one generation ---------------------------------------------------------------------------
+
+    def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
+        """Count groups; ``num_*`` are over all processes."""
+        mask_BT = output["completion_mask"].bool()
+        length_B = mask_BT.sum(-1)
+        last_B = output["completion_ids"].gather(1, (length_B - 1).clamp(min=0)[:, None])[:, 0]
+        ends = torch.as_tensor(list(self._trainer.eos_token_ids), device=last_B.device)
+        is_cut_B = (length_B >= self._trainer.args.max_completion_length) & ~torch.isin(last_B, ends)
+        if self._trainer.args.mask_truncated_completions:  # TRL has emptied the masks of those rows
+            is_cut_B = is_cut_B | (length_B == 0)
+        group = self._trainer.args.num_generations
+        num_rows = group if is_cut_B.numel() % group == 0 else is_cut_B.numel()
+        cut_groups = float(is_cut_B.view(-1, num_rows).all(-1).float().mean()) if is_cut_B.numel() else 0.0
+        share = sum(gathered(cut_groups)) / num_processes()
+        self.judgement.note_generation(
+            num_groups=num_groups, num_dull=num_dull, num_truncated=share * num_groups
+        )
+
+    def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
+        """What importance weights did to the newest generation."""
+        row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
+        self._step_figures = (*self._step_figures, row)
+
+    # ---- one step ---------------------------------------------------------------------------------
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step = state.global_step + 1
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
+        processes = gathered((self._step_figures, self._bad_cause, self._first_part))
+        self._begin_step()
+        bad = next((cause for _, cause, _ in processes if cause), "")
+        if bad and (self._trainer.accelerator.scaler is None or self._trainer.args.max_grad_norm > 0):
+            # Without gradients an optimizer leaves weights and moments alone. A scaler that has not looked at them yet,
+            # which is without a limit of their norm, needs them and skips the step by itself.
+            kwargs["optimizer"].zero_grad(set_to_none=True)
+        first_part = next((words for _, _, words in processes if words), "")
+        if first_part and self._thresholds.stops_at_drift:
+            raise InputError(
+                "CR0765",
+                f"trainer and sampler disagree about sampled tokens; {first_part}.",
+                where=f"step {self._step}",
+                fix='find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.',
+            )
+        rows = [row for figures, _, _ in processes for row in figures]
+        self._log_figures(rows)
+        is_masked = bool(self._trainer.args.mask_truncated_completions)
+        facts = {"bad": bad, "first_part": first_part, "masks_truncated": is_masked}
+        self._publish(self.judgement.judge(self._step, rows, facts))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the run where too many steps in a row were not finite."""
+        if self.judgement.must_stop:
+            raise InputError(
+                "CR0771",
+                f"{self.judgement.num_bad_in_a_row} steps in a row had a loss or gradient that is not finite; none of them "
+                "was taken.",
+                where=str(self._bad_batches),
+                fix="look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16.",
+            )
+
+    def _log_figures(self, rows: list[dict[str, float]]) -> None:
+        metrics = self._trainer._metrics["train"]  # noqa: SLF001
+        num_drift = sum(row.get("num_drift_tokens", 0.0) for row in rows)
+        if num_drift:
+            drift = sum(row.get("drift_sum", 0.0) for row in rows) / num_drift
+            metrics["checks/token_drift"].append(drift)
+            metrics["checks/token_drift_max"].append(max(row.get("drift_max", 0.0) for row in rows))
+        shares = [row["policy_effective_share"] for row in rows if "policy_effective_share" in row]
+        if shares:
+            metrics["checks/effective_sample_size"].append(min(shares))
+
+    def _publish(self, findings: list[Finding]) -> None:
+        self.findings = (*self.findings, *findings)
+        if process_rank() != 0:
+            return
+        for finding in findings:
+            logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
+            if self._run_folder is not None:
+                figures = {
+                    key: value if math.isfinite(value) else None for key, value in finding.figures.items()
+                }
+                append_jsonl(self._run_folder.checks, {**asdict(finding), "figures": figures})
+
+
+# ---- the numbers of one micro-step: reduced on the device and read once -------------------------------
+
+
+def micro_step_figures(
+    inputs: Mapping[str, Any],
+    *,
+    loss: torch.Tensor,
+    policy_logp_BT: torch.Tensor,
+    entropy_BT: torch.Tensor | None,
+    pad_token_id: int,
+    channels: Mapping[str, torch.Tensor],
+    parting: float,
+) -> dict[str, float]:
+    """What could be measured of one micro-step, by name.
+
+    ``num_*`` are counts, ``*_sum`` are to be added up over micro-steps. ``parts_at`` is row * T + position of the first token
+    whose log-probabilities in sampling and training are more than ``parting`` nats apart, -1 where none is.
+    ``policy_logp_BT`` is of the weights at hand; ``channels`` has the values of the further loss channels.
+    """
+    completion_mask_BT = inputs["completion_mask"].bool()
+    mask_BT = completion_mask_BT & inputs["tool_mask"].bool() if "tool_mask" in inputs else completion_mask_BT
+    advantages = inputs["advantages"]
+    is_paid_B = (advantages != 0).reshape(advantages.size(0), -1).any(-1)
+    scalars: dict[str, torch.Tensor] = {
+        "is_finite": torch.isfinite(loss.detach()),
+        "num_tokens": mask_BT.sum(),
+        "num_rows": torch.tensor(mask_BT.size(0), device=mask_BT.device),
+        "num_paid_rows": (is_paid_B & mask_BT.any(-1)).sum(),
+        "num_paid_without_token": (is_paid_B & ~mask_BT.any(-1) & completion_mask_BT.any(-1)).sum(),
+        "num_paid_and_empty": (is_paid_B & ~completion_mask_BT.any(-1)).sum(),
+        "num_rows_over_padding": _over_padding(inputs, completion_mask_BT, pad_token_id).sum(),
+    }
+    if entropy_BT is not None:
+        scalars["entropy_sum"] = (entropy_BT.detach() * mask_BT).sum()
+    old_BT = inputs.get("old_per_token_logps")
+    if old_BT is not None:
+        scalars["policy_effective_share"] = effective_share((policy_logp_BT - old_BT)[mask_BT].exp())
+    sampled_BT = inputs.get("sampling_per_token_logps")
+    if sampled_BT is not None:
+        scalars |= _drift(policy_logp_BT if old_BT is None else old_BT, sampled_BT, mask_BT, parting)
+    for name, value in channels.items():
+        scalars[f"channel/{name}"] = value.detach().abs()
+    numbers = torch.stack(
+        [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
+    ).tolist()
+    return dict(zip(scalars, numbers, strict=True))
+
+
+def _over_padding(
+    inputs: Mapping[str, Any], completion_mask_BT: torch.Tensor, pad_token_id: int
+) -> torch.Tensor:
+    """Rows (B,) whose mask has a hole, whose prompt mask has one, or which carry loss on trailing padding.
+
+    Completions are padded on the right and prompts on the left, so a completion's mask may only fall and a
+    prompt's only rise. One padding token at a row's end may have been sampled (it may be the end token), two cannot.
+    """
+    has_hole_B: torch.Tensor = (completion_mask_BT[:, 1:] & ~completion_mask_BT[:, :-1]).any(-1)
+    prompt_mask_BP: torch.Tensor = inputs["prompt_mask"].bool()
+    has_hole_B = has_hole_B | (prompt_mask_BP[:, :-1] & ~prompt_mask_BP[:, 1:]).any(-1)
+    if completion_mask_BT.size(1) < 2:
+        return has_hole_B
+    length_B = completion_mask_BT.sum(-1)
+    is_pad_BT: torch.Tensor = inputs["completion_ids"] == pad_token_id
+    last_B1 = (length_B - 1).clamp(min=1)[:, None]
+    ends_in_pads_B = (is_pad_BT.gather(1, last_B1) & is_pad_BT.gather(1, last_B1 - 1))[:, 0]
+    return has_hole_B | (ends_in_pads_B & (length_B >= 2))
+
+
+def _drift(
+    policy_logp_BT: torch.Tensor, sampled_logp_BT: torch.Tensor, mask_BT: torch.Tensor, parting: float
+) -> dict[str, torch.Tensor]:
+    """How far the sampler's log-probabilities are from the trainer's, and where they part first."""
+    known_BT = mask_BT & ~torch.isnan(sampled_logp_BT)
+    distance_BT = torch.where(known_BT, (policy_logp_BT.detach() - sampled_logp_BT).abs(), 0.0)
+    parts_BT = distance_BT > parting
+    # The earliest position counts, and among rows the first: position-major order.
+    parts_TB = parts_BT.T.reshape(-1).to(torch.uint8)
+    first = parts_TB.argmax()
+    num_rows = distance_BT.size(0)
+    parts_at = (first % num_rows) * distance_BT.size(1) + first // num_rows
+    return {
+        "drift_sum": distance_BT.double().sum(),
+        "num_drift_tokens": known_BT.sum(),
+        "drift_max": distance_BT.max() if distance_BT.numel() else distance_BT.new_zeros(()),
+        "parts_at": torch.where(parts_BT.any(), parts_at, torch.full_like(parts_at, -1)),
+    }

@@ -48,7 +48,7 @@ class Sizes:
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Write the recipe.
 
-    ``memory_bytes`` is of a step with the longest prompts (``model_trial.measure_step``). ``seconds_per_step`` is
+    Both figures are of a step with the longest prompts (``model_trial.measure_step``). ``seconds_per_step`` is
 
         sampling + training + R g / j
 
@@ -121,16 +121,17 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[Si
     from composer_replication.cli.assembly import training_rows
     from composer_replication.cli.doctor_verb import available_memory_bytes
     from composer_replication.trainer.model_trial import (
+        cpu_threads,
+        device_and_free_bytes,
         load_for_trial,
         measure_step,
-        training_device,
         within_memory,
     )
     from composer_replication.trainer.policy import InProcessPolicy
     from composer_replication.trainer.run_setup import refuse_long_prompts
 
-    device = training_device(available_memory_bytes())
-    model, tokenizer, num_parameters = load_for_trial(config, device)
+    device, free = device_and_free_bytes(available_memory_bytes())
+    model, tokenizer, num_parameters = load_for_trial(config)
     as_chat = config.rollouts.prompt_style == "chat"
     rows = training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
@@ -138,12 +139,11 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[Si
     refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
     policy = InProcessPolicy(model, tokenizer, as_chat=as_chat)
     texts = [row["prompt"][-1]["content"] if as_chat else row["prompt"] for row in rows]
-    prompts = sorted(map(policy.prompt_ids, texts), key=len)
-    typical, longest = prompts[len(prompts) // 2], len(prompts[-1])
     num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
+    longest = max(map(policy.prompt_ids, texts), key=len)
+    step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
     with within_memory(config.model.name):
-        step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
-        cost = measure_step(model, tokenizer, typical, longest=longest, **step)
+        cost = measure_step(model, tokenizer, longest, **step)
     sizes = Sizes(
         num_train=len(tasks.train),
         num_heldout=len(tasks.heldout),
@@ -151,14 +151,14 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[Si
         num_tokens=num_tokens,
         num_parameters=num_parameters,
         is_shared=cost.is_shared,
-        cpu_threads=device.cpu_threads,
+        cpu_threads=cpu_threads(),
         dtype=str(model.dtype).removeprefix("torch."),
     )
     return sizes, {
         "memory_bytes": cost.memory_bytes,
-        "free_memory_bytes": device.free_bytes,
-        "fits": device.free_bytes is None or cost.memory_bytes <= MEMORY_SHARE * device.free_bytes,
-        "device": device.name,
+        "free_memory_bytes": free,
+        "fits": free is None or cost.memory_bytes <= MEMORY_SHARE * free,
+        "device": device,
         "seconds_per_step": cost.seconds,
     }
 

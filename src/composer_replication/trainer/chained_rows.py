@@ -53,14 +53,10 @@ def one_conversation_rows(
 ) -> OneConversationRows:
     """The first conversation of every row in its place, the later ones below.
 
-    A later conversation has its first id for a prompt, in the last prompt column, and the rest for a completion.
-
-    Args:
-        ids_BW: prompts, padded on the left, and completions, padded on the right: W = P + T.
-        mask_BW: 1 on tokens.
-        num_columns: T.
-        starts_BS: completion columns at which later conversations begin, rising; 0 for none.
-        num_rows: N is at least this; the rows beyond are the first one again, and their values go nowhere.
+    A later conversation has its first id for a prompt, in the last prompt column, and the rest for a completion. Of the W
+    columns the last ``num_columns`` are those of completions. ``starts_BS`` are completion columns at which later
+    conversations begin, rising; 0 for none. N is at least ``num_rows``; the rows beyond are the first one again, and their
+    values go nowhere.
     """
     num_chains, width = ids_BW.shape
     split = width - num_columns
@@ -137,12 +133,25 @@ class CheckedRollouts:
     def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
         output = dict(self.rollout_func(prompts, trainer))
         completion_ids = output.get("completion_ids", ())
-        refuse_empty_completions(completion_ids, where="the rollout function")
+        empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
+        if empty:  # there would be no last token, and no probability to learn
+            raise InputError(
+                "CR0777",
+                f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
+                where="the rollout function",
+                fix="give at least the end token for an answer that says nothing.",
+            )
         starts, routing = output.pop(SEGMENT_STARTS, None), output.pop(ROUTED_EXPERTS, None)
         if routing is not None and any(starts or ()):
             raise refusal("a row is a chain of conversations (segment_starts)")
         if starts is not None:
-            refuse_bad_starts(starts, completion_ids, output.get("env_mask"))
+            if problem := _problem_of_starts(starts, completion_ids, output.get("env_mask")):
+                raise InputError(
+                    "CR0777",
+                    f"segment_starts cannot be followed: {problem}.",
+                    where="the rollout function's segment_starts",
+                    fix="give, for each row, the places in completion_ids where the prompt of a later conversation begins.",
+                )
             trainer.generation.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
         if routing is not None and trainer.model.training:  # in evaluation it is not used
             trainer.generation.routing_BWLK = laid_out(
@@ -155,42 +164,19 @@ class CheckedRollouts:
         return output
 
 
-def refuse_empty_completions(completion_ids: Sequence[Sequence[int]], *, where: str) -> None:
-    """A completion of no token has no last one, and no probability to learn."""
-    empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
-    if empty:
-        raise InputError(
-            "CR0777",
-            f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
-            where=where,
-            fix="give at least the end token for an answer that says nothing.",
-        )
-
-
-def refuse_bad_starts(
+def _problem_of_starts(
     starts: Sequence[Sequence[int]],
     completion_ids: Sequence[Sequence[int]],
     masks: Sequence[Sequence[int]] | None,
-) -> None:
+) -> str:
     """A later conversation begins inside its completion, after the one before, with an id that carries no loss."""
-    problem = ""
     if len(starts) != len(completion_ids):
-        problem = f"there are {len(starts)} lists for {len(completion_ids)} completions"
-    elif masks is None and any(starts):
-        problem = "there is no env_mask, and the first id of a conversation was not sampled"
-    else:
-        for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=True)):
-            edges = [0, *places, len(ids)]
-            if any(after <= before for before, after in pairwise(edges)):
-                problem = f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids"
-            elif masks is not None and any(masks[row][place] for place in places):
-                problem = f"a conversation of row {row} begins with an id that carries loss"
-            if problem:
-                break
-    if problem:
-        raise InputError(
-            "CR0777",
-            f"segment_starts cannot be followed: {problem}.",
-            where="the rollout function's segment_starts",
-            fix="give, for each row, the places in completion_ids where the prompt of a later conversation begins.",
-        )
+        return f"there are {len(starts)} lists for {len(completion_ids)} completions"
+    if masks is None and any(starts):
+        return "there is no env_mask, and the first id of a conversation was not sampled"
+    for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=True)):
+        if any(after <= before for before, after in pairwise([0, *places, len(ids)])):
+            return f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids"
+        if masks is not None and any(masks[row][place] for place in places):
+            return f"a conversation of row {row} begins with an id that carries loss"
+    return ""

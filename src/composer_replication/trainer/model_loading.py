@@ -51,11 +51,8 @@ def load_model(
         has_weights: False gives a model of shapes alone, for what a server samples.
 
     Raises:
-        InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
-            language model (CR0701), no chat template where one is needed (CR0810), a package
-            without a model (CR0701), weights without a language-model head or with other holes (CR0701), a
-            vision-language model (CR0701), a made model that TRL would have to load again (CR0701), a tokenizer with neither padding nor end token (CR0701), weights that are
-            not finite (CR0701).
+        InputError: it cannot be loaded, or is none that can be trained on text (CR0701); no chat template where one is
+            needed (CR0810).
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
     """
@@ -65,11 +62,8 @@ def load_model(
     if section.name in _MADE:
         if needs_reference and section.lora is None:
             words = "trl.beta above 0 needs the first weights again, and this model is saved nowhere."
-            raise _unusable(
-                section.name,
-                words,
-                fix="add a [model.lora] table, or take a method without a KL (trl.beta = 0).",
-            )
+            fix = "add a [model.lora] table, or take a method without a KL (trl.beta = 0)."
+            raise _unusable(section.name, words, fix=fix)
         model, tokenizer = _MADE[section.name](seed)
     else:
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
@@ -83,20 +77,18 @@ def load_model(
         )
     if needs_chat_template:
         take_end_of_template(model, tokenizer)
-    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        raise _unusable(
-            section.name,
-            "the tokenizer has neither a padding token nor an end token, so answers could not end.",
-            fix="take the tokenizer of an instruction-tuned model, or set eos_token in tokenizer_config.json.",
-        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
+    if tokenizer.pad_token_id is None:
+        words = "the tokenizer has neither a padding token nor an end token, so answers could not end."
+        fix = "take the tokenizer of an instruction-tuned model, or set eos_token in tokenizer_config.json."
+        raise _unusable(section.name, words, fix=fix)
     tokenizer.padding_side = "left"
     return model, tokenizer
 
 
 def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
         raise _unloadable(source, "the model", f"there is no folder {source}")
@@ -114,9 +106,15 @@ def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> t
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise _unloadable(source, "the model's tokenizer", error) from error
-    model = _with_weights(source, dtype) if has_weights else _without_weights(source, config)
-    embeddings: Any = model.get_input_embeddings()
-    num_known = int(embeddings.num_embeddings)
+    model: Any
+    if has_weights:
+        model = _with_weights(source, dtype)
+    else:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        with suppress(OSError):  # a model without settings of its own for generation
+            model.generation_config = GenerationConfig.from_pretrained(source)
+    num_known = int(model.get_input_embeddings().num_embeddings)
     if len(tokenizer) > num_known:
         problem = f"it has {len(tokenizer)} tokens and the model knows {num_known}"
         raise _unloadable(source, "the model's tokenizer", problem)
@@ -133,34 +131,17 @@ def _with_weights(source: str, dtype: torch.dtype) -> Any:
         raise _unloadable(source, "the weights of the model", error) from error
     if missing := sorted(loading["missing_keys"]):
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise _unusable(
-            source,
-            f"the weights are those of a base model or incomplete: {missing[0]} would be random{more}.",
-            fix="take weights that were saved from a causal language model, head included.",
-        )
-    _refuse_broken_weights(model, source)
-    return model
-
-
-def _without_weights(source: str, config: Any) -> Any:
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    with suppress(OSError):  # a model without settings of its own for generation
-        model.generation_config = GenerationConfig.from_pretrained(source)
-    return model
-
-
-def _refuse_broken_weights(model: Any, source: str) -> None:
-    """One look at the lowest and highest number of each tensor; what is packed in other types is left alone."""
+        words = f"the weights are those of a base model or incomplete: {missing[0]} would be random{more}."
+        fix = "take weights that were saved from a causal language model, head included."
+        raise _unusable(source, words, fix=fix)
     for name, weight in model.named_parameters():
         if weight.dtype not in _PLAIN_TYPES or not weight.numel():
-            continue
+            continue  # what is packed in other types is left alone
         if not all(bound.isfinite() for bound in weight.detach().aminmax()):  # a NaN is both of them
             words = f"the weights of the model hold numbers that are not finite: {name}."
             fix = "take weights that are whole; those saved as float16 may have overflowed."
             raise _unusable(source, words, fix=fix)
+    return model
 
 
 def _is_causal(config: Any) -> bool:
@@ -176,12 +157,10 @@ def _is_causal(config: Any) -> bool:
 
 
 def _unloadable(source: str, what: str, problem: Exception | str) -> InputError:
-    lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    return _unusable(
-        source,
-        f"{what} cannot be loaded: {lines[0].strip().rstrip('.:')[:300]}.",
-        fix="give a folder with config.json, weights and tokenizer, or a name that this machine can download.",
-    )
+    first_line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    words = f"{what} cannot be loaded: {first_line.strip().rstrip('.:')[:300]}."
+    fix = "give a folder with config.json, weights and tokenizer, or a name that this machine can download."
+    return _unusable(source, words, fix=fix)
 
 
 def _unusable(source: str, words: str, *, fix: str) -> InputError:
@@ -242,12 +221,8 @@ def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """
     checkpoint = newest_whole_checkpoint(folder.checkpoints)
     if checkpoint is None:
-        raise InputError(
-            "CR0706",
-            "the run has no whole checkpoint.",
-            where=str(folder.checkpoints),
-            fix=f"composer-rl train RECIPE.toml --out {quote(str(folder.root))} --resume",
-        )
+        fix = f"composer-rl train RECIPE.toml --out {quote(str(folder.root))} --resume"
+        raise InputError("CR0706", "the run has no whole checkpoint.", where=str(folder.checkpoints), fix=fix)
     if not any(checkpoint.glob("*.safetensors")):
         raise InputError(
             "CR0706",

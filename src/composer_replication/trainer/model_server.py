@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -26,14 +25,6 @@ MAX_REQUEST_BYTES = 64 * 1024**2
 _UNKNOWN = {"error": {"message": "known are /v1/models, /v1/chat/completions and /v1/completions"}}
 
 
-@dataclass(slots=True)
-class _Unfiltered:
-    top_p: float = 1.0
-    top_k: int | None = 0
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-
 class BadRequestError(Exception):
     """What the client asked cannot be answered; the text says why."""
 
@@ -48,9 +39,8 @@ class ChatModel:
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.name, self._model, self._tokenizer = name, model, tokenizer
-        self._sampler = ModelSampler(
-            model, _Unfiltered(), tokenizer, eos_token_ids=end_token_ids(model, tokenizer)
-        )
+        ends = end_token_ids(model, tokenizer)
+        self._sampler = ModelSampler(model, None, tokenizer, eos_token_ids=ends)
         self._dialect = dialect_of(tokenizer.chat_template, tokenizer, refuses=False)
         self._max_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 2**20)
         self._lock = threading.Lock()
@@ -95,48 +85,47 @@ class ChatModel:
         pairs = zip(ids[1:], logp_T.tolist(), strict=True)
         said = [{n: {"logprob": logp, "decoded_token": self._tokenizer.decode([n])}} for n, logp in pairs]
         choice = {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *said]}
-        usage = {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
-        known = {"id": "cmpl-local", "object": "text_completion", "model": self.name}
-        return {**known, "choices": [choice], "usage": usage}
+        return self._told("cmpl-local", "text_completion", choice, len(ids), 0)
+
+    def _told(self, name: str, kind: str, choice: Any, num_in: int, num_out: int) -> dict[str, Any]:
+        usage = {"prompt_tokens": num_in, "completion_tokens": num_out, "total_tokens": num_in + num_out}
+        return {"id": name, "object": kind, "model": self.name, "choices": [choice], "usage": usage}
 
     def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int]:
         if self._dialect == "fenced":
             return chat_prompt_ids(self._tokenizer, _without_tools(messages, has_tools=bool(tools)))
-        return chat_prompt_ids(
-            self._tokenizer, [_with_objects(each) for each in messages], tools=list(tools) or None
-        )
+        found = [_with_objects(each) for each in messages]
+        return chat_prompt_ids(self._tokenizer, found, tools=list(tools) or None)
 
     def _body(
         self, request: Mapping[str, Any], prompt: Sequence[int], completion: Completion, tools: Sequence[Any]
     ) -> dict[str, Any]:
-        specs = tuple(
-            ToolSpec(each["function"]["name"], each["function"].get("parameters", {})) for each in tools
-        )
+        functions = [each["function"] for each in tools]
+        specs = tuple(ToolSpec(each["name"], each.get("parameters", {})) for each in functions)
         calls: tuple[ToolCall, ...] = ()
         if tools:
             calls = read_completion(self._tokenizer, prompt, completion.token_ids, self._dialect, tools=specs)
         content = completion.text.split("<tool_call>")[0].strip() if calls else completion.text
         message: dict[str, Any] = {"role": "assistant", "content": content or None}
+        reason = "stop" if completion.stop_reason is StopReason.FINISHED else "length"
         if calls:
-            functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
-            ids = [call.call_id or f"call_{n}" for n, call in enumerate(calls)]
-            rows = zip(ids, functions, strict=True)
-            message["tool_calls"] = [{"id": n, "type": "function", "function": own} for n, own in rows]
-        is_finished = completion.stop_reason is StopReason.FINISHED
-        reason = "tool_calls" if calls else "stop" if is_finished else "length"
+            reason = "tool_calls"
+            message["tool_calls"] = [
+                {
+                    "id": call.call_id or f"call_{number}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for number, call in enumerate(calls)
+            ]
         choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
         if request.get("logprobs"):
             pairs = zip(completion.token_ids, completion.token_logp, strict=True)
-            choice["logprobs"] = {
-                "content": [
-                    {"token": self._tokenizer.decode([token]), "token_id": token, "logprob": logp}
-                    for token, logp in pairs
-                ]
-            }
-        num_in, num_out = len(prompt), len(completion.token_ids)
-        usage = {"prompt_tokens": num_in, "completion_tokens": num_out, "total_tokens": num_in + num_out}
-        known = {"id": "chatcmpl-local", "object": "chat.completion", "model": self.name}
-        return {**known, "choices": [choice], "usage": usage}
+            decode = self._tokenizer.decode
+            said = [{"token": decode([n]), "token_id": n, "logprob": logp} for n, logp in pairs]
+            choice["logprobs"] = {"content": said}
+        sizes = len(prompt), len(completion.token_ids)
+        return self._told("chatcmpl-local", "chat.completion", choice, *sizes)
 
 
 class ModelServer(ThreadingHTTPServer):
@@ -153,9 +142,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: ModelServer
 
     def do_GET(self) -> None:
-        models = [{"id": self.server.chat_model.name, "object": "model"}]
-        is_known = self.path.rstrip("/").endswith("/models")
-        self._say(*((200, {"object": "list", "data": models}) if is_known else (404, _UNKNOWN)))
+        if self.path.rstrip("/").endswith("/models"):
+            models = [{"id": self.server.chat_model.name, "object": "model"}]
+            self._say(200, {"object": "list", "data": models})
+        else:
+            self._say(404, _UNKNOWN)
 
     def do_POST(self) -> None:
         model = self.server.chat_model

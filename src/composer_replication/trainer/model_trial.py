@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,38 +22,25 @@ from composer_replication.trainer.prefix_generation import sample_shared
 from composer_replication.trainer.prefix_support import inner_model, packing_reason
 from composer_replication.trainer.run_setup import lora_config
 
-_FEW_CORES = 4
-_MOST_TRIED_TOKENS = 64
 _ADAM = 2 * 4  # two moments in float32 for each number that is trained
+_MOST_TRIED_TOKENS = 64
 _RESET_PEAK = "5"  # what Linux takes in /proc/self/clear_refs for the peak of resident memory
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingDevice:
-    """Where a run would train, and what is free there before a model is loaded.
+def cpu_threads() -> int:
+    """For ``trainer.cpu_threads``: 1 where a processor with few cores trains, since threads that wait burn what grading needs."""
+    return 1 if not torch.cuda.is_available() and len(os.sched_getaffinity(0)) <= 4 else 0
 
-    Attributes:
-        name: what a person calls it.
-        is_gpu: as ``trl_arguments`` chooses: a GPU where there is one.
-        free_bytes: what a run could use, or None when unknown; on the processor with what this
-            process holds already, since a run would hold the same libraries.
-        cpu_threads: for ``trainer.cpu_threads``: 1 on up to four cores, since threads that wait
-            for each other burn the time that grading needs; otherwise 0, torch's own choice.
+
+def device_and_free_bytes(available_bytes: int | None) -> tuple[str, int | None]:
+    """What a person calls the device that would train, and what a run could use there before a model is loaded.
+
+    On the processor that is with what this process holds already, since a run would hold the same libraries.
+    ``available_bytes`` is the machine's free memory, if known.
     """
-
-    name: str
-    is_gpu: bool
-    free_bytes: int | None
-    cpu_threads: int
-
-
-def training_device(available_bytes: int | None) -> TrainingDevice:
-    """The device of a run; ``available_bytes`` is the machine's free memory, if known."""
     if torch.cuda.is_available():
-        return TrainingDevice(torch.cuda.get_device_name(), True, int(torch.cuda.mem_get_info()[0]), 0)
-    free = None if available_bytes is None else available_bytes + resident_bytes()
-    few_cores = len(os.sched_getaffinity(0)) <= _FEW_CORES
-    return TrainingDevice("the processor", False, free, 1 if few_cores else 0)
+        return torch.cuda.get_device_name(), int(torch.cuda.mem_get_info()[0])
+    return "the processor", None if available_bytes is None else available_bytes + resident_bytes()
 
 
 def fast_dtype() -> Literal["float32", "bfloat16"]:
@@ -72,8 +57,8 @@ def loading_note(section: ModelSection) -> str:
     return f"model: loading {section.name}{more if is_slow else ''}"
 
 
-def load_for_trial(config: RunConfig, device: TrainingDevice) -> tuple[Any, Any, int]:
-    """Model of ``fast_dtype`` with fresh adapters on ``device``, its tokenizer, and the number of its own weights.
+def load_for_trial(config: RunConfig) -> tuple[Any, Any, int]:
+    """Model of ``fast_dtype`` with fresh adapters where it would train, its tokenizer, and the number of its own weights.
 
     Raises:
         ComposerError: as ``load_model``.
@@ -81,14 +66,14 @@ def load_for_trial(config: RunConfig, device: TrainingDevice) -> tuple[Any, Any,
     """
     from peft import get_peft_model
 
-    if device.cpu_threads:
-        torch.set_num_threads(device.cpu_threads)
+    if threads := cpu_threads():
+        torch.set_num_threads(threads)
     as_chat = config.rollouts.prompt_style == "chat"
     section = config.model.model_copy(update={"dtype": fast_dtype()})
     model, tokenizer = load_model(section, seed=config.seed, needs_chat_template=as_chat)
     num_parameters = sum(weight.numel() for weight in model.parameters())
     with within_memory(config.model.name):
-        moved = model.to("cuda") if device.is_gpu else model
+        moved = model.to("cuda") if torch.cuda.is_available() else model
         return get_peft_model(moved, lora_config(config.model.lora)).eval(), tokenizer, num_parameters
 
 
@@ -126,89 +111,68 @@ def measure_step(
     tokenizer: Any,
     prompt: Sequence[int],
     *,
-    longest: int,
     num_prompts: int,
     group_size: int,
     completion_tokens: int,
 ) -> StepCost:
-    """Sample one group and train on one, without changing a weight; the rest is in proportion.
+    """Sample one group of short answers and train on it, without changing a weight; a step is in proportion to its tokens.
 
-    Sampling goes by completion tokens, training and memory by all tokens that training forwards. It is done twice, first with
-    two tokens, so that what happens once only is not measured.
+    A whole step is not taken, since one that does not fit into the memory of a processor ends the process. A first try of two
+    tokens a row has what happens once only.
 
     Args:
         model: with its adapters, on the device that trains.
         tokenizer: the model's.
-        prompt: token ids of a prompt of usual length.
-        longest: tokens of the longest prompt, which decides the memory.
+        prompt: token ids; with the longest one of a run the cost is the most that a step has.
         num_prompts: of a step.
         group_size: completions of a prompt.
-        completion_tokens: of the recipe; 64 of them are tried at most.
+        completion_tokens: of each; 64 of them are tried at most.
     """
     is_shared = packing_reason(model) is None
     add_fused_lm_head(inner_model(model))
-
-    def forwarded(of_prompt: int, of_completion: int) -> int:
-        return (1 if is_shared else group_size) * of_prompt + group_size * of_completion
-
     for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
-        held = _memory_bytes(model)
-        _forget_peak(model)
-        sample = partial(
-            sample_shared,
-            model,
-            [prompt],
-            group_size,
-            max_new_tokens=num_tried,
-            temperature=1.0,
-            eos_token_ids=(),
-            pad_token_id=tokenizer.pad_token_id,
-            generator=torch.Generator(device=model.device).manual_seed(0),
-        )
-        sampling = _seconds(sample, model)
-        num_words = int(inner_model(model).get_input_embeddings().weight.shape[0])
-        ids = torch.arange(group_size * num_tried, device=model.device) % num_words
-        completions_GC = ids.view(group_size, num_tried)
-        training = _seconds(partial(_train, model, prompt, completions_GC, is_shared=is_shared), model)
-        above = max(0, _memory_bytes(model, at_peak=True) - held)
-        model.zero_grad(set_to_none=True)
-    tried = forwarded(len(prompt), num_tried)
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    of_sampling = sampling * completion_tokens / num_tried
-    of_training = training * forwarded(len(prompt), completion_tokens) / tried
-    of_memory = above * forwarded(longest, completion_tokens) / tried
-    return StepCost(
-        seconds=num_prompts * (of_sampling + of_training),
-        memory_bytes=round(held + _ADAM * trained + num_prompts * of_memory),
-        is_shared=is_shared,
-    )
+        held = torch.cuda.memory_allocated() if model.device.type == "cuda" else resident_bytes()
+        with _taken(model) as sampling:
+            sampled = sample_shared(
+                model,
+                [prompt],
+                group_size,
+                max_new_tokens=num_tried,
+                temperature=1.0,
+                eos_token_ids=(),
+                pad_token_id=tokenizer.pad_token_id,
+                generator=torch.Generator(device=model.device).manual_seed(0),
+            )
+        with _taken(model) as training:
+            _train(model, prompt, [row.ids for row in sampled[0]], is_shared=is_shared)
+    above = max(0, sampling.peak_bytes - held, training.peak_bytes - held)
+    of_prompts = (1 if is_shared else group_size) * len(prompt)
+    tried, whole = (of_prompts + group_size * num_tokens for num_tokens in (num_tried, completion_tokens))
+    num_trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    seconds = sampling.seconds * completion_tokens / num_tried + training.seconds * whole / tried
+    memory = held + _ADAM * num_trained + num_prompts * above * whole / tried
+    return StepCost(num_prompts * seconds, round(memory), is_shared)
 
 
-def _train(model: Any, prompt: Sequence[int], completions_GC: torch.Tensor, *, is_shared: bool) -> None:
+def _train(
+    model: Any, prompt: Sequence[int], completions: Sequence[Sequence[int]], *, is_shared: bool
+) -> None:
     """Forward and backward of a group, as the trainer computes them, and a forward without gradient."""
-    prompts_GP = torch.tensor([list(prompt)] * len(completions_GC), device=model.device)
+    prompts_GP = torch.tensor([list(prompt)] * len(completions), device=model.device)
+    completions_GC = torch.tensor(completions, device=model.device)
 
     def logps() -> torch.Tensor:
         if is_shared:
             masks = torch.ones_like(prompts_GP), torch.ones_like(completions_GC)
             return shared_prefix_logps(model, prompts_GP, masks[0], completions_GC, masks[1])[0]
         ids = torch.cat([prompts_GP, completions_GC], dim=1)
-        logps: torch.Tensor = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
-        return logps
+        of_rows: torch.Tensor = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
+        return of_rows
 
     with torch.no_grad():
         logps()
     torch.autograd.backward(logps().sum())
-
-
-def _memory_bytes(model: Any, *, at_peak: bool = False) -> int:
-    """What is allocated on the model's GPU; on the processor what is resident of this process."""
-    if model.device.type == "cuda":
-        read = torch.cuda.max_memory_allocated if at_peak else torch.cuda.memory_allocated
-        return read(model.device)
-    if at_peak:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return resident_bytes()
+    model.zero_grad(set_to_none=True)
 
 
 def resident_bytes() -> int:
@@ -216,18 +180,26 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _forget_peak(model: Any) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(model.device)
-        return
-    with contextlib.suppress(OSError):  # where that is not allowed, the peak is that of loading, at worst
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+@dataclass(slots=True)
+class _Taken:
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    """What was allocated on the model's GPU; on the processor what was resident of this process."""
 
 
-def _seconds(work: Callable[[], Any], model: Any) -> float:
-    wait: Callable[[], Any] = torch.cuda.synchronize if model.device.type == "cuda" else (lambda: None)
-    wait()
-    started = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - started
+@contextmanager
+def _taken(model: Any) -> Iterator[_Taken]:
+    """Afterwards it says what was taken inside."""
+    is_gpu = model.device.type == "cuda"
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        with suppress(OSError):  # where that is not allowed, the peak is that of loading, at worst
+            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    taken, started = _Taken(), time.perf_counter()
+    yield taken
+    taken.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if is_gpu:
+        torch.cuda.synchronize()
+        taken.peak_bytes = torch.cuda.max_memory_allocated()
+    taken.seconds = time.perf_counter() - started

@@ -20,24 +20,26 @@ from composer_replication.trainer.model_modes import (
     spread_again,
     weights_are_sharded,
 )
-from composer_replication.trainer.prefix_support import accepts, inner_model
+from composer_replication.trainer.prefix_support import (
+    VIRTUAL_TOKENS,
+    accepts,
+    has_virtual_tokens,
+    inner_model,
+)
 from composer_replication.trainer.processes import num_processes
-
-_NOT_FSDP2 = "its weights are spread over processes, and not by FSDP2."
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """logits = softcap(scale * weight states); ``softcap`` None is the identity."""
+    """logits = softcap(weight states), of states that are scaled already; ``softcap`` None is the identity."""
 
     weight_VH: torch.Tensor
     softcap: float | None
-    scale: float
     adds_to_weight_grad: bool
     """The gradient of the weight goes straight into ``weight.grad``: nothing else waits for it."""
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the functions of ``losses.chunked_head``; the scale is in the states."""
+        """Keyword arguments of the functions of ``losses.chunked_head``."""
         return {"softcap": self.softcap, "adds_to_weight_grad": self.adds_to_weight_grad}
 
 
@@ -48,10 +50,13 @@ def head_of(model: nn.Module) -> Head:
     """
     spread_again(model)
     inner = inner_model(model)
-    head = inner.get_output_embeddings()
-    config = inner.config.get_text_config()
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return Head(head.weight, softcap, logit_scale(config), _may_add_in_place(head.weight))
+    weight = inner.get_output_embeddings().weight
+    softcap = getattr(inner.config.get_text_config(), "final_logit_softcapping", None)
+    # With several processes the data-parallel wrapper waits for the gradient, and hooks of an optimizer that steps inside
+    # backward do; where autograd alone would see it, it need not exist a second time.
+    hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
+    is_alone = num_processes() == 1 and not is_spread(weight)
+    return Head(weight, softcap, weight.requires_grad and weight.is_leaf and is_alone and not any(hooks))
 
 
 def states_problem(model: nn.Module) -> str | None:
@@ -60,47 +65,44 @@ def states_problem(model: nn.Module) -> str | None:
         return problem
     inner = inner_model(model)
     name = type(inner).__name__
-    if not hasattr(inner, "get_output_embeddings") or not _is_plain_linear(inner.get_output_embeddings()):
+    head: Any = getattr(inner, "get_output_embeddings", lambda: None)()
+    kind = type(head)  # FSDP2 makes a class of its own of each layer that it wraps
+    is_linear = kind is nn.Linear or (hasattr(head, "reshard") and kind.__bases__[-1] is nn.Linear)
+    if not is_linear or head.bias is not None:
         return f"the head of {name} is not a plain linear layer without bias (an adapter on it counts)."
     if not accepts(inner, "logits_to_keep") or inner.base_model is inner:
         return f"{name} does not give its last hidden states apart from its logits."
-    for module in model.modules():
-        configs = getattr(module, "peft_config", None)
-        for config in configs.values() if isinstance(configs, dict) else ():
-            if getattr(config, "is_prompt_learning", False):
-                return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
-    return _other_logits(model)
+    return VIRTUAL_TOKENS if has_virtual_tokens(model) else _other_logits(model)
 
 
-def what_is_called(model: nn.Module) -> Any:
-    """What a forward goes through: the model with its hooks where its weights are spread, else the one in its wrappers."""
-    return model if weights_are_sharded(model) else inner_model(model)
-
-
-def last_states(model: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def last_states(
+    model: nn.Module, ids_NS: torch.Tensor, mask_NS: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the head reads at every position (N, S, H), not scaled, and the logits that it makes of the last one (N, 1, V).
 
     Positions count from the first token. Backward through the states of spread weights begins at the logits, with a gradient
     of zero: there FSDP2 has its hooks.
 
     Args:
-        model: one without ``states_problem``, in whatever wrapper it is to be called.
+        model: one without ``states_problem``. It is called in its wrappers, whose hooks gather spread weights, or else without
+            them: the gradient hooks of DDP sit on the parameters.
         ids_NS: token ids, padded on the left.
         mask_NS: 1 on tokens.
     """
     arguments: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": mask_NS, "use_cache": False}
     if accepts(inner_model(model), "position_ids"):
         arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
-    seen: list[torch.Tensor] = []
+    is_sharded, seen = weights_are_sharded(model), list[torch.Tensor]()
     hook = inner_model(model).base_model.register_forward_hook(
         lambda _module, _inputs, output: seen.append(output.last_hidden_state)
     )
     try:
-        logits_N1V = model(**arguments, logits_to_keep=1).logits
+        called = model if is_sharded else inner_model(model)
+        logits_N1V = called(**arguments, logits_to_keep=1).logits
     finally:
         hook.remove()
     states_NSH = seen[-1]
-    if weights_are_sharded(model) and states_NSH.requires_grad and logits_N1V.requires_grad:
+    if is_sharded and states_NSH.requires_grad and logits_N1V.requires_grad:
         states_NSH = _BehindLogits.apply(states_NSH, logits_N1V)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return states_NSH, logits_N1V
 
@@ -126,8 +128,9 @@ def _other_logits(model: nn.Module) -> str | None:
     weight_VH = gathered(head.weight_VH)
     ids_NS = torch.arange(min(4, weight_VH.size(0)), device=weight_VH.device)[None]
     with evaluation_mode(inner):
-        states_NSH, logits_N1V = last_states(what_is_called(model), ids_NS, torch.ones_like(ids_NS))
-    made_N1V = linear((states_NSH[:, -1:] * head.scale).to(weight_VH.dtype), weight_VH)
+        states_NSH, logits_N1V = last_states(model, ids_NS, torch.ones_like(ids_NS))
+    scale = logit_scale(inner.config.get_text_config())
+    made_N1V = linear((states_NSH[:, -1:] * scale).to(weight_VH.dtype), weight_VH)
     if head.softcap is not None:
         made_N1V = head.softcap * torch.tanh(made_N1V / head.softcap)
     if made_N1V.shape == logits_N1V.shape:
@@ -138,23 +141,6 @@ def _other_logits(model: nn.Module) -> str | None:
     return f"the logits of {type(inner).__name__} are not what its head makes of its last hidden states."
 
 
-def _may_add_in_place(weight: torch.Tensor) -> bool:
-    """Whether autograd alone would see the gradient of this weight, which then need not exist a second time.
-
-    With several processes the data-parallel wrapper waits for it, and hooks of an optimizer that steps inside backward do.
-    """
-    hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
-    is_alone = num_processes() == 1 and not is_spread(weight)
-    return weight.requires_grad and weight.is_leaf and is_alone and not any(hooks)
-
-
-def _is_plain_linear(head: Any) -> bool:
-    """Whether nothing but a linear layer computes the logits; FSDP2 makes a class of its own of each that it wraps."""
-    kind = type(head)
-    is_linear = kind is nn.Linear or (hasattr(head, "reshard") and kind.__bases__[-1] is nn.Linear)
-    return is_linear and head.bias is None
-
-
 def _spread_problem(model: nn.Module) -> str | None:
     """Why the head of a model whose weights are, or will be, spread over processes cannot be gathered by itself."""
     if not weights_are_sharded(model):
@@ -162,14 +148,12 @@ def _spread_problem(model: nn.Module) -> str | None:
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     plugin = fsdp_plugin()
-    if plugin is None:  # sharded by hand
-        is_fsdp2 = any(is_spread(part) for part in model.parameters())
-        return None if is_fsdp2 else _NOT_FSDP2
-    if plugin.fsdp_version != 2:
-        return _NOT_FSDP2
-    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+    is_by_hand = plugin is None and any(is_spread(part) for part in model.parameters())
+    if not is_by_hand and getattr(plugin, "fsdp_version", None) != 2:
+        return "its weights are spread over processes, and not by FSDP2."
+    if isinstance(getattr(plugin, "cpu_offload", None), CPUOffloadPolicy):
         return "FSDP2 keeps its weights in the processor's memory (fsdp_offload_params)."
-    if plugin.cpu_ram_efficient_loading:
+    if getattr(plugin, "cpu_ram_efficient_loading", False):
         return "one process alone loads its weights (fsdp_cpu_ram_efficient_loading)."
     return None
 
@@ -188,12 +172,11 @@ def logit_scale(config: Any) -> float:
 def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
     """Scaled last hidden state before each completion token that carries loss: (M, H), row by row.
 
-    Positions count from the first token of the prompt, as in generation. The wrapper of DDP is passed by: its gradient hooks
-    sit on the parameters.
+    Positions count from the first token of the prompt, as in generation.
     """
     ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
     mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
-    states_NTH = last_states(what_is_called(model), ids, mask)[0][:, rows.prompt_ids_NP.size(1) - 1 : -1]
+    states_NTH = last_states(model, ids, mask)[0][:, rows.prompt_ids_NP.size(1) - 1 : -1]
     return states_NTH[rows.loss_mask_NT.bool()] * logit_scale(inner_model(model).config.get_text_config())
 
 

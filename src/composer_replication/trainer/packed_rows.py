@@ -8,8 +8,7 @@ for its last token, then, for each completion, that last token and the completio
 By a mask each token sees the prompt and what stands before it in its own part, and each token of a part scores the one behind it.
 Attention is computed between all tokens of a pack, though, so long completions are packed few at a time (``rows_of_a_pack``).
 
-Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens of some packs,
-M tokens of some rows.
+Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens of some packs.
 """
 
 from __future__ import annotations
@@ -26,35 +25,11 @@ from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.prefix_support import inner_model
 from composer_replication.trainer.processes import num_processes
 
-Prompt = tuple[int, ...]
-"""The ids of one distinct prompt, without its padding."""
-
-
-def distinct_prompts(ids_BP: torch.Tensor, mask_BP: torch.Tensor) -> tuple[list[Prompt], list[int]]:
-    """Distinct prompts in order of first appearance, and the index of each row's prompt."""
-    index: dict[Prompt, int] = {}
-    prompt_of_row: list[int] = []
-    for row, (ids_P, mask_P) in enumerate(zip(ids_BP, mask_BP.bool(), strict=True)):
-        prompt = tuple(ids_P[mask_P].tolist())
-        if not prompt:
-            raise InputError(
-                "CR0722", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
-            )
-        prompt_of_row.append(index.setdefault(prompt, len(index)))
-    return list(index), prompt_of_row
-
-
 MAX_COLUMNS = 16_384
 """Of a pack of several rows: its mask has the square of that many entries."""
-_PADDING = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """A prompt and the rows that follow it."""
-
-    prompt: Prompt
-    rows: tuple[int, ...]
+_PADDING, _UNSCORED = -1, -100
+Pack = tuple[tuple[int, ...], list[int]]
+"""The ids of a prompt, without padding, and the rows that follow it."""
 
 
 def shared_prefix_logps(
@@ -88,46 +63,54 @@ def shared_prefix_logps(
     Raises:
         InputError: CR0722, a prompt without a token.
     """
-    prompts, prompt_of_row = distinct_prompts(prompt_ids_BP, prompt_mask_BP)
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, (ids_P, mask_P) in enumerate(zip(prompt_ids_BP, prompt_mask_BP.bool(), strict=True)):
+        prompt = tuple(ids_P[mask_P].tolist())
+        if not prompt:
+            raise InputError(
+                "CR0722", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
+            )
+        rows_of.setdefault(prompt, []).append(row)
     mask_BT = completion_mask_BT.bool()
+    ids = [
+        of_row[:length]
+        for of_row, length in zip(completion_ids_BT.tolist(), mask_BT.sum(1).tolist(), strict=True)
+    ]
     logp_parts: list[torch.Tensor] = []
     entropy_parts: list[torch.Tensor] = []
-    places: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for layout in _layouts(model, prompts, prompt_of_row, completion_ids_BT, mask_BT):
-        targets_KS = torch.full_like(layout.ids_KS, -100)
-        targets_KS[layout.from_N] = completion_ids_BT[layout.to_N]
-        output: Any = model(**_arguments(model, layout), shift_labels=targets_KS, fused_lm_head=True)
-        logp_parts.append(output.log_probs[layout.from_N])
-        entropy_parts += [] if output.entropy is None else [output.entropy[layout.from_N]]
-        places.append(layout.to_N)
-    rows_M, columns_M = (torch.cat(each) for each in zip(*places, strict=True))
+    places: list[torch.Tensor] = []
+    for packs in _forwards(model, rows_of, [len(each) for each in ids]):
+        layout = _Layout.of(packs, ids, completion_ids_BT.device)
+        output: Any = model(**_arguments(model, layout), shift_labels=layout.targets_KS, fused_lm_head=True)
+        is_scored_KS = layout.targets_KS != _UNSCORED
+        logp_parts.append(output.log_probs[is_scored_KS])
+        entropy_parts += [] if output.entropy is None else [output.entropy[is_scored_KS]]
+        places.append(layout.places_N2)
+    rows_N, columns_N = torch.cat(places).unbind(-1)
 
     def in_rows(parts: list[torch.Tensor]) -> torch.Tensor:
-        values_M = torch.cat(parts)
-        values_BT = values_M.new_zeros(mask_BT.shape).index_put((rows_M, columns_M), values_M)
-        return values_BT.masked_fill(~mask_BT, 0.0)
+        values_N = torch.cat(parts)
+        return values_N.new_zeros(mask_BT.shape).index_put((rows_N, columns_N), values_N)
 
     return in_rows(logp_parts), in_rows(entropy_parts) if entropy_parts else None
 
 
-def _layouts(
-    model: nn.Module,
-    prompts: Sequence[Prompt],
-    prompt_of_row: Sequence[int],
-    completion_ids_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-) -> Iterator[_Layout]:
-    """One a pack, which is faster on a processor; of several processes, whose weights may be sharded, each forwards once.
+def _forwards(
+    model: nn.Module, rows_of: dict[tuple[int, ...], list[int]], lengths: Sequence[int]
+) -> Iterator[list[Pack]]:
+    """The packs of each forward.
 
-    Where the mask of all packs together would be too large, and weights are whole, it is one a pack there, too.
+    One a forward is faster on a processor; of several processes, whose weights may be sharded, each forwards once. Where the
+    mask of all packs together would be too large, and weights are whole, it is one a forward there, too.
     """
-    lengths_B: list[int] = mask_BT.sum(dim=1).tolist()
     hidden_size = inner_model(model).config.get_text_config().hidden_size
-    packs = _packs(prompts, prompt_of_row, lengths_B, hidden_size)
-    width = max(len(pack.prompt) + sum(lengths_B[row] for row in pack.rows) for pack in packs)
+    packs: list[Pack] = []
+    for prompt, rows in rows_of.items():
+        step = rows_of_a_pack(len(rows), len(prompt), max(lengths[row] for row in rows), hidden_size)
+        packs += [(prompt, rows[at : at + step]) for at in range(0, len(rows), step)]
+    width = max(len(prompt) + sum(lengths[row] for row in rows) for prompt, rows in packs)
     fits = weights_are_sharded(model) or len(packs) * width**2 <= MAX_COLUMNS**2
-    for together in [packs] if num_processes() > 1 and fits else [[pack] for pack in packs]:
-        yield _Layout.of(together, completion_ids_BT, lengths_B)
+    yield from [packs] if num_processes() > 1 and fits else [[pack] for pack in packs]
 
 
 def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:
@@ -151,92 +134,63 @@ def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hi
     return min(fits, key=cost, default=1)
 
 
-def _packs(
-    prompts: Sequence[Prompt], prompt_of_row: Sequence[int], lengths: Sequence[int], hidden_size: int
-) -> list[Pack]:
-    packs = []
-    for number, prompt in enumerate(prompts):
-        rows = [row for row, of in enumerate(prompt_of_row) if of == number]
-        step = rows_of_a_pack(len(rows), len(prompt), max(lengths[row] for row in rows), hidden_size)
-        packs += [Pack(prompt, tuple(rows[at : at + step])) for at in range(0, len(rows), step)]
-    return packs
-
-
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Packs side by side; their prompts end in the same column.
+    """Packs side by side, padded on the right.
 
     Attributes:
         ids_KS: token ids.
         positions_KS: as in generation.
         segments_KS: 0 for the prompt, 1 and up for the completions, -1 for padding.
-        from_N: pack and column of each position that scores a token.
-        to_N: row and column (B, T) of the token that it scores.
+        targets_KS: the token that each position scores, -100 for none.
+        places_N2: row and column (B, T) of each of these tokens.
     """
 
     ids_KS: torch.Tensor
     positions_KS: torch.Tensor
     segments_KS: torch.Tensor
-    from_N: tuple[torch.Tensor, torch.Tensor]
-    to_N: tuple[torch.Tensor, torch.Tensor]
+    targets_KS: torch.Tensor
+    places_N2: torch.Tensor
 
     @classmethod
-    def of(cls, packs: Sequence[Pack], ids_BT: torch.Tensor, lengths_B: Sequence[int]) -> _Layout:
-        """Lay out packs of the rows of a batch, each of so many tokens."""
-        device = ids_BT.device
-        width = max(len(pack.prompt) for pack in packs) - 1
-        num_columns = width + max(1, *(sum(lengths_B[row] for row in pack.rows) for pack in packs))
-        ids_KS = torch.zeros(len(packs), num_columns, dtype=torch.long, device=device)
-        positions_KS = torch.zeros_like(ids_KS)
-        segments_KS = torch.full_like(ids_KS, _PADDING)
-        scoring: list[tuple[int, int]] = []
-        scored: list[tuple[int, int]] = []
-        for number, pack in enumerate(packs):
-            *first_ids, last_id = pack.prompt
-            length = len(first_ids)
-            before = slice(width - length, width)
-            ids_KS[number, before] = torch.tensor(first_ids, dtype=torch.long, device=device)
-            positions_KS[number, before] = torch.arange(length, device=device)
-            segments_KS[number, before] = 0
-            start = width
-            for segment, row in enumerate(pack.rows, start=1):
-                end = start + lengths_B[row]
-                part = slice(start, end)
-                ids_KS[number, start : min(start + 1, end)] = last_id
-                ids_KS[number, start + 1 : end] = ids_BT[row, : max(lengths_B[row] - 1, 0)]
-                positions_KS[number, part] = torch.arange(length, length + end - start, device=device)
-                segments_KS[number, part] = segment
-                scoring += [(number, column) for column in range(start, end)]
-                scored += [(row, column) for column in range(end - start)]
-                start = end
-        pairs = (torch.tensor(each, device=device).reshape(-1, 2).long() for each in (scoring, scored))
-        from_N2, to_N2 = pairs
-        return cls(
-            ids_KS,
-            positions_KS,
-            segments_KS,
-            (from_N2[:, 0], from_N2[:, 1]),
-            (to_N2[:, 0], to_N2[:, 1]),
-        )
-
-    def allowed(self) -> torch.Tensor:
-        """(K, S, S): which token (first S) may attend to which (second S); padding sees padding, so that no line is empty."""
-        num_columns = self.ids_KS.size(1)
-        causal_SS = torch.ones(num_columns, num_columns, dtype=torch.bool, device=self.ids_KS.device).tril()
-        of_query, of_key = self.segments_KS[:, :, None], self.segments_KS[:, None, :]
-        return causal_SS & ((of_key == 0) | (of_key == of_query))
+    def of(cls, packs: Sequence[Pack], completions: Sequence[Sequence[int]], device: torch.device) -> _Layout:
+        """Lay out packs of the rows of a batch."""
+        columns: list[list[list[int]]] = [[], [], [], []]
+        places: list[tuple[int, int]] = []
+        for prompt, rows in packs:
+            *ids, last = prompt
+            positions, segments, targets = list(range(len(ids))), [0] * len(ids), [_UNSCORED] * len(ids)
+            for segment, row in enumerate(rows, start=1):
+                tokens = completions[row]
+                ids += [last, *tokens][: len(tokens)]  # the last token is only predicted
+                positions += range(len(prompt) - 1, len(prompt) - 1 + len(tokens))
+                segments += [segment] * len(tokens)
+                targets += tokens
+                places += [(row, column) for column in range(len(tokens))]
+            for column, values in zip(columns, (ids, positions, segments, targets), strict=True):
+                column.append(values)
+        width = max(1, *map(len, columns[0]))  # a forward wants a column
+        padded = [
+            torch.tensor([values + [filler] * (width - len(values)) for values in column], device=device)
+            for column, filler in zip(columns, (0, 0, _PADDING, _UNSCORED), strict=True)
+        ]
+        ids_KS, positions_KS, segments_KS, targets_KS = padded
+        places_N2 = torch.tensor(places, dtype=torch.long, device=device).reshape(-1, 2)
+        return cls(ids_KS, positions_KS, segments_KS, targets_KS, places_N2)
 
 
 def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "input_ids": layout.ids_KS,
-        "position_ids": layout.positions_KS,
-        "use_cache": False,
-    }
-    if int(layout.segments_KS.min()) >= 0 and int(layout.segments_KS.max()) <= 1:
-        return arguments  # one row behind each prompt and no padding: causality is all
-    inner = inner_model(model)
-    mask = layout.allowed()[:, None]
+    arguments: dict[str, Any] = {"input_ids": layout.ids_KS, "position_ids": layout.positions_KS}
+    arguments["use_cache"] = False
+    if int(layout.segments_KS.max()) <= 1:
+        return arguments  # one row behind each prompt: causality is all, and nothing sees the padding on the right
+    inner, num_columns = inner_model(model), layout.ids_KS.size(1)
+    causal_SS = torch.ones(num_columns, num_columns, dtype=torch.bool, device=layout.ids_KS.device).tril()
+    of_query, of_key = layout.segments_KS[:, :, None], layout.segments_KS[:, None, :]
+    mask = causal_SS & (
+        (of_key == 0) | (of_key == of_query)
+    )  # padding sees padding, so that no line is empty
+    mask = mask[:, None]
     if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
         zeros = torch.zeros_like(mask, dtype=inner.dtype)
         mask = zeros.masked_fill(~mask, torch.finfo(inner.dtype).min)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,30 +13,18 @@ from composer_replication.rollouts.episodes.batching_policy import SampleOptions
 from composer_replication.rollouts.tokens.template_suffix import unwilling_template
 from composer_replication.trainer.prefix_generation import SampledRow, sample_shared, text_rule
 
-
-class SamplingArguments(Protocol):
-    """What is read of TRL's arguments."""
-
-    top_p: float
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float
+_NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 
 
-def filters_of(sampling: SamplingArguments) -> dict[str, Any]:
-    """The filters, as ``sample_shared`` takes them."""
-    return {
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or 0,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-    }
+def filters_of(sampling: Any) -> dict[str, Any]:
+    """The filters of TRL's arguments, as ``sample_shared`` takes them; None has none."""
+    given = _NO_FILTERS if sampling is None else {name: getattr(sampling, name) for name in _NO_FILTERS}
+    return {**given, "top_k": given["top_k"] or 0}
 
 
-def reshapes(sampling: SamplingArguments) -> bool:
+def reshapes(sampling: Any) -> bool:
     """Whether filters reshape the distribution: its log-probabilities would not be the model's own."""
-    off = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    return filters_of(sampling) != off
+    return filters_of(sampling) != _NO_FILTERS
 
 
 class ModelSampler:
@@ -46,14 +34,12 @@ class ModelSampler:
 
     Args:
         model: causal language model.
-        sampling: TRL's arguments, for the filters.
+        sampling: TRL's arguments, for the filters; None for none.
         tokenizer: the model's; it writes the text of an answer, for people and hints. Ids stay as they were sampled.
         eos_token_ids: end an answer.
     """
 
-    def __init__(
-        self, model: Any, sampling: SamplingArguments, tokenizer: Any, *, eos_token_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, model: Any, sampling: Any, tokenizer: Any, *, eos_token_ids: Sequence[int]) -> None:
         self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
 
@@ -132,13 +118,9 @@ class InProcessPolicy:
         sampling: TRL's arguments, for the filters of training; None draws from the model's own distribution.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, *, as_chat: bool = False, sampling: SamplingArguments | None = None
-    ) -> None:
-        self.model = model
-        self.filters = {} if sampling is None else filters_of(sampling)
-        self.tokenizer = tokenizer
-        self.as_chat = as_chat
+    def __init__(self, model: Any, tokenizer: Any, *, as_chat: bool = False, sampling: Any = None) -> None:
+        self.model, self.tokenizer, self.as_chat = model, tokenizer, as_chat
+        self.filters = filters_of(sampling)
         self.on_prompts: Callable[[int, int], None] | None = None
         """Told (prompts answered, prompts in all) after each chunk of prompts."""
 
@@ -157,19 +139,18 @@ class InProcessPolicy:
         answers: list[list[Completion]] = []
         for start in range(0, len(prompts), NUM_PROMPTS_AT_ONCE):
             chunk = [self.prompt_ids(prompt) for prompt in prompts[start : start + NUM_PROMPTS_AT_ONCE]]
-            with torch.no_grad():
-                rows = sample_shared(
-                    self.model,
-                    chunk,
-                    num_samples,
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    **self.filters,
-                    eos_token_ids=ends,
-                    pad_token_id=self.tokenizer.pad_token_id,
-                    stop=text_rule(self.tokenizer, is_finished),
-                    generator=generator,
-                )
+            rows = sample_shared(
+                self.model,
+                chunk,
+                num_samples,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                **self.filters,
+                eos_token_ids=ends,
+                pad_token_id=self.tokenizer.pad_token_id,
+                stop=text_rule(self.tokenizer, is_finished),
+                generator=generator,
+            )
             answers += [
                 [_completion(self.tokenizer, row, has_logps=False) for row in of_prompt] for of_prompt in rows
             ]

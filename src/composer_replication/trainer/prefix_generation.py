@@ -38,7 +38,6 @@ from composer_replication.trainer.prefix_support import accepts, inner_model, sa
 
 logger = logging.getLogger(__name__)
 
-
 _TORCH_SAYS = "probability tensor contains"  # multinomial on a processor; on a GPU it ends the process's CUDA
 
 
@@ -50,12 +49,11 @@ class NonFiniteSamplingError(InputError, ArithmeticError):
     """
 
     def __init__(self, step: int | None = None) -> None:
-        where = "sampling" if step is None else f"step {step}"
+        more = "" if step is None else f" for step {step}"
         super().__init__(
             "CR0771",
-            f"the weights of the model gave numbers that are not finite while sampling"
-            f"{'' if step is None else f' for step {step}'}.",
-            where=where,
+            f"the weights of the model gave numbers that are not finite while sampling{more}.",
+            where="sampling" if step is None else f"step {step}",
             fix="lower trl.learning_rate or trl.weight_decay and begin a new run; to go on from the newest checkpoint "
             "whose weights are finite, name its folder in model.name.",
         )
@@ -66,12 +64,10 @@ def sampling_for_step(step: int) -> Iterator[None]:
     """Inside, what our sampler or torch says of such numbers is an error that names the step."""
     try:
         yield
-    except NonFiniteSamplingError as error:
-        raise NonFiniteSamplingError(step) from error
-    except RuntimeError as error:
-        if _TORCH_SAYS not in str(error):
-            raise
-        raise NonFiniteSamplingError(step) from error
+    except (NonFiniteSamplingError, RuntimeError) as error:
+        if isinstance(error, NonFiniteSamplingError) or _TORCH_SAYS in str(error):
+            raise NonFiniteSamplingError(step) from error
+        raise
 
 
 StopRule = Callable[[list[int]], bool]
@@ -161,10 +157,10 @@ def sample_shared(
             are those of temperature 1).
         eos_token_ids: ids that end a row.
         pad_token_id: fills the left of shorter prompts; masked, so any valid id serves.
-        top_p: keep the smallest set of tokens with this probability; 1 is off.
-        top_k: keep this many tokens; 0 is off.
-        min_p: drop tokens below this share of the most likely one; None is off.
-        repetition_penalty: divides the logits of tokens already in prompt or completion; 1 is off.
+        top_p: as in ``generate``; 1 is off.
+        top_k: likewise; 0 is off.
+        min_p: likewise; None is off.
+        repetition_penalty: likewise; 1 is off.
         stop: asked after each token with the row's ids so far (a copy) whether the row ends. Not asked after an end of
             sequence.
         generator: source of randomness, on any device; None is torch's global one. With one for each row, what that
@@ -176,24 +172,23 @@ def sample_shared(
     Raises:
         NonFiniteSamplingError: logits that are not finite numbers (CR0771).
     """
-    index: dict[tuple[int, ...], int] = {}
     given = [tuple(ids) for ids in prompt_token_lists for _ in range(num_samples)]
-    prompt_of_row = [index.setdefault(ids, len(index)) for ids in given]
-    rows = [SampledRow() for _ in prompt_of_row]
-    rule = _Rule(
+    rows = [SampledRow() for _ in given]
+    sampling = _Sampling(
         processors=_processors(temperature, top_p, top_k, min_p, repetition_penalty),
         is_greedy=temperature == 0,
         needs_context=repetition_penalty != 1.0,
         eos_token_ids=frozenset(eos_token_ids),
         stop=stop,
         generator=generator,
-        row_limits=row_limits or [max_new_tokens] * len(prompt_of_row),
+        row_limits=row_limits or [max_new_tokens] * len(rows),
     )
     with torch.no_grad(), evaluation_mode(model):
-        batch, logits_AV = start_batch(model, list(index), prompt_of_row, pad_token_id)
+        batch = _Batch(model, given)
+        logits_AV = batch.first_logits(pad_token_id)
         running = list(range(len(rows)))
         for step in range(max_new_tokens):
-            running = _extend(rows, batch, logits_AV, rule) if running else []
+            running = sampling.extend(rows, batch, logits_AV) if running else []
             if step == max_new_tokens - 1 or not goes_on(bool(running)):
                 break
             batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
@@ -202,7 +197,7 @@ def sample_shared(
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _Sampling:
     """How a token is drawn and when a row ends."""
 
     processors: LogitsProcessorList
@@ -213,27 +208,45 @@ class _Rule:
     generator: torch.Generator | Sequence[torch.Generator] | None
     row_limits: Sequence[int]
 
-    def uniforms(self, row_numbers: list[int], num_rows: int) -> torch.Tensor:
-        """A number of each running row, in [0, 1)."""
-        if isinstance(self.generator, Sequence):
-            own = [self.generator[number] for number in row_numbers]
-            return torch.stack([torch.rand((), generator=each, dtype=torch.float64).cpu() for each in own])
-        device = None if self.generator is None else self.generator.device
-        uniforms_B = torch.rand(num_rows, generator=self.generator, dtype=torch.float64, device=device)
-        return uniforms_B[torch.tensor(row_numbers, device=device)]
+    def extend(self, rows: list[SampledRow], batch: _Batch, logits_AV: torch.Tensor) -> list[int]:
+        """Draw one token for each running row; the places of the rows that go on."""
+        context_AC = batch.context() if self.needs_context else logits_AV.new_zeros(0, dtype=torch.long)
+        scores_AV = self.processors(cast("torch.LongTensor", context_AC), logits_AV.float())
+        drawn_A = self._draw(scores_AV, batch.row_numbers, len(rows))
+        logps = scores_AV.log_softmax(-1).gather(-1, drawn_A[:, None])[:, 0].tolist()
+        if any(
+            map(math.isnan, logps)
+        ):  # a drawn token may have probability 0 by rounding, but never no number
+            raise NonFiniteSamplingError
+        running: list[int] = []
+        newest = zip(batch.row_numbers, drawn_A.tolist(), logps, strict=True)
+        for place, (number, token, logp) in enumerate(newest):
+            rows[number].ids.append(token)
+            rows[number].logps.append(logp)
+            if not self._ends(rows[number]) and len(rows[number].ids) < self.row_limits[number]:
+                running.append(place)
+        return running
 
-    def draw(self, scores_AV: torch.Tensor, row_numbers: list[int], num_rows: int) -> torch.Tensor:
-        """One token id for each running row."""
+    def _draw(self, scores_AV: torch.Tensor, row_numbers: list[int], num_rows: int) -> torch.Tensor:
+        """One token id for each running row, by a number of its own in [0, 1)."""
         if self.is_greedy:
             return scores_AV.argmax(-1)
-        uniforms_A = self.uniforms(row_numbers, num_rows).to(scores_AV.device)
+        if isinstance(self.generator, Sequence):
+            own = [self.generator[number] for number in row_numbers]
+            uniforms_A = torch.stack(
+                [torch.rand((), generator=each, dtype=torch.float64).cpu() for each in own]
+            )
+        else:
+            device = None if self.generator is None else self.generator.device
+            uniforms_B = torch.rand(num_rows, generator=self.generator, dtype=torch.float64, device=device)
+            uniforms_A = uniforms_B[torch.tensor(row_numbers, device=device)]
         # Inverse of the cumulative distribution; right=True passes over tokens of probability zero.
         cumulative_AV = scores_AV.double().softmax(-1).cumsum(-1)
-        targets_A1 = (uniforms_A * cumulative_AV[:, -1])[:, None]
+        targets_A1 = (uniforms_A.to(scores_AV.device) * cumulative_AV[:, -1])[:, None]
         drawn_A = torch.searchsorted(cumulative_AV, targets_A1, right=True)[:, 0]
         return drawn_A.clamp(max=scores_AV.size(-1) - 1)
 
-    def ends(self, row: SampledRow) -> bool:
+    def _ends(self, row: SampledRow) -> bool:
         """Ask the stopping rules about the row's newest token and note the answer in the row."""
         if row.ids[-1] in self.eos_token_ids:
             row.stop_reason = StopReason.FINISHED
@@ -244,193 +257,118 @@ class _Rule:
         return True
 
 
-def _extend(rows: list[SampledRow], batch: SamplingBatch, logits_AV: torch.Tensor, rule: _Rule) -> list[int]:
-    """Draw one token for each running row; the places of the rows that go on."""
-    scores_AV = logits_AV.float()
-    if rule.needs_context:
-        newest_ids = [rows[number].ids[-1:] for number in batch.row_numbers]
-        newest_A1 = torch.tensor(newest_ids, dtype=torch.long, device=logits_AV.device)
-        batch.context_AC = torch.cat([batch.context_AC, newest_A1], dim=1)
-    scores_AV = rule.processors(cast("torch.LongTensor", batch.context_AC), scores_AV)
-    drawn_A = rule.draw(scores_AV, batch.row_numbers, len(rows))
-    logps_A = scores_AV.log_softmax(-1).gather(-1, drawn_A[:, None])[:, 0]
-    running: list[int] = []
-    logps = logps_A.tolist()
-    if any(map(math.isnan, logps)):  # a drawn token may have probability 0 by rounding, but never no number
-        raise NonFiniteSamplingError
-    newest = zip(batch.row_numbers, drawn_A.tolist(), logps, strict=True)
-    for place, (number, token, logp) in enumerate(newest):
-        rows[number].ids.append(token)
-        rows[number].logps.append(logp)
-        if not rule.ends(rows[number]) and len(rows[number].ids) < rule.row_limits[number]:
-            running.append(place)
-    return running
-
-
 def _processors(
     temperature: float, top_p: float, top_k: int, min_p: float | None, repetition_penalty: float
 ) -> LogitsProcessorList:
-    """Build transformers' own processors, in the order of ``generate``."""
-    processors: list[LogitsProcessor] = []
+    """transformers' own processors, in the order of ``generate``; of a filter, or with temperature 0, only what is on."""
+    found: list[LogitsProcessor] = []
     if repetition_penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
+        found.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
+    if temperature not in (0, 1):
+        found.append(TemperatureLogitsWarper(float(temperature)))
     if temperature != 0:
-        processors += [TemperatureLogitsWarper(float(temperature))] if temperature != 1.0 else []
-        processors += [TopKLogitsWarper(top_k)] if top_k else []
-        processors += [TopPLogitsWarper(top_p)] if top_p < 1.0 else []
-        processors += [MinPLogitsWarper(min_p)] if min_p is not None else []
-    return LogitsProcessorList(processors)
+        found += [TopKLogitsWarper(top_k)] if top_k else []
+        found += [TopPLogitsWarper(top_p)] if top_p < 1.0 else []
+        found += [MinPLogitsWarper(min_p)] if min_p is not None else []
+    return LogitsProcessorList(found)
 
 
 _TOLD: WeakSet[nn.Module] = WeakSet()
 
 
-def start_batch(
-    model: nn.Module,
-    prompts: Sequence[tuple[int, ...]],
-    prompt_of_row: Sequence[int],
-    pad_token_id: int,
-) -> tuple[SamplingBatch, torch.Tensor]:
-    """A row for each entry of ``prompt_of_row``, and the first logits (B, V).
+class _Batch:
+    """The rows still running; place a of everything is sample ``row_numbers[a]``.
 
-    A model that cannot share prompts exactly gets whole forwards, and the log says so once.
+    Their past is in a cache, and a step forwards one id of each. A model that cannot share prompts exactly has none: a step
+    forwards each row by itself from its first id on, and the log says so once.
     """
-    device = next(inner_model(model).parameters()).device
-    index_B = torch.tensor(prompt_of_row, device=device)
-    context_BC = _context(prompts, device)[index_B]
-    reason = sampling_reason(model)
-    row_numbers = list(range(len(prompt_of_row)))
-    if reason is None:
-        logits_KV, cache, mask_KP, lengths_K = _prefill(model, prompts, pad_token_id, device)
-        cache.reorder_cache(cast("torch.LongTensor", index_B))
-        batch = CachedBatch(model, row_numbers, cache, mask_KP[index_B], lengths_K[index_B], context_BC)
-        return batch, logits_KV[index_B]
-    if model not in _TOLD:
-        _TOLD.add(model)
-        logger.warning(
-            "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s",
-            reason,
-        )
-    plain = PlainBatch(model, row_numbers, [prompts[index] for index in prompt_of_row], context_BC)
-    return plain, plain.logits()
 
-
-@dataclass
-class CachedBatch:
-    """Rows whose past is in a cache; a step forwards one id of each."""
-
-    model: nn.Module
-    row_numbers: list[int]
-    cache: DynamicCache
+    cache: DynamicCache | None = None
     mask_AC: torch.Tensor
     positions_A: torch.Tensor
-    context_AC: torch.Tensor
+
+    def __init__(self, model: nn.Module, rows: Sequence[tuple[int, ...]]) -> None:
+        self.model, self.ids, self.row_numbers = model, list(rows), list(range(len(rows)))
+        self.device = next(inner_model(model).parameters()).device
+
+    def first_logits(self, pad_id: int) -> torch.Tensor:
+        """Logits after the prompts (A, V), each distinct one forwarded once; left-padded together where lengths differ."""
+        reason = sampling_reason(self.model)
+        if reason is not None:
+            if self.model not in _TOLD:
+                _TOLD.add(self.model)
+                slow = "sampling for evaluation and episodes forwards each row whole for every token, which is slow"
+                logger.warning("%s: %s", slow, reason)
+            return self._whole_logits()
+        prompts = {ids: number for number, ids in enumerate(dict.fromkeys(self.ids))}
+        width = max(map(len, prompts))
+        ids_KP = torch.tensor([(pad_id,) * (width - len(ids)) + ids for ids in prompts], device=self.device)
+        is_token = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        mask_KP = torch.tensor(is_token, device=self.device)
+        self.cache = DynamicCache(config=inner_model(self.model).config)
+        positions_KP = (mask_KP.cumsum(-1) - 1).clamp(min=0)
+        logits_KV = self._cached_logits(self.cache, ids_KP, positions_KP, mask_KP)
+        if self.cache.get_seq_length() != width:  # further tokens would be sampled without what stands before
+            name = type(inner_model(self.model)).__name__
+            raise InputError(
+                "CR0757",
+                f"{name} left the key-value cache at {self.cache.get_seq_length()} of {width} positions.",
+                where="prefix sharing",
+                fix="switch prefix sharing off for this model.",
+            )
+        index_A = torch.tensor([prompts[ids] for ids in self.ids], device=self.device)
+        self.cache.reorder_cache(cast("torch.LongTensor", index_A))
+        self.mask_AC, self.positions_A = mask_KP[index_A], mask_KP.sum(-1)[index_A]
+        return logits_KV[index_A]
 
     def keep(self, places: list[int]) -> None:
+        """Let the rows at other places go."""
         if len(places) == len(self.row_numbers):
             return
-        places_A = torch.tensor(places, device=self.mask_AC.device)
-        self.row_numbers = [self.row_numbers[place] for place in places]
-        self.cache.reorder_cache(cast("torch.LongTensor", places_A))
-        self.mask_AC = self.mask_AC[places_A]
-        self.positions_A = self.positions_A[places_A]
-        self.context_AC = self.context_AC[places_A]
-
-    def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
-        newest_A1 = torch.tensor(newest_ids, device=self.mask_AC.device)[:, None]
-        self.mask_AC = nn.functional.pad(self.mask_AC, (0, 1), value=1)
-        mask = None if bool(self.mask_AC.all()) else self.mask_AC
-        logits_A1V = _forward_with_cache(self.model, newest_A1, self.cache, self.positions_A[:, None], mask)
-        self.positions_A = self.positions_A + 1
-        return logits_A1V[:, -1]
-
-
-@dataclass
-class PlainBatch:
-    """Rows of any causal language model; a step forwards each row by itself from its first id on, without a cache."""
-
-    model: nn.Module
-    row_numbers: list[int]
-    ids: list[tuple[int, ...]]
-    context_AC: torch.Tensor
-
-    def keep(self, places: list[int]) -> None:
         self.row_numbers = [self.row_numbers[place] for place in places]
         self.ids = [self.ids[place] for place in places]
-        self.context_AC = self.context_AC[torch.tensor(places, device=self.context_AC.device)]
+        if self.cache is not None:
+            places_A = torch.tensor(places, device=self.device)
+            self.cache.reorder_cache(cast("torch.LongTensor", places_A))
+            self.mask_AC, self.positions_A = self.mask_AC[places_A], self.positions_A[places_A]
 
     def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
+        """Logits (A, V) after one more id of each row."""
         self.ids = [(*ids, newest) for ids, newest in zip(self.ids, newest_ids, strict=True)]
-        return self.logits()
+        if self.cache is None:
+            return self._whole_logits()
+        newest_A1 = torch.tensor(newest_ids, device=self.device)[:, None]
+        self.mask_AC = nn.functional.pad(self.mask_AC, (0, 1), value=1)
+        logits_AV = self._cached_logits(self.cache, newest_A1, self.positions_A[:, None], self.mask_AC)
+        self.positions_A = self.positions_A + 1
+        return logits_AV
 
-    def logits(self) -> torch.Tensor:
-        found = {ids: self._forward(ids) for ids in dict.fromkeys(self.ids)}
-        return torch.stack([found[ids] for ids in self.ids])
+    def context(self) -> torch.Tensor:
+        """All ids so far (A, C), for the repetition penalty.
 
-    def _forward(self, ids: tuple[int, ...]) -> torch.Tensor:
+        Padding repeats a row's first id, so that the padding id itself (often the end) is not penalised.
+        """
+        width = max(map(len, self.ids))
+        return torch.tensor([(ids[0],) * (width - len(ids)) + ids for ids in self.ids], device=self.device)
+
+    def _cached_logits(
+        self, cache: DynamicCache, ids_BT: torch.Tensor, positions_BT: torch.Tensor, mask_BC: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits after the last id, by the model's own forward (scaling and soft caps are its affair); the cache grows by T."""
+        arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
+        if accepts(self.model, "position_ids"):
+            arguments["position_ids"] = positions_BT
+        if not bool(mask_BC.all()):
+            arguments["attention_mask"] = mask_BC
+        logits_B1V: torch.Tensor = self.model(**arguments, logits_to_keep=1).logits
+        return logits_B1V[:, -1]
+
+    def _whole_logits(self) -> torch.Tensor:
+        """Logits (A, V) of equal rows are forwarded once."""
         more = {"use_cache": False, "logits_to_keep": 1}
         taken = {name: value for name, value in more.items() if accepts(self.model, name)}
-        input_ids = torch.tensor([ids], device=self.context_AC.device)
-        logits_1TV: torch.Tensor = self.model(input_ids=input_ids, **taken).logits
-        return logits_1TV[0, -1]
-
-
-SamplingBatch = CachedBatch | PlainBatch
-"""The rows still running; row a of everything is sample ``row_numbers[a]``. ``context_AC`` are their ids so far, for the
-repetition penalty; its left is filled by ids that the row has anyway."""
-
-
-def _context(prompts: Sequence[tuple[int, ...]], device: torch.device) -> torch.Tensor:
-    """The prompts' ids (K, P); padding repeats the first one, so that the padding id itself (often the end) is not penalised."""
-    width = max(map(len, prompts))
-    rows = [(ids[0],) * (width - len(ids)) + ids for ids in prompts]
-    return torch.tensor(rows, device=device)
-
-
-def _prefill(
-    model: nn.Module, prompts: Sequence[tuple[int, ...]], pad_id: int, device: torch.device
-) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
-    """Forward each prompt once; left-padded together when their lengths differ.
-
-    Returns:
-        The logits after the last prompt position (K, V), the filled cache (K rows), the mask (K, P)
-        and the position that each prompt's next token has (K,).
-    """
-    width = max(map(len, prompts))
-    ids_KP = torch.full((len(prompts), width), pad_id, dtype=torch.long, device=device)
-    mask_KP = torch.zeros_like(ids_KP)
-    for row, ids in enumerate(prompts):
-        ids_KP[row, width - len(ids) :] = torch.tensor(ids, device=device)
-        mask_KP[row, width - len(ids) :] = 1
-    lengths_K = mask_KP.sum(-1)
-    positions_KP = (mask_KP.cumsum(-1) - 1).clamp(min=0)
-    cache = DynamicCache(config=inner_model(model).config)
-    mask = None if bool(mask_KP.all()) else mask_KP
-    logits_K1V = _forward_with_cache(model, ids_KP, cache, positions_KP, mask, logits_to_keep=1)
-    if cache.get_seq_length() != width:  # each further token would be sampled without what stands before it
-        raise InputError(
-            "CR0757",
-            f"{type(inner_model(model)).__name__} left the key-value cache at {cache.get_seq_length()} of {width} positions.",
-            where="prefix sharing",
-            fix="switch prefix sharing off for this model.",
-        )
-    return logits_K1V[:, -1], cache, mask_KP, lengths_K
-
-
-def _forward_with_cache(
-    model: nn.Module,
-    ids_BT: torch.Tensor,
-    cache: DynamicCache,
-    positions_BT: torch.Tensor,
-    mask: torch.Tensor | None,
-    *,
-    logits_to_keep: int = 0,
-) -> torch.Tensor:
-    """Logits of the model's own forward (scaling and soft caps are its affair); ``cache`` grows by T."""
-    arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
-    if accepts(model, "position_ids"):
-        arguments["position_ids"] = positions_BT
-    if mask is not None:
-        arguments["attention_mask"] = mask
-    logits: torch.Tensor = model(**arguments, logits_to_keep=logits_to_keep).logits
-    return logits
+        found = {
+            ids: self.model(input_ids=torch.tensor([ids], device=self.device), **taken).logits[0, -1]
+            for ids in dict.fromkeys(self.ids)
+        }
+        return torch.stack([found[ids] for ids in self.ids])

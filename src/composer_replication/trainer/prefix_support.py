@@ -8,26 +8,24 @@ person who reads the log, never an exception: the caller falls back to the plain
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from torch import nn
 from transformers import DynamicCache, cache_utils
-from transformers.cache_utils import (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    get_layer_types_and_kwargs,
-)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, get_layer_types_and_kwargs
 
 _RANDOM_NAMES = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter")
 _UNUSED_DROPOUTS = ("classifier", "summary")  # heads that a causal language model does not run
-_MASKED_ATTENTION = ("sdpa", "eager")
+VIRTUAL_TOKENS = "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
 _DUMMY_LAYER = getattr(cache_utils, "DummyLayer", DynamicLayer)  # transformers has it from 5.20 on
 _EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, _DUMMY_LAYER)
 
 
 def sampling_reason(model: nn.Module) -> str | None:
     """Why rows cannot be sampled behind a shared cache exactly, in one sentence; None if they can. Sampling has no dropout."""
-    return _structure(model) or _peft(model) or _cache_layers(model) or _rope(model)
+    return next(chain(_structure(model), _cache_layers(model), _rope(model)), None)
 
 
 def packing_reason(model: nn.Module) -> str | None:
@@ -35,7 +33,7 @@ def packing_reason(model: nn.Module) -> str | None:
 
     Dropout modules are judged in their current mode.
     """
-    return _structure(model) or _peft(model) or _rope(model) or _packing(model) or _randomness(model)
+    return next(chain(_structure(model), _rope(model), _packing(model), _randomness(model)), None)
 
 
 def inner_model(model: nn.Module) -> Any:
@@ -60,69 +58,70 @@ def accepts(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(inner_model(model).forward).parameters
 
 
-def _structure(model: nn.Module) -> str | None:
+def has_virtual_tokens(model: nn.Module) -> bool:
+    """Whether a prompt-learning adapter of PEFT, maybe inside a data-parallel wrapper, puts tokens before the prompt."""
+    return any(getattr(config, "is_prompt_learning", False) for config in _adapters(model))
+
+
+def _adapters(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        configs = getattr(module, "peft_config", None)
+        yield from configs.values() if isinstance(configs, dict) else ()
+
+
+def _structure(model: nn.Module) -> Iterator[str]:
     inner = inner_model(model)
-    config = getattr(inner, "config", None)
-    name = type(inner).__name__
+    config, name = getattr(inner, "config", None), type(inner).__name__
     if config is None or not hasattr(config, "get_text_config"):
-        return f"{name} is not a transformers model, so its cache is unknown."
+        yield f"{name} is not a transformers model, so its cache is unknown."
+        return
     if getattr(config, "is_encoder_decoder", False):
-        return f"{name} is an encoder-decoder: the prompt is not a prefix of what it decodes."
+        yield f"{name} is an encoder-decoder: the prompt is not a prefix of what it decodes."
     if getattr(inner, "_is_stateful", False):
-        return f"{name} has recurrent or convolution layers, whose state cannot be copied exactly."
+        yield f"{name} has recurrent or convolution layers, whose state cannot be copied exactly."
     for argument in ("past_key_values", "logits_to_keep"):
         if not accepts(model, argument):
-            return f"the forward of {name} takes no {argument}."
+            yield f"the forward of {name} takes no {argument}."
     if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
-        return f"{name} attends in both directions, so a prompt's states depend on the completion."
-    return None
+        yield f"{name} attends in both directions, so a prompt's states depend on the completion."
+    if has_virtual_tokens(model):
+        yield VIRTUAL_TOKENS
+    if any(getattr(config, "alora_invocation_tokens", None) for config in _adapters(model)):
+        yield "an activated LoRA changes weights at an invocation token inside the sequence."
 
 
-def _peft(model: nn.Module) -> str | None:
-    for module in model.modules():  # the adapter may stand inside a data-parallel wrapper
-        peft_config = getattr(module, "peft_config", None)
-        for config in peft_config.values() if isinstance(peft_config, dict) else ():
-            if getattr(config, "is_prompt_learning", False):
-                return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
-            if getattr(config, "alora_invocation_tokens", None):
-                return "an activated LoRA changes weights at an invocation token inside the sequence."
-    return None
-
-
-def _cache_layers(model: nn.Module) -> str | None:
+def _cache_layers(model: nn.Module) -> Iterator[str]:
     inner = inner_model(model)
     name = type(inner).__name__
-    layer_types, _ = get_layer_types_and_kwargs(inner.config.get_text_config(decoder=True))
-    if "chunked_attention" in layer_types:
-        return f"{name} has chunked attention, whose chunks are not checked behind a cache."
+    if "chunked_attention" in get_layer_types_and_kwargs(inner.config.get_text_config(decoder=True))[0]:
+        yield f"{name} has chunked attention, whose chunks are not checked behind a cache."
     for layer in DynamicCache(config=inner.config).layers:
         if type(layer) not in _EXACT_LAYERS:
-            return f"{name} keeps state in {type(layer).__name__}, which is not a plain key-value cache."
-    return None
+            yield f"{name} keeps state in {type(layer).__name__}, which is not a plain key-value cache."
 
 
-def _rope(model: nn.Module) -> str | None:
+def _rope(model: nn.Module) -> Iterator[str]:
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
         for kind in rope_type.values() if isinstance(rope_type, dict) else [rope_type]:
             if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
-                return f"its rotary embedding is of type {kind}, which depends on the length of the forward."
-    return None
+                yield f"its rotary embedding is of type {kind}, which depends on the length of the forward."
 
 
-def _packing(model: nn.Module) -> str | None:
+def _packing(model: nn.Module) -> Iterator[str]:
     inner = inner_model(model)
     config = inner.config.get_text_config(decoder=True)
+    attention = config._attn_implementation  # noqa: SLF001 - transformers' only name
     name = f"completions are packed behind their prompt, and {type(inner).__name__}"
     if not accepts(model, "position_ids") or getattr(config, "alibi", False):
-        return f"{name} takes no positions of its tokens."
-    if config._attn_implementation not in _MASKED_ATTENTION:  # noqa: SLF001 - transformers' only name
-        return f"{name} runs {config._attn_implementation}, which takes no mask of ours: set it to sdpa."  # noqa: SLF001
-    others = set(get_layer_types_and_kwargs(config)[0]) - {"full_attention"}
-    return f"{name} has layers of {', '.join(sorted(others))}." if others else None
+        yield f"{name} takes no positions of its tokens."
+    if attention not in ("sdpa", "eager"):
+        yield f"{name} runs {attention}, which takes no mask of ours: set it to sdpa."
+    if others := set(get_layer_types_and_kwargs(config)[0]) - {"full_attention"}:
+        yield f"{name} has layers of {', '.join(sorted(others))}."
 
 
-def _randomness(model: nn.Module) -> str | None:
+def _randomness(model: nn.Module) -> Iterator[str]:
     """Dropout modules, an adapter's too, and rates that layers read off their configuration."""
     rates: list[tuple[str, Any]] = [
         ("dropout", module.p)
@@ -137,5 +136,4 @@ def _randomness(model: nn.Module) -> str | None:
         ]
     for key, rate in rates:
         if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
-            return f"{key} {rate} acts in training; rows do not share a prompt."
-    return None
+            yield f"{key} {rate} acts in training; rows do not share a prompt."

@@ -1,9 +1,7 @@
 """Prefix sharing where TRL computes log-probabilities and where it samples.
 
 Sharing is exact or it is not done: whatever stands against it is said
-once, by its reason, and TRL's own path runs.
-
-Sharing pays as long as a group stays together. TRL shuffles the rows of a generation and then
+once, by its reason, and TRL's own path runs. It pays as long as a group stays together. TRL shuffles the rows of a generation and then
 splits them into ``steps_per_generation`` micro-batches; rows are grouped by content inside a
 micro-batch, so with ``steps_per_generation = 1`` each prompt is forwarded once, and otherwise
 about once a micro-batch.
@@ -60,39 +58,31 @@ class SharedPrompts:
             )
 
     def may_score(self, model: Any, *, has_images: bool, other_reason: str) -> bool:
-        """Whether log-probabilities of rows by this model are computed with shared prompts.
+        """Whether rows are scored by this model, as it is now, with shared prompts; a reason against it is logged once.
 
-        Args:
-            model: as it is now.
-            has_images: the rows carry some.
-            other_reason: what the caller knows against it; empty for nothing.
+        ``other_reason`` is what the caller knows against it, empty for nothing.
         """
         reason = other_reason or ("the rows carry images." if has_images else packing_reason(model))
         return self._may_share("log-probabilities", reason)
 
     def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
-        """Whether TRL's model samples with shared prompts."""
+        """Whether TRL's model samples with shared prompts; a reason against it is logged once."""
         trainer: Any = self._trainer
-        reason = sampling_reason(trainer.model_wrapped)
-        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
-            reason = "another engine generates."
-        elif images is not None or multimodal_fields:
-            reason = "the prompts carry images."
-        elif trainer.tools:
-            reason = "tools are in use."
-        elif trainer.args.generation_kwargs:
-            reason = "generation_kwargs are set, which only transformers' generate reads."
-        return self._may_share("sampling", reason)
+        against = {
+            "another engine generates.": trainer.use_vllm or trainer.use_transformers_continuous_batching,
+            "the prompts carry images.": images is not None or multimodal_fields,
+            "tools are in use.": trainer.tools,
+            "generation_kwargs are set, which only transformers' generate reads.": trainer.args.generation_kwargs,
+        }
+        known = next((reason for reason, holds in against.items() if holds), None)
+        return self._may_share("sampling", known or sampling_reason(trainer.model_wrapped))
 
     def _may_share(self, what: str, reason: str | None) -> bool:
-        """Whether to share; a reason against it is logged once."""
-        if reason is None:
-            return True
         sentence = f"{what}: {reason}"
-        if sentence not in self.off_reasons:
+        if reason is not None and sentence not in self.off_reasons:
             self.off_reasons = (*self.off_reasons, sentence)
             logger.warning("prefix sharing is off for %s", sentence)
-        return False
+        return reason is None
 
     def logps(
         self,
@@ -110,25 +100,16 @@ class SharedPrompts:
         """
         num_rows, split = input_ids.size(0), input_ids.size(1) - logits_to_keep
         order = torch.argsort(torch.unique(input_ids[:, :split], dim=0, return_inverse=True)[1], stable=True)
-        logps_parts, entropy_parts = [], []
+        answers = []
         for rows in torch.split(order, batch_size or num_rows):
             ids, mask = input_ids[rows], attention_mask[rows]
+            parts = (ids[:, :split], mask[:, :split], ids[:, split:], mask[:, split:])
             with self._trainer.accelerator.autocast():
-                logps, entropies = shared_prefix_logps(
-                    model,
-                    ids[:, :split],
-                    mask[:, :split],
-                    ids[:, split:],
-                    mask[:, split:],
-                )
-            logps_parts.append(logps)
-            entropy_parts += [] if entropies is None else [entropies]
+                answers.append(shared_prefix_logps(model, *parts))
         back = torch.argsort(order)
-        return (
-            torch.cat(logps_parts)[back],
-            torch.cat(entropy_parts)[back] if compute_entropy and entropy_parts else None,
-            None,
-        )
+        entropies = [entropies for _, entropies in answers if compute_entropy and entropies is not None]
+        logps = torch.cat([logps for logps, _ in answers])[back]
+        return logps, torch.cat(entropies)[back] if entropies else None, None
 
     def completions(
         self, model: Any, prompt_ids: list[list[int]]
@@ -141,19 +122,18 @@ class SharedPrompts:
         trainer: Any = self._trainer
         args, tokenizer = trainer.args, trainer._tokenizer  # noqa: SLF001 - TRL's only name
         is_sharded = weights_are_sharded(trainer.model)
-        with torch.no_grad():
-            samples = sample_shared(
-                model,
-                prompt_ids,
-                1,
-                max_new_tokens=args.max_completion_length,
-                temperature=args.temperature,
-                **filters_of(args),
-                eos_token_ids=trainer.eos_token_ids,
-                pad_token_id=tokenizer.pad_token_id,
-                stop=text_rule(tokenizer, self._is_finished),
-                generator=None,
-                goes_on=(lambda runs_here: any(gathered(runs_here))) if is_sharded else bool,
-            )
+        samples = sample_shared(
+            model,
+            prompt_ids,
+            1,
+            max_new_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            **filters_of(args),
+            eos_token_ids=trainer.eos_token_ids,
+            pad_token_id=tokenizer.pad_token_id,
+            stop=text_rule(tokenizer, self._is_finished),
+            generator=None,
+            goes_on=(lambda runs_here: any(gathered(runs_here))) if is_sharded else bool,
+        )
         logps = None if reshapes(args) else [row.logps for (row,) in samples]
         return [row.ids for (row,) in samples], logps

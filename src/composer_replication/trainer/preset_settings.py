@@ -10,22 +10,15 @@ from typing import Any, Final
 from composer_replication.config import PRESETS, EffortSection, RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.trainer.setting_errors import (
-    TrainerSettingError,
+    contradiction,
     refuse_masked_stops,
     refuse_split_groups,
 )
 
-_DEFINING = (
-    "trl.loss_type",
-    "trl.scale_rewards",
-    "trl.importance_sampling_level",
-    "trl.num_iterations",
-    "trainer.kl_in_reward",
-)
-"""Keys without which a method is another one; each preset has those of them that define it. So is ``trl.beta`` where it
-is 0: that method has no KL."""
+_DEFINING = ("loss_type", "scale_rewards", "importance_sampling_level", "num_iterations")
+"""Keys of ``[trl]`` without which a method is another one; each preset has those of them that define it. So are
+``trainer.kl_in_reward``, and ``trl.beta`` where it is 0: that method has no KL."""
 _OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip", "overlong_share")
-
 AGENT_IMPORTANCE_CLIP = 2.0
 """Of a recipe with ``[agent]`` that says nothing: over many turns sampler and trainer drift apart, as no single answer does."""
 
@@ -79,11 +72,13 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
             would cut ratios below 1.
     """
     preset = PRESETS[config.trainer.preset] if config.trainer.preset else {}
-    _refuse_contradictions(config, preset)
-    trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
-    trl |= config.trl
-    own = {key: preset.get(f"trainer.{key}") for key in _OWN_KEYS}
-    own |= {key: value for key in _OWN_KEYS if (value := getattr(config.trainer, key)) is not None}
+    given = {f"trl.{key}": value for key, value in config.trl.items()}
+    own = {f"trainer.{key}": getattr(config.trainer, key) for key in _OWN_KEYS}
+    given |= {key: value for key, value in own.items() if value is not None}
+    _refuse_contradictions(given, preset, config.trainer.preset)
+    both = preset | given
+    trl = {key.removeprefix("trl."): value for key, value in both.items() if key.startswith("trl.")}
+    own = {key: both.get(f"trainer.{key}") for key in _OWN_KEYS}
     if own["importance_clip"] is None and config.agent is not None:
         own["importance_clip"] = AGENT_IMPORTANCE_CLIP
     effort = own["effort"]
@@ -95,16 +90,43 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     )
     known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
     check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
-    _refuse_small_cispo(trl)
+    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))  # where TRL clamps CISPO's ratio
+    if trl.get("loss_type") == "cispo" and isinstance(largest, int | float) and largest < 1:
+        raise contradiction(
+            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
+            f"shrink {1 / max(largest, 1e-9):.3g}-fold",
+            where="trl.epsilon_high",
+            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
+        )
     return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
 
 
-def sampling_settings(config: RunConfig) -> SimpleNamespace:
-    """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set.
+def _refuse_contradictions(given: Mapping[str, Any], preset: Mapping[str, Any], name: str | None) -> None:
+    def plain(key: str, value: Any) -> Any:
+        return _scaling(value) if key == "trl.scale_rewards" else value
 
-    Raises:
-        UsageError: the recipe's method contradicts itself (CR0760).
-    """
+    def as_toml(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else repr(value)
+
+    defining = [*(f"trl.{key}" for key in _DEFINING), "trainer.kl_in_reward"]
+    defining += ["trl.beta"] if preset.get("trl.beta") == 0.0 else []
+    for key in defining:
+        if key in preset and key in given and plain(key, given[key]) != preset[key]:
+            raise contradiction(
+                f"the preset {name} has {key} = {as_toml(preset[key])} by definition, and the recipe sets "
+                f"{as_toml(given[key])}",
+                where=key,
+                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
+            )
+
+
+def _scaling(value: Any) -> Any:
+    """``scale_rewards`` as TRL's word for it, where it takes a bool too."""
+    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+
+def sampling_settings(config: RunConfig) -> SimpleNamespace:
+    """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set."""
     from trl import GRPOConfig
 
     names = ("temperature", "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -128,94 +150,35 @@ def overlong_punishment(method: ResolvedMethod, args: Any) -> list[Callable[...,
     return [get_soft_overlong_punishment(longest, max(round(method.overlong_share * longest), 1))]
 
 
-def _refuse_contradictions(config: RunConfig, preset: Mapping[str, Any]) -> None:
-    given = {f"trl.{key}": value for key, value in config.trl.items()}
-    if config.trainer.kl_in_reward is not None:
-        given["trainer.kl_in_reward"] = config.trainer.kl_in_reward
-    defined = {key: preset[key] for key in _DEFINING if key in preset}
-    if preset.get("trl.beta") == 0.0:
-        defined["trl.beta"] = 0.0
-    for key, value in defined.items():
-        found = given.get(key, value)
-        if (_scaling(found) if key == "trl.scale_rewards" else found) != value:
-            raise UsageError(
-                "CR0760",
-                f"the preset {config.trainer.preset} has {key} = {_as_toml(value)} by definition, and the recipe sets "
-                f"{_as_toml(found)}.",
-                where=key,
-                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
-            )
-
-
-def _as_toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _scaling(value: Any) -> Any:
-    """``scale_rewards`` as TRL's word for it, where it takes a bool too."""
-    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
-
-
-def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
-    """TRL clamps CISPO's ratio at ``epsilon_high`` itself, and where that is unset at epsilon, 0.2."""
-    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))
-    if trl.get("loss_type") == "cispo" and isinstance(largest, int | float) and largest < 1:
-        raise UsageError(
-            "CR0760",
-            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
-            f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
-            where="trl.epsilon_high",
-            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
-        )
-
-
 def check_policy_options(options: PolicyOptions, args: Any) -> None:
     """Refuse what would give another gradient than it says: CR0760.
 
     A term in the reward is exact only while advantages are not divided by a standard deviation, and a KL in the reward of
-    weight 0, which is TRL's own default, would hold the policy to nothing.
-
-    Args:
-        options: ours.
-        args: TRL's ``GRPOConfig``; None where the trainer was given none.
+    weight 0, which is TRL's own default, would hold the policy to nothing. ``args`` is TRL's ``GRPOConfig``, or None.
     """
     if not options.has_reward_terms:
         return
-    scaling = _scaling(getattr(args, "scale_rewards", "group"))
-    is_normalised = getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum"
-    if scaling == "none" and not is_normalised:
-        if options.kl_in_reward and not getattr(args, "beta", 0.0):
-            raise TrainerSettingError(
-                "CR0760",
-                "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward.",
-                where="trainer.kl_in_reward, trl.beta",
-                fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
-            )
-        return
     term = "kl_in_reward" if options.kl_in_reward else "effort"
-    key = "multi_objective_aggregation" if scaling == "none" else "scale_rewards"
-    raise TrainerSettingError(
-        "CR0760",
-        f"{term} is exact only where rewards are not divided by their standard deviation, "
-        f"and trl.{key} is {getattr(args, key, 'group')!r}.",
-        where=f"trainer.{term}, trl.{key}",
-        fix='set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
-        f"or leave trainer.{term} out.",
-    )
+    is_scaled = _scaling(getattr(args, "scale_rewards", "group")) != "none"
+    if is_scaled or getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum":
+        key = "scale_rewards" if is_scaled else "multi_objective_aggregation"
+        raise contradiction(
+            f"{term} is exact only where rewards are not divided by their standard deviation, "
+            f"and trl.{key} is {getattr(args, key, 'group')!r}",
+            where=f"trainer.{term}, trl.{key}",
+            fix='set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
+            f"or leave trainer.{term} out.",
+        )
+    if options.kl_in_reward and not getattr(args, "beta", 0.0):
+        raise contradiction(
+            "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward",
+            where="trainer.kl_in_reward, trl.beta",
+            fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
+        )
 
 
 def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -> None:
-    """What the trainer would refuse at its first step, and what needs no task.
-
-    Args:
-        config: the recipe.
-        arguments: TRL's, made of it.
-        options: ours, made of it.
-
-    Raises:
-        TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0760), or groups that lie across processes
-            under dynamic sampling (CR0760).
-    """
+    """What the trainer would refuse at its first step, and what needs no task: CR0760."""
     has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
     refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
     if options.dynamic_sampling_rounds:

@@ -60,14 +60,11 @@ def wait_for_all() -> None:
 def together(work: Callable[[], T]) -> T:
     """Each process runs ``work`` and gets its own result; an exception on one stops all. A collective call.
 
-    Raises:
-        BaseException: whatever ``work`` raised here; what it raised elsewhere, with a note that says on
-            which process.
+    What ``work`` raised here is raised; what it raised elsewhere, with a note that says on which process.
     """
     if num_processes() == 1:
         return work()
-    result: T | None = None
-    own_error: BaseException | None = None
+    result, own_error = None, None
     try:
         result = work()
     except BaseException as error:  # noqa: BLE001 - raised below, once the others know
@@ -91,9 +88,6 @@ def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
         work: runs on the first process.
         every_process_joins: run it on all (weights are sharded, so each has to take part in a
             forward); the first process's result still counts.
-
-    Raises:
-        BaseException: as ``together``.
     """
     runs_here = every_process_joins or process_rank() == 0
     return cast("T", from_first(together(work if runs_here else lambda: None)))

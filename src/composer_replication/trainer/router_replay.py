@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,77 +31,61 @@ from trl.trainer.utils import pad
 from composer_replication.errors import InputError
 from composer_replication.trainer.prefix_support import inner_model
 
-_RECORDED = "router_logits"
-"""transformers' name for what a router gives: its logits, the weights of the chosen experts, and which they are."""
-
-
-class RouterLoad:
-    """Counts, over the policy's forwards of a step, how often each expert was chosen.
-
-    Every token that a forward reads counts, prompts and padding too.
-    """
-
-    def __init__(self) -> None:
-        self._chosen: dict[int, torch.Tensor] = {}
-        self._num_routers = 0
-
-    @contextmanager
-    def counting(self, model: nn.Module) -> Iterator[None]:
-        """Inside, each choice of a router of ``model`` is counted."""
-
-        def count(router: int, output: Any) -> None:
-            self._chosen[router] = chosen_of(output) + self._chosen.get(router, 0)
-
-        routers = routers_of(model)
-        self._num_routers = len(routers)
-        handles = [
-            router.register_forward_hook(lambda _router, _inputs, output, at=number: count(at, output))
-            for number, router in enumerate(routers)
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def log(self, trainer: Any) -> None:
-        """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
-
-        Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
-        """
-        if not self._chosen or not trainer.accelerator.sync_gradients:
-            return
-        chosen, self._chosen = list(self._chosen.values()), {}
-        if len(chosen) == self._num_routers and len({counts.numel() for counts in chosen}) == 1:
-            chosen_LE = trainer.accelerator.reduce(torch.stack(chosen), reduction="sum")
-            trainer._metrics["train"]["router/max_load"].append(max_load(chosen_LE))  # noqa: SLF001 - TRL's only name
+_WHERE = "the rollout function's routed_experts"
+UNKNOWN = -1
+"""In the place of K experts: there the router chooses itself."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
-    """The routers of a model, in the order of its layers; none where transformers does not name them."""
+    """The routers of a model, in the order of its layers; none where transformers does not name them.
+
+    Each gives its logits, the weights of the chosen experts, and which they are.
+    """
     recorders = getattr(inner_model(model), "_can_record_outputs", None) or {}
-    recorder = recorders.get(_RECORDED)
+    recorder = recorders.get("router_logits")
     kind = getattr(recorder, "target_class", None)
     if kind is None or getattr(recorder, "index", None) != 0:
         return []
     return [module for module in model.modules() if isinstance(module, kind)]
 
 
-def chosen_of(output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """How often each expert is among those that a router chose: (E,)."""
-    logits_NE, _, index_NK = output
-    return torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
+class RouterLoad:
+    """How evenly the policy's routers choose in the forwards of a step, over every token that these read, padding too."""
 
+    def __init__(self) -> None:
+        self._chosen: dict[nn.Module, torch.Tensor] = {}
+        self._num_routers = 0
 
-def max_load(chosen_LE: torch.Tensor) -> float:
-    """The largest E p of any layer, p being the share of an expert in its layer's choices: 1 is even, E is one expert alone."""
-    share_LE = chosen_LE.double() / chosen_LE.sum(-1, keepdim=True)
-    return float(share_LE.max()) * chosen_LE.size(-1)
+    @contextmanager
+    def counting(self, model: nn.Module) -> Iterator[None]:
+        """Inside, each choice of a router of ``model`` is counted."""
 
+        def count(router: nn.Module, _inputs: Any, output: Any) -> None:
+            logits_NE, _, index_NK = output
+            chosen_E = torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
+            self._chosen[router] = chosen_E + self._chosen.get(router, 0)
 
-UNKNOWN = -1
-"""In the place of K experts: there the router chooses itself."""
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
+        routers = routers_of(model)
+        self._num_routers = len(routers)
+        with ExitStack() as stack:
+            for router in routers:
+                stack.callback(router.register_forward_hook(count).remove)
+            yield
+
+    def log(self, trainer: Any) -> None:
+        """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
+
+        It is the largest E p of any layer, p being the share of an expert in its layer's choices: 1 is even, E is one expert
+        alone. Nothing where layers have different numbers of experts, or one did not run: the same on each process.
+        """
+        if not self._chosen or not trainer.accelerator.sync_gradients:
+            return
+        chosen, self._chosen = list(self._chosen.values()), {}
+        if len(chosen) == self._num_routers and len({counts.numel() for counts in chosen}) == 1:
+            chosen_LE = trainer.accelerator.reduce(torch.stack(chosen), reduction="sum").double()
+            load = (chosen_LE / chosen_LE.sum(-1, keepdim=True)).max() * chosen_LE.size(-1)
+            trainer._metrics["train"]["router/max_load"].append(float(load))  # noqa: SLF001 - TRL's only name
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +107,21 @@ class Routers:
     @classmethod
     def of(cls, model: nn.Module) -> Routers:
         """Read them off a model."""
-        inner = inner_model(model)
-        routers = routers_of(model)
+        inner, routers = inner_model(model), routers_of(model)
         if not routers:
             raise refusal(f"transformers names no router of {type(inner).__name__}")
-        sizes = [(_size(each, "num_experts"), _size(each, "top_k", "top_k_experts")) for each in routers]
-        if not all(num_experts and top_k for num_experts, top_k in sizes):
+        num_experts = tuple(_size(each, "num_experts") for each in routers)
+        top_ks = {_size(each, "top_k", "top_k_experts") for each in routers}
+        if not all((*num_experts, *top_ks)):
             raise unknown_router(routers[0])
-        top_ks = {top_k for _, top_k in sizes}
         if len(top_ks) > 1:
             raise refusal(f"the routers of {type(inner).__name__} choose {sorted(top_ks)} experts a token")
-        names = {id(module): name for name, module in model.named_modules()}
-        found = [_LAYER.search(names[id(router)]) for router in routers]
+        names = {module: name for name, module in model.named_modules()}
+        found = [_LAYER.search(names[router]) for router in routers]
         layers = tuple(int(match.group(1)) for match in found if match)
-        return cls(
-            tuple(num_experts for num_experts, _ in sizes),
-            top_ks.pop(),
-            layers if len(set(layers)) == len(routers) else (),
-            int(inner.config.get_text_config().num_hidden_layers),
-        )
+        has_layers = len(set(layers)) == len(routers)
+        num_layers = int(inner.config.get_text_config().num_hidden_layers)
+        return cls(num_experts, top_ks.pop(), layers if has_layers else (), num_layers)
 
 
 def _size(router: nn.Module, *names: str) -> int:
@@ -155,7 +135,7 @@ def refusal(problem: str) -> InputError:
     return InputError(
         "CR0777",
         f"routed_experts cannot be replayed: {problem}.",
-        where="the rollout function's routed_experts",
+        where=_WHERE,
         fix="give, for each row, (tokens, layers, experts a token) over prompt_ids and completion_ids, "
         "-1 where the routing is unknown.",
     )
@@ -166,7 +146,7 @@ def unknown_router(router: nn.Module) -> InputError:
     return InputError(
         "CR0757",
         f"{type(router).__name__} does not choose its experts by one top-k over all of them, so its routing cannot be replayed.",
-        where="the rollout function's routed_experts",
+        where=_WHERE,
         fix="leave routed_experts out for this model.",
     )
 
@@ -184,28 +164,22 @@ def laid_out(
     A row has P + T places, or P + T - 1: engines do not read the last token that they sampled, and what they give for it,
     if anything, is not looked at. Its layers are those with experts, or all layers of the model, of which those without
     experts are not looked at. Prompts are padded on the left, completions on the right, with -1.
-
-    Args:
-        routing: for each row an array, a tensor or nested lists; None for a row of which nothing is known.
-        prompt_ids: before padding.
-        completion_ids: before padding.
-        routers: of the model that is trained.
-        pad_to_multiple_of: TRL's.
+    ``routing`` has for each row an array, a tensor or nested lists; None for a row of which nothing is known. Ids are those
+    before padding.
     """
     if len(routing) != len(completion_ids):
         raise refusal(f"there are {len(routing)} arrays for {len(completion_ids)} completions")
     prompts, completions = [], []
-    for row, (choices, prompt, completion) in enumerate(
-        zip(routing, prompt_ids, completion_ids, strict=True)
-    ):
+    rows = zip(routing, prompt_ids, completion_ids, strict=True)
+    for row, (choices, prompt, completion) in enumerate(rows):
         whole_SLK = _checked(choices, row, len(prompt) + len(completion), routers)
         prompts.append(whole_SLK[: len(prompt)])
         completions.append(whole_SLK[len(prompt) :])
-    parts = (
-        pad(rows, padding_value=UNKNOWN, padding_side=side, pad_to_multiple_of=pad_to_multiple_of)
-        for rows, side in ((prompts, "left"), (completions, "right"))
-    )
-    return torch.cat(list(parts), dim=1)
+    parts = [
+        pad(part, padding_value=UNKNOWN, padding_side=side, pad_to_multiple_of=pad_to_multiple_of)
+        for part, side in ((prompts, "left"), (completions, "right"))
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def _checked(choices: Any, row: int, num_tokens: int, routers: Routers) -> torch.Tensor:
@@ -252,8 +226,8 @@ class _Pass:
 
     forced_NLK: torch.Tensor
     num_calls: list[int]
-    num_forced: list[torch.Tensor] = field(default_factory=list)
-    num_changed: list[torch.Tensor] = field(default_factory=list)
+    counts: list[torch.Tensor] = field(default_factory=list)
+    """Of each router, how many tokens were forced and how many of these changed."""
 
 
 class _Choice(TorchFunctionMode):
@@ -269,20 +243,17 @@ class _Choice(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         if func in _MASKED_FILL:
             # A choice within groups (DeepSeek) blanks the other groups' scores; a forced expert may be one of them.
-            result = func(*args, **kwargs)
             self.masked = (result, args[0])
-            return result
         if func not in _TOP_K:
-            return func(*args, **kwargs)
+            return result
         scores = args[0] if args else kwargs["input"]
         k = args[1] if len(args) > 1 else kwargs["k"]
         if tuple(scores.shape) != self.shape or k != self.one.forced_NLK.size(-1):
-            return func(*args, **kwargs)  # the choice of groups
-        with torch.no_grad():
-            own_NK = func(*args, **kwargs)[1]
-        index_NK = self._chosen(own_NK)
+            return result  # the choice of groups
+        index_NK = self._chosen(result[1])
         scores = self.masked[1] if scores is self.masked[0] else scores
         return torch.return_types.topk((scores.gather(-1, index_NK), index_NK))
 
@@ -294,18 +265,14 @@ class _Choice(TorchFunctionMode):
         is_forced_N1 = forced_NK[:, :1] != UNKNOWN
         differs_N1 = (forced_NK.sort(-1).values != own_NK.sort(-1).values).any(-1, keepdim=True)
         is_changed_N1 = is_forced_N1 & differs_N1
-        one.num_forced.append(is_forced_N1.sum())
-        one.num_changed.append(is_changed_N1.sum())
+        one.counts.append(torch.stack([is_forced_N1.sum(), is_changed_N1.sum()]))
         return forced_NK.where(is_changed_N1, own_NK)
 
 
 class Replay:
     """Replays the routing of some rows in the forwards of a model that read these rows, in order.
 
-    Args:
-        model: one with routers.
-        routing_BWLK: as ``laid_out`` gives it.
-        mask_BW: 1 on tokens.
+    ``routing_BWLK`` is as ``laid_out`` gives it, ``mask_BW`` is 1 on tokens.
 
     Attributes:
         num_choices: choices that matter, a token and a router each; those of tokens before which, or after which, there
@@ -329,23 +296,19 @@ class Replay:
     @contextmanager
     def in_forwards(self) -> Iterator[None]:
         """Inside, forwards of the model are replayed; so are their layers when backward runs them again."""
-        kept = [
-            (module, name, vars(module)[name])
+        again = [
+            (module, name, self._remembering(vars(module)[name]))
             for module in self.model.modules()
             for name in _CHECKPOINT_FUNCTIONS
             if name in vars(module)
         ]
         hook = self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
         try:
-            for module, name, checkpoint in kept:
-                setattr(module, name, self._remembering(checkpoint))
-            with self._choosing(None):
+            with _in_place(again), self._choosing(lambda: self._current):
                 yield
                 self._finish()
         finally:
             hook.remove()
-            for module, name, checkpoint in kept:
-                setattr(module, name, checkpoint)
 
     def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._finish()
@@ -363,34 +326,23 @@ class Replay:
         for router, num_calls in zip(self.routers, one.num_calls, strict=True):
             if num_calls != 1:
                 raise unknown_router(router)
-        device = self.num_choices.device
-        self.num_forced = self.num_forced + sum(count.to(device) for count in one.num_forced)
-        self.num_changed = self.num_changed + sum(count.to(device) for count in one.num_changed)
+        num_forced, num_changed = torch.stack([each.to(self.num_choices) for each in one.counts]).sum(0)
+        self.num_forced, self.num_changed = self.num_forced + num_forced, self.num_changed + num_changed
 
-    @contextmanager
-    def _choosing(self, one: _Pass | None) -> Iterator[None]:
-        """Inside, the routers choose as ``one`` says, or as the forward says that has begun."""
-        kept = [vars(router).get("forward") for router in self.routers]
-        for number, router in enumerate(self.routers):
-            router.forward = self._forward(number, one)  # an instance's own: its hooks run as before
-        try:
-            yield
-        finally:
-            for router, forward in zip(self.routers, kept, strict=True):
-                if forward is None:
-                    del router.forward
-                else:
-                    router.forward = forward
+    def _choosing(self, chosen_pass: Callable[[], _Pass | None]) -> AbstractContextManager[None]:
+        """Inside, the routers choose as the pass says that ``chosen_pass`` gives when they run."""
 
-    def _forward(self, number: int, one: _Pass | None) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            current = self._current if one is None else one
-            if current is None:
-                return self.forwards[number](*args, **kwargs)
-            with _Choice(current, number, self.num_experts[number]):
-                return self.forwards[number](*args, **kwargs)
+        def forced(number: int) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                one = chosen_pass()
+                if one is None:
+                    return self.forwards[number](*args, **kwargs)
+                with _Choice(one, number, self.num_experts[number]):
+                    return self.forwards[number](*args, **kwargs)
 
-        return forward
+            return forward
+
+        return _in_place([(router, "forward", forced(number)) for number, router in enumerate(self.routers)])
 
     def _remembering(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose second run, long after this context, chooses as the first."""
@@ -399,12 +351,28 @@ class Replay:
             one = self._current
 
             def replayed(*inner_args: Any, **inner_kwargs: Any) -> Any:
-                with self._choosing(one):
+                with self._choosing(lambda: one):
                     return function(*inner_args, **inner_kwargs)
 
             return checkpoint(replayed, *args, **kwargs)
 
         return remembering
+
+
+@contextmanager
+def _in_place(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Inside, each (module, name, value) is an attribute of that instance, whose hooks run as before."""
+    kept = [(module, name, vars(module).get(name)) for module, name, _ in places]
+    for module, name, value in places:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in kept:
+            if value is None:
+                delattr(module, name)
+            else:
+                setattr(module, name, value)
 
 
 class RouterReplay:

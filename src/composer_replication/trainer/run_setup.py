@@ -14,13 +14,13 @@ from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.config import LoraSection, RunConfig
-from composer_replication.errors import InputError, MissingError, UsageError
+from composer_replication.errors import InputError, MissingError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.live_view import LiveView
 from composer_replication.trainer.policy import chat_prompt_ids
 from composer_replication.trainer.preset_settings import resolve_method
-from composer_replication.trainer.setting_errors import refusals, refuse_bad_values
+from composer_replication.trainer.setting_errors import refusals, refuse_bad_values, refused
 
 OWN_KEYS = frozenset(
     {"output_dir", "save_strategy", "save_steps", "seed", "remove_unused_columns"}
@@ -28,11 +28,8 @@ OWN_KEYS = frozenset(
     | {"model_init_kwargs"}
 )
 """Keys of ``GRPOConfig`` that a recipe may not set: the run folder, exact resume and ``[model]`` decide them."""
-TRACKERS = {
-    "trackio": "trackio",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "tensorboard": "torch.utils.tensorboard",
+TRACKERS = {name: name for name in ("trackio", "wandb", "mlflow")} | {
+    "tensorboard": "torch.utils.tensorboard"
 }
 """What ``trl.report_to`` may name, by the module that transformers' own integration needs."""
 
@@ -46,7 +43,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     samples importance weights cut by token at 2.0 instead of dropping whole sequences.
 
     Raises:
-        MissingError: as ``trackers_of``.
+        MissingError: a tracker that is not installed (CR0101).
         UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211); a method that
             contradicts itself (CR0760).
     """
@@ -55,20 +52,17 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         where = f"trl.{key}"
         if key == "push_to_hub" or key.startswith("hub_") or key == "log_completions_hub_repo":
             fix = "take the key out, and upload the folder model/ of the run yourself."
-            raise UsageError(
-                "CR0211", f"{where} has no use here: a run sends nothing to a hub.", where=where, fix=fix
-            )
+            raise refused(f"{where} has no use here: a run sends nothing to a hub", where=where, fix=fix)
         if key in OWN_KEYS:
             fix = "take the key out: seed, folder, checkpoints and model have keys and flags of their own."
-            raise UsageError("CR0211", f"{where} is set by the run itself.", where=where, fix=fix)
+            raise refused(f"{where} is set by the run itself", where=where, fix=fix)
         if key not in known:
             near = f"trl.{difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]}"
-            words = f"unknown key {where}; the nearest known key is {near}."
-            raise UsageError("CR0211", words, where=where, fix=f"write {near}, or take the key out.")
+            words, fix = f"the nearest known key is {near}", f"write {near}, or take the key out."
+            raise refused(f"unknown key {where}; {words}", where=where, fix=fix)
     refuse_bad_values(config.trl)
-    trackers = trackers_of(config.trl.get("report_to", "none"))
     method = resolve_method(config)
-    defaults: dict[str, Any] = {
+    given: dict[str, Any] = {
         "logging_steps": 1,
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
@@ -76,15 +70,14 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         "save_total_limit": 2,
     }
     if config.agent is not None:  # all that follows the first prompt of an episode is its completion
-        defaults["max_completion_length"] = config.agent.max_context_tokens
+        given["max_completion_length"] = config.agent.max_context_tokens
     if "vllm_importance_sampling_mode" not in method.trl:
-        defaults |= {
-            "vllm_importance_sampling_mode": "token_truncate",
-            "vllm_importance_sampling_clip_max": 2.0,
-        }
+        mode = {"mode": "token_truncate", "clip_max": 2.0}
+        given |= {f"vllm_importance_sampling_{key}": value for key, value in mode.items()}
+    given |= method.trl | {"report_to": _trackers(config.trl.get("report_to", "none"))}
     with refusals():
         return GRPOConfig(
-            **{**defaults, **method.trl, "report_to": trackers},
+            **given,
             output_dir=str(folder.checkpoints),
             save_strategy="steps",
             save_steps=config.trainer.checkpoint_every,
@@ -93,27 +86,21 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         )
 
 
-def trackers_of(named: str | Sequence[str]) -> list[str]:
+def _trackers(named: str | Sequence[str]) -> list[str]:
     """The trackers that a recipe names, each of which is installed."""
-    names = [named] if isinstance(named, str) else list(named)
-    names = [name for name in names if name != "none"]
+    names = [name for name in ([named] if isinstance(named, str) else named) if name != "none"]
+    where = "trl.report_to"
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(
-                "CR0211",
-                f"trl.report_to is {named!r}, and the trackers are {', '.join(TRACKERS)}.",
-                where="trl.report_to",
-                fix="name one of them, or take the key out: metrics.jsonl has the same numbers.",
+            fix = "name one of them, or take the key out: metrics.jsonl has the same numbers."
+            raise refused(
+                f"{where} is {named!r}, and the trackers are {', '.join(TRACKERS)}", where=where, fix=fix
             )
         try:
             importlib.import_module(TRACKERS[name])
         except ImportError as error:
-            raise MissingError(
-                "CR0101",
-                f"trl.report_to names {name}, which is not installed.",
-                where="trl.report_to",
-                fix=f"pip install {name}",
-            ) from error
+            problem = f"{where} names {name}, which is not installed."
+            raise MissingError("CR0101", problem, where=where, fix=f"pip install {name}") from error
     return names
 
 
@@ -161,8 +148,8 @@ def refuse_long_prompts(
     Raises:
         InputError: too long (CR0705), or the chat template does not take a prompt (CR0810).
     """
-    limit = getattr(model.config, "max_position_embeddings", None)
-    limit = min((most for most in (limit, engine_limit) if most is not None), default=None)
+    limits = (getattr(model.config, "max_position_embeddings", None), engine_limit)
+    limit = min((most for most in limits if most is not None), default=None)
     for row in rows:
         prompt = row["prompt"]
         is_text = isinstance(prompt, str)

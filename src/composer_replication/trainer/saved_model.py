@@ -53,19 +53,15 @@ def probe_logps(model: Any, tokenizer: Any) -> torch.Tensor:
     """
     weight = getattr(model, "module", model).get_input_embeddings().weight
     num_ids = int(getattr(weight, "ds_shape", weight.shape)[0])
-    spread = torch.linspace(0, num_ids - 1, _NUM_PROBES * _PROBE_LENGTH).long()
+    ids = torch.linspace(0, num_ids - 1, _NUM_PROBES * _PROBE_LENGTH).long()
     added = [id_ for id_ in sorted(getattr(tokenizer, "added_tokens_decoder", {})) if id_ < num_ids]
     added = added[-_PROBE_LENGTH:]
-    spread[1 : 2 * len(added) : 2] = torch.tensor(added, dtype=torch.long)
-    device = next(model.parameters()).device
-    ids_NT = spread.view(_NUM_PROBES, _PROBE_LENGTH).to(device)
+    ids[1 : 2 * len(added) : 2] = torch.tensor(added, dtype=torch.long)
+    ids_NT = ids.view(_NUM_PROBES, _PROBE_LENGTH).to(next(model.parameters()).device)
     with torch.no_grad(), evaluation_mode(model):
         logits_NTV = model(input_ids=ids_NT, attention_mask=torch.ones_like(ids_NT)).logits
-    logps_NTV = logits_NTV.float().log_softmax(-1).cpu()
-    told: torch.Tensor = logps_NTV.nan_to_num(nan=-1e4).clamp(
-        min=-1e4
-    )  # so that what is masked or broken alike is alike
-    return told
+    logps_NTV: torch.Tensor = logits_NTV.float().log_softmax(-1).cpu()
+    return logps_NTV.nan_to_num(nan=-1e4).clamp(min=-1e4)  # so that what is masked or broken alike is alike
 
 
 def save_model(
@@ -97,7 +93,9 @@ def save_model(
     begun = folder.with_name(f".{folder.name}.partial")
     most_kl = MOST_KL_IN_HALF
     if weights is None:
-        model = _on_processor(model)
+        if getattr(model.config, "_attn_implementation", None) not in ("eager", "sdpa", None):
+            model.set_attn_implementation("sdpa")  # the others need an accelerator
+        model = model.to("cpu")
         if _loses_update(model):
             model = model.float()
         trained = probe_logps(model, tokenizer)
@@ -113,9 +111,14 @@ def save_model(
         if weights is not None:
             weights.clear()
         if trained is not None:
-            saved = _loaded(begun, folder)
-            is_rounded = weights is not None or any(each.dtype in _HALF for each in saved.parameters())
-            _compare(probe_logps(saved, tokenizer), trained, most_kl if is_rounded else None, folder)
+            difference = _difference(begun, tokenizer, trained, most_kl, may_be_exact=weights is None)
+            if difference:
+                raise InputError(
+                    "CR0890",
+                    f"the saved model would not be the trained one: {difference}.",
+                    where=str(folder),
+                    fix="load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it.",
+                )
         shutil.rmtree(folder, ignore_errors=True)
         begun.replace(folder)
     except OSError as error:
@@ -127,12 +130,6 @@ def save_model(
         ) from error
     finally:
         shutil.rmtree(begun, ignore_errors=True)
-
-
-def _on_processor(model: Any) -> Any:
-    if getattr(model.config, "_attn_implementation", None) not in ("eager", "sdpa", None):
-        model.set_attn_implementation("sdpa")  # the others need an accelerator
-    return model.to("cpu")
 
 
 def _loses_update(model: Any) -> bool:
@@ -189,31 +186,23 @@ def _mean_kl(logps_NTV: torch.Tensor, others_NTV: torch.Tensor) -> float:
     return float((logps_NTV.exp() * (logps_NTV - others_NTV)).sum(-1).mean())
 
 
-def _loaded(begun: Path, folder: Path) -> Any:
-    """What a user gets of the folder."""
+def _difference(
+    begun: Path, tokenizer: Any, trained_NTV: torch.Tensor, most_kl: float, *, may_be_exact: bool
+) -> str:
+    """Load what a user gets, and say how its answers differ by more than rounding makes of them; empty if they do not."""
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(begun)
-    except Exception as error:  # each architecture has errors of its own
+        saved = AutoModelForCausalLM.from_pretrained(begun)
+    except Exception as error:  # noqa: BLE001 - each architecture has errors of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise _another_model(f"it does not load ({reason})", folder) from error
-
-
-def _compare(saved_NTV: torch.Tensor, trained_NTV: torch.Tensor, most_kl: float | None, folder: Path) -> None:
-    """Refuse answers that differ by more than rounding makes of them; ``most_kl`` is None in float32."""
+        return f"it does not load ({reason})"
+    saved_NTV = probe_logps(saved, tokenizer)
     if saved_NTV.shape != trained_NTV.shape:
-        raise _another_model("its vocabulary has another size", folder)
+        return "its vocabulary has another size"
     apart, kl = float((saved_NTV - trained_NTV).abs().max()), _mean_kl(trained_NTV, saved_NTV)
-    is_same = (apart <= MOST_APART and kl <= MOST_KL) if most_kl is None else kl <= most_kl
-    if not is_same:
-        raise _another_model(f"log-probabilities differ by up to {apart:.3g}, mean KL {kl:.3g} nats", folder)
-
-
-def _another_model(difference: str, folder: Path) -> InputError:
-    return InputError(
-        "CR0890",
-        f"the saved model would not be the trained one: {difference}.",
-        where=str(folder),
-        fix="load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it.",
-    )
+    if may_be_exact and not any(each.dtype in _HALF for each in saved.parameters()):
+        is_same = apart <= MOST_APART and kl <= MOST_KL
+    else:
+        is_same = kl <= most_kl
+    return "" if is_same else f"log-probabilities differ by up to {apart:.3g}, mean KL {kl:.3g} nats"

@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from traceback import walk_tb
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from composer_replication.errors import ComposerError, UsageError
 
-_ABOVE_ZERO = {
-    "gradient_accumulation_steps",
-    "max_completion_length",
-    "num_iterations",
-    "num_train_epochs",
-    "per_device_train_batch_size",
-    "steps_per_generation",
-    "temperature",
-    "top_p",
+_SIZES = ["gradient_accumulation_steps", "max_completion_length", "num_iterations", "num_train_epochs"]
+_SIZES += ["per_device_train_batch_size", "steps_per_generation", "temperature"]
+_WEIGHTS = ("beta", "entropy_coef", "epsilon", "epsilon_high", "max_grad_norm", "top_k")
+_RANGES: dict[str, Any] = {**dict.fromkeys(_SIZES, Field(gt=0)), **dict.fromkeys(_WEIGHTS, Field(ge=0))}
+_RANGES |= {"top_p": Field(gt=0, le=1), "min_p": Field(ge=0, le=1)}
+"""The libraries take others for these, and then divide by them, or train something else without a word."""
+_KINDS: dict[str, Any] = {
+    "importance_sampling_level": Literal[
+        "token", "sequence"
+    ],  # TRL looks at it and the next one in the first loss
+    "loss_type": Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"],
+    "max_steps": Annotated[int, Field(ge=1)]
+    | Literal[-1],  # with 0 transformers would count epochs, as with -1
+    "scale_rewards": str | bool,  # TRL takes more than it declares
 }
-"""The libraries take 0 and less for these, and then divide by them, or train something else without a word."""
-_NOT_NEGATIVE = {"beta", "entropy_coef", "epsilon", "epsilon_high", "max_grad_norm", "min_p", "top_k"}
-_AT_MOST_ONE = {"min_p", "top_p"}
-_ONE_OF = {
-    "importance_sampling_level": ("token", "sequence"),
-    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
-}
-"""TRL looks at these steps later, or never."""
-_ALSO_TAKEN: dict[str, Any] = {"scale_rewards": str | bool}
-"""Where TRL takes more than it declares."""
 
 
 class TrainerSettingError(UsageError, ValueError):
@@ -50,34 +47,18 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
 
     The keys are known to be TRL's.
     """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
     from trl.trainer.grpo_config import GRPOConfig
 
-    kinds = get_type_hints(GRPOConfig)
+    kinds = get_type_hints(GRPOConfig) | _KINDS
     settings = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     for key, value in table.items():
-        adapter: TypeAdapter[Any] = TypeAdapter(_ALSO_TAKEN.get(key, kinds[key]), config=settings)
+        bounds = None if value is None else _RANGES.get(key)
+        kind: Any = kinds[key] if bounds is None else Annotated[kinds[key], bounds]
         try:
-            adapter.validate_python(value)
+            TypeAdapter(kind, config=settings).validate_python(value)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
             raise refused(f"trl.{key} is {value!r}: it must be {problem}", where=f"trl.{key}") from error
-        if problem := _range_problem(key, value):
-            raise refused(f"trl.{key} is {value!r}: it must be {problem}", where=f"trl.{key}")
-
-
-def _range_problem(key: str, value: Any) -> str:
-    if key == "max_steps" and not (value == -1 or value >= 1):
-        return "at least 1, or -1 for num_train_epochs to count"
-    if key in _ONE_OF and value not in _ONE_OF[key]:
-        return f"one of {', '.join(_ONE_OF[key])}"
-    if value is None:
-        return ""
-    if key in _ABOVE_ZERO and not value > 0:
-        return "above 0"
-    if key in _NOT_NEGATIVE and not value >= 0:
-        return "at least 0"
-    return "at most 1" if key in _AT_MOST_ONE and not value <= 1 else ""
 
 
 @contextmanager
@@ -111,50 +92,47 @@ def _came_through(package: str, error: Exception) -> bool:
     return any(str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame in frames)
 
 
-def refused(sentence: str, *, where: str = "[trl]") -> UsageError:
-    """The error for a table that TRL refuses."""
-    return UsageError(
-        "CR0211",
-        f"{sentence.strip().rstrip('.')[:400]}.",
-        where=where,
-        fix=f"correct it in the recipe, or type --set {where}=VALUE."
-        if where.startswith("trl.")
-        else "correct these keys in the recipe, or type --set trl.KEY=VALUE.",
-    )
+def refused(sentence: str, *, where: str, fix: str = "") -> UsageError:
+    """The error for a table, or a key of it, that TRL or we refuse."""
+    key = where if where.startswith("trl.") else "trl.KEY"
+    fix = fix or f"correct it in the recipe, or type --set {key}=VALUE."
+    return UsageError("CR0211", f"{sentence.strip().rstrip('.')[:400]}.", where=where, fix=fix)
+
+
+def contradiction(sentence: str, *, where: str, fix: str) -> TrainerSettingError:
+    """The error for keys of which each is fine, and that do not go together."""
+    return TrainerSettingError("CR0760", f"{sentence}.", where=where, fix=fix)
 
 
 def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
-    """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked: CR0760."""
+    """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked."""
     if stops_rows and arguments.mask_truncated_completions:
-        raise TrainerSettingError(
-            "CR0760",
-            "mask_truncated_completions takes the rows that is_finished (the end of the function) stopped for truncated ones.",
+        raise contradiction(
+            "mask_truncated_completions takes the rows that is_finished (the end of the function) stopped for truncated ones",
             where="trl.mask_truncated_completions, trainer.prefix_sharing",
             fix="set trl.mask_truncated_completions = false, or trainer.prefix_sharing = false.",
         )
 
 
 def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -> None:
-    """A data set that does not fill one generation trains not one step: CR0760."""
+    """A data set that does not fill one generation trains not one step."""
     per_generation = arguments.generation_batch_size // num_generations
     if num_prompts < per_generation:
-        raise TrainerSettingError(
-            "CR0760",
+        raise contradiction(
             f"one generation takes {per_generation} prompts, but there are only {num_prompts}: "
-            "not one step could be trained.",
+            "not one step could be trained",
             where="trl.per_device_train_batch_size, trl.steps_per_generation, trl.num_generations",
             fix="lower the batch size or steps_per_generation, raise num_generations, or add tasks.",
         )
 
 
 def refuse_split_groups(arguments: Any, num_generations: int, *, num_processes: int) -> None:
-    """Dynamic sampling replaces groups, each within one process: CR0760."""
+    """Dynamic sampling replaces groups, each within one process."""
     num_rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
     if num_processes > 1 and num_rows % num_generations:
-        raise TrainerSettingError(
-            "CR0760",
+        raise contradiction(
             f"dynamic sampling needs whole groups on each process, and {num_rows} rows are not a "
-            f"multiple of {num_generations} generations.",
+            f"multiple of {num_generations} generations",
             where="trl.per_device_train_batch_size, trl.num_generations",
             fix="make their product with steps_per_generation a multiple of num_generations.",
         )

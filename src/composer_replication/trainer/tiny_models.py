@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,18 +37,12 @@ Call one by <tool_call>
 
 def make_tiny_model(seed: int) -> tuple[Any, Any]:
     """A random two-layer Llama over bytes, for tests and the tiny recipe (0.1 M parameters)."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: index for index, symbol in enumerate(["<pad>", "<eos>", *alphabet])}
-    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types for it
-        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
-    return _llama(tokenizer, seed=seed, num_positions=4096), tokenizer
+    raw = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
+    return _llama(raw, end="<eos>", seed=seed, num_positions=4096)
 
 
 def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
@@ -58,37 +51,41 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
     Its tokenizer is trained on the tools' own schemas, so that a prompt with all of them is short. It has not learned to call
     any of them.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import models, pre_tokenizers, trainers
 
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
+    from composer_replication.rollouts.environment.feature_deletion_env import HOW_TO_WORK
+    from composer_replication.rollouts.tools.tool_schemas import function_schema
+    from composer_replication.rollouts.tools.toolbox import TOOLS
+
+    raw = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=1500,
         special_tokens=["<pad>", "<|im_end|>", "<|im_start|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    raw.train_from_iterator(_tool_texts(), trainer)
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types for it
-        tokenizer_object=raw, pad_token="<pad>", eos_token="<|im_end|>", padding_side="left"
-    )
+    texts = [_CHATML, HOW_TO_WORK, *(json.dumps(function_schema(tool)) for tool in TOOLS)]
+    raw.train_from_iterator(texts, trainer)
+    model, tokenizer = _llama(raw, end="<|im_end|>", seed=seed, num_positions=32_768)
     tokenizer.chat_template = _CHATML
-    return _llama(tokenizer, seed=seed, num_positions=32_768), tokenizer
+    return model, tokenizer
 
 
-def _tool_texts() -> Iterable[str]:
-    from composer_replication.rollouts.environment.feature_deletion_env import HOW_TO_WORK
-    from composer_replication.rollouts.tools.tool_schemas import function_schema
-    from composer_replication.rollouts.tools.toolbox import TOOLS
+def _byte_level(bpe: Any) -> Any:
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
 
-    return [_CHATML, HOW_TO_WORK, *(json.dumps(function_schema(tool)) for tool in TOOLS)]
+    raw = Tokenizer(bpe)
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return raw
 
 
-def _llama(tokenizer: Any, *, seed: int, num_positions: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _llama(raw: Any, *, end: str, seed: int, num_positions: int) -> tuple[Any, Any]:
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types for it
+        tokenizer_object=raw, pad_token="<pad>", eos_token=end, padding_side="left"
+    )
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -104,4 +101,4 @@ def _llama(tokenizer: Any, *, seed: int, num_positions: int) -> Any:
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        return LlamaForCausalLM(config), tokenizer

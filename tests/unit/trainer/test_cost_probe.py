@@ -1,8 +1,8 @@
-"""The cost of a step: proportions by hand, the try on a tiny model."""
+"""The cost of a step, as one step of a tiny model shows it."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,19 +14,17 @@ from composer_replication.errors import MissingError
 from composer_replication.trainer import model_trial
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.model_trial import (
+    device_and_free_bytes,
     measure_step,
     resident_bytes,
-    training_device,
     within_memory,
 )
 from composer_replication.trainer.run_setup import lora_config
 from composer_replication.trainer.tiny_models import make_tiny_model
 
-STEP: dict[str, Any] = {"longest": 400, "num_prompts": 1, "group_size": 8, "completion_tokens": 64}
-
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_the_try_changes_no_weight_and_sees_the_memory_of_a_step(
+def test_a_step_changes_no_weight_and_its_memory_is_seen(
     is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_shared:
@@ -34,7 +32,7 @@ def test_the_try_changes_no_weight_and_sees_the_memory_of_a_step(
     plain, tokenizer = make_tiny_model(0)
     model = get_peft_model(plain, lora_config(LoraSection(rank=2))).eval()
     before = parameter_sha256(model)
-    cost = measure_step(model, tokenizer, [8] * 400, **STEP)
+    cost = measure_step(model, tokenizer, [8] * 400, num_prompts=1, group_size=8, completion_tokens=64)
     assert parameter_sha256(model) == before
     assert all(weight.grad is None for weight in model.parameters())
     assert cost.is_shared is is_shared
@@ -47,26 +45,25 @@ def test_a_step_is_in_proportion_to_what_was_tried(is_shared: bool, monkeypatch:
     """A group of 2 with 4 prompt tokens and the 2 completion tokens of the try: 8 tokens, 12 where nothing is shared."""
     monkeypatch.setattr(model_trial, "packing_reason", lambda model: None if is_shared else "for this test")
     monkeypatch.setattr(model_trial, "_MOST_TRIED_TOKENS", 2)
-    monkeypatch.setattr(model_trial, "_seconds", lambda work, model: 1.5)
-    readings = iter([0, 0, 1000, 1048])
-    monkeypatch.setattr(model_trial, "_memory_bytes", lambda model, at_peak=False: next(readings))
+    taken = model_trial._Taken(seconds=1.5, peak_bytes=1048)
+    monkeypatch.setattr(model_trial, "_taken", lambda model: nullcontext(taken))
+    monkeypatch.setattr(model_trial, "resident_bytes", lambda: 1000)
     plain, tokenizer = make_tiny_model(0)
-    plain.requires_grad_(False)
-    cost = measure_step(
-        plain, tokenizer, [1] * 4, longest=14, num_prompts=3, group_size=2, completion_tokens=10
-    )
-    per_prompt = {True: (14 + 20, 4 + 20, 8), False: (28 + 20, 8 + 20, 12)}[is_shared]
-    assert cost.memory_bytes == round(1000 + 3 * 48 * per_prompt[0] / per_prompt[2])
-    assert cost.seconds == pytest.approx(3 * (1.5 * 10 / 2 + 1.5 * per_prompt[1] / per_prompt[2]))
+    frozen = plain.requires_grad_(False)
+    frozen.get_input_embeddings().weight.requires_grad_(True)
+    num_trained = frozen.get_input_embeddings().weight.numel()
+    cost = measure_step(plain, tokenizer, [1] * 4, num_prompts=3, group_size=2, completion_tokens=10)
+    whole, tried = (4 + 20, 8) if is_shared else (8 + 20, 12)
+    assert cost.memory_bytes == round(1000 + 8 * num_trained + 3 * 48 * whole / tried)
+    assert cost.seconds == pytest.approx(3 * (1.5 * 10 / 2 + 1.5 * whole / tried))
 
 
 def test_a_model_that_cannot_share_prompts_is_tried_as_it_trains() -> None:
     _, tokenizer = make_tiny_model(0)
     model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1))
-    cost = measure_step(
-        model, tokenizer, [5, 6, 7], longest=3, num_prompts=1, group_size=2, completion_tokens=2
-    )
-    assert not cost.is_shared
+    assert not measure_step(
+        model, tokenizer, [5, 6, 7], num_prompts=1, group_size=2, completion_tokens=2
+    ).is_shared
 
 
 def test_graphics_memory_that_runs_out_is_a_sentence() -> None:
@@ -78,7 +75,7 @@ def test_graphics_memory_that_runs_out_is_a_sentence() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of the processor")
 def test_what_is_free_counts_what_this_process_holds() -> None:
-    free = training_device(10**9).free_bytes
+    device, free = device_and_free_bytes(10**9)
     assert free is not None
     assert free > 10**9 + 10**7
-    assert training_device(None).free_bytes is None
+    assert (device, None) == device_and_free_bytes(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,19 +15,21 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from tiny_architectures import tiny_model
 
-from composer_replication.trainer.router_replay import chosen_of, max_load, routers_of
+from composer_replication.trainer.router_replay import RouterLoad, routers_of
 
 MakeTrainer = Callable[..., Any]
 
 
 def test_the_load_by_hand() -> None:
-    assert max_load(torch.tensor([[6, 2, 0, 0], [2, 2, 2, 2]])) == 3.0  # 6 of 8 on one of four
-    assert max_load(torch.tensor([[7]])) == 1.0
-
-
-def test_choices_are_counted_by_expert() -> None:
-    output = (torch.zeros(3, 4), torch.zeros(3, 2), torch.tensor([[0, 3], [3, 1], [0, 3]]))
-    assert chosen_of(output).tolist() == [2, 1, 0, 3]
+    metrics: dict[str, Any] = {"train": {"router/max_load": []}}
+    accelerator = SimpleNamespace(sync_gradients=True, reduce=lambda counts, reduction: counts)
+    for chosen in ([[6, 2, 0, 0], [2, 2, 2, 2]], [[7]], [[1, 2], [3, 4, 5]]):
+        load = RouterLoad()
+        load._chosen = {torch.nn.Identity(): torch.tensor(counts) for counts in chosen}
+        load._num_routers = len(chosen)
+        load.log(SimpleNamespace(accelerator=accelerator, _metrics=metrics))
+    # 6 of 8 on one of four; one expert alone; nothing where layers have different numbers of experts
+    assert metrics["train"]["router/max_load"] == [3.0, 1.0]
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), [("mixtral", True), ("deepseek-v3-latent", False)])

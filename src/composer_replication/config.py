@@ -30,11 +30,10 @@ from composer_replication.errors import UsageError
 
 
 class LoraSection(Section):
-    """Low-rank adapters, by default of all linear layers, instead of full fine-tuning (needs peft)."""
+    """Low-rank adapters of all linear layers, instead of full fine-tuning (needs peft)."""
 
     rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
-    target_modules: str | list[str] = "all-linear"
 
 
 class ModelSection(Section):
@@ -117,7 +116,7 @@ class EvidenceSection(Section):
 
 
 class SandboxSection(Section):
-    """Backend by name or dotted path (empty: the best of this machine) and its limits.
+    """Backend by name or dotted path (empty: the best of this machine), and the memory of one sandbox.
 
     ``accept_no_isolation`` names guards of the self-test that need not hold, or ``everything``, without which the
     backend ``none`` is refused. It is shown in the run's report.
@@ -126,8 +125,6 @@ class SandboxSection(Section):
     backend: str = ""
     accept_no_isolation: list[str] = []
     memory_bytes: int = Field(2 * 1024**3, ge=64 * 1024**2)
-    num_processes: int = Field(64, ge=1)
-    disk_bytes: int = Field(256 * 1024**2, ge=1024**2)
 
 
 def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: Any) -> dict[str, Any]:
@@ -228,7 +225,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _tables_fit(self) -> RunConfig:
-        """A single key that has no use beside the others is harmless; refused is what would train something else than was meant."""
+        """An idle key is harmless; refused is what would train something else than was meant."""
         guard, heldout, evidence, agent = self.guard, self.heldout, self.evidence, self.agent
         hints, replay, trainer = self.hints, self.replay, self.trainer
         takes_lora_off = hints and hints.teacher == "lora-off"
@@ -241,7 +238,6 @@ class RunConfig(Section):
             "[hints] does nothing while trainer.alpha_sdpo is 0": hints and not trainer.alpha_sdpo,
             "[replay] does nothing while trainer.beta_replay is 0": replay and not trainer.beta_replay,
             "trainer.beta_replay needs pairs to learn from: replay.pairs or replay.sibling_pairs": lacks_pairs,
-            "trainer.importance_clip does nothing for single answers": trainer.importance_clip and not agent,
             "[reward] is about single answers; with [agent] use [agent.reward]": agent and has_reward,
             "trl.max_completion_length is set by agent.max_context_tokens: take the key out": agent
             and has_length,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
+_EMPTY: tuple[Any, ...] = (None, "", [], (), {})
 _KEPT = "\n\t"
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
@@ -38,9 +39,18 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def columns(rows: Mapping[str, object]) -> str:
-    """What a person reads of a result: a line for each name with its value."""
-    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+def columns(result: Mapping[str, Any]) -> str:
+    """What a person reads of a result: a line for each name with its value; what is empty is left out."""
+    rows = {name.replace("_", " "): words(value) for name, value in result.items() if value not in _EMPTY}
+    width = max([10, *map(len, rows)])
+    return "\n".join(f"{name:<{width}} {value}" for name, value in rows.items())
+
+
+def words(value: Any) -> str:
+    """A value of a result in one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {words(each)}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @contextmanager

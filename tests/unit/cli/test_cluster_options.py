@@ -21,7 +21,7 @@ def recipe(**tables: Any) -> RunConfig:
 def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
     config = recipe(
         agent={"reward": {"invalid_call_cost": 0.25, "breaks": "cost"}, "tools": {"max_characters": 7000}},
-        sandbox={"backend": "sandlock", "num_processes": 9},
+        sandbox={"backend": "sandlock", "memory_bytes": 2**30},
         rollouts={"test_timeout_seconds": 3.0},
     )
     options = cluster_options(config)
@@ -29,9 +29,7 @@ def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
     assert options.reward is not None and options.reward.invalid_call_cost == 0.25
     assert options.attempt is not None and options.attempt.tool_limits.max_characters == 7000
     assert options.attempt.sandbox_limits == options.limits
-    assert options.limits is not None and options.limits == Limits(
-        options.limits.memory_bytes, num_processes=9, disk_bytes=options.limits.disk_bytes
-    )
+    assert options.limits == Limits(memory_bytes=2**30)
     assert (options.backend, options.timeout_seconds) == ("sandlock", 3.0)
 
 

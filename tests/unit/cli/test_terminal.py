@@ -42,7 +42,7 @@ def test_nothing_that_acts_is_left_and_nothing_else_is_touched(text: str) -> Non
 def test_the_output_of_a_jailed_command_is_printed_so(capfd: pytest.CaptureFixture[str]) -> None:
     from composer_replication.cli import sandbox_verb
 
-    printed = sandbox_verb.render(
+    printed = sandbox_verb.render_exec(
         {"exit_code": 0, "stdout": "\x1b]0;mine\x07", "stderr": "", "timed_out": False, "truncated": False}
     )
     assert "\x1b" in printed  # the verb itself hands it on: the frame is what guards

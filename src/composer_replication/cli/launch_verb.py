@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.terminal import columns
 from composer_replication.errors import HALTED_EXIT_CODE, UsageError, needs_extra
 
 if TYPE_CHECKING:
@@ -125,9 +126,7 @@ def render(result: Result) -> str:
     if "stopped" in result:
         return f"{result['job']} was told to end; it saves a checkpoint in the time that its target gives it."
     if "exit_code" in result:
-        code = "" if result["exit_code"] is None else f", exit code {result['exit_code']}"
-        detail = f" ({result['detail']})" if result["detail"] else ""
-        return f"{result['job']} on {result['target']}: {result['state']}{code}{detail}"
+        return columns(result)
     if result["id"] is None:
         return "\n".join(f"# ---- {name}\n{text}" for name, text in result["files"].items())
     return f"{result['job']} is submitted to {result['target']} as {result['id']}\ncomposer-rl launch status {result['job']}"

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HELP_OF_EVERY_VERB = """
 import contextlib, io, sys
 from composer_replication.cli.main import VERBS, main
-for words in [["--help"], *([verb.removesuffix("_verb").replace("_", "-"), "--help"] for verb in VERBS)]:
+for words in [["--help"], *([verb, "--help"] for verb in VERBS)]:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = main(words)
     assert code == 0 and "usage: composer-rl" in out.getvalue(), words

@@ -228,7 +228,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _tables_fit(self) -> RunConfig:
-        """A single key that has no use beside the others is harmless; refused is what would train something else than was meant."""
+        """An idle key is harmless; refused is what would train something else than was meant."""
         guard, heldout, evidence, agent = self.guard, self.heldout, self.evidence, self.agent
         hints, replay, trainer = self.hints, self.replay, self.trainer
         takes_lora_off = hints and hints.teacher == "lora-off"
@@ -241,7 +241,6 @@ class RunConfig(Section):
             "[hints] does nothing while trainer.alpha_sdpo is 0": hints and not trainer.alpha_sdpo,
             "[replay] does nothing while trainer.beta_replay is 0": replay and not trainer.beta_replay,
             "trainer.beta_replay needs pairs to learn from: replay.pairs or replay.sibling_pairs": lacks_pairs,
-            "trainer.importance_clip does nothing for single answers": trainer.importance_clip and not agent,
             "[reward] is about single answers; with [agent] use [agent.reward]": agent and has_reward,
             "trl.max_completion_length is set by agent.max_context_tokens: take the key out": agent
             and has_length,

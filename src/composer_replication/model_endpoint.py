@@ -119,29 +119,23 @@ def open_endpoint(url: str, model: str, key_variable: str = "") -> Endpoint:
     Raises:
         UsageError: an address that is none, no model, or an empty variable (CR0206).
     """
+    key = os.environ.get(key_variable, "").strip() if key_variable else ""
+    problem, where = "", "--instructions-from"
     try:
         parts = urlsplit(url)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        has_more = bool(parts.username or parts.password or parts.query or parts.fragment)
-    except ValueError:
-        is_good = has_more = False
-    key = os.environ.get(key_variable, "").strip() if key_variable else ""
-    if not is_good:
-        problem, where = "the address is not http://HOST or https://HOST", "--instructions-from"
-    elif has_more:
-        problem, where = "the address holds a user, a password or a query", "--instructions-from"
-    elif not model:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            problem = "the address is not http://HOST or https://HOST"
+        elif parts.username or parts.password or parts.query or parts.fragment:
+            problem = "the address holds a user, a password or a query"
+    except ValueError:  # of a port that is no number, or half of an IPv6 address
+        problem = "the address is not http://HOST or https://HOST"
+    if not problem and not model:
         problem, where = "no model is named", "--instructions-model"
-    elif key_variable and not (key and key.isascii() and key.isprintable()):
+    elif not problem and key_variable and not (key and key.isascii() and key.isprintable()):
         problem = f"the environment variable {key_variable!r} holds no key"
         where = "--instructions-key-env"
-    else:
-        path = parts.path.rstrip("/").removesuffix(_CHAT)
-        path = path if path.endswith("/v1") else f"{path}/v1"
-        return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, key)
-    raise UsageError(
-        "CR0206",
-        f"{problem}.",
-        where=where,
-        fix="--instructions-from http://127.0.0.1:8000/v1 --instructions-model NAME [--instructions-key-env VARIABLE]",
-    )
+    if problem:
+        fix = "--instructions-from http://127.0.0.1:8000/v1 --instructions-model NAME [--instructions-key-env VARIABLE]"
+        raise UsageError("CR0206", f"{problem}.", where=where, fix=fix)
+    path = parts.path.rstrip("/").removesuffix(_CHAT)
+    return Endpoint(f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}/v1", model, key)

@@ -146,7 +146,7 @@ class TaskContent:
     """What a task is made of, for overlap checks: text by path, tests, golden code.
 
     ``tests`` are all test files of the repository, ``own_tests`` the test functions that
-    fail without the golden code.
+    fail without the golden code. Without ``has_hidden_tests`` it cannot be held out.
     """
 
     task_id: str
@@ -156,6 +156,7 @@ class TaskContent:
     tests: Mapping[str, str]
     golden: str
     own_tests: str = ""
+    has_hidden_tests: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import composer_replication
-from composer_replication.cli.flags import declared_verbs, load
-from composer_replication.cli.main import VERBS
+from composer_replication.cli.flags import load
+from composer_replication.cli.main import VERBS, build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEROP = ROOT / "tests" / "interop"
@@ -87,16 +89,23 @@ def test_ci_runs_what_the_makefile_has_and_installs_nothing_by_hand() -> None:
 
 def test_every_verb_file_is_registered() -> None:
     files = {path.stem for path in (ROOT / "src" / "composer_replication" / "cli").glob("*_verb.py")}
-    assert sorted(VERBS) == sorted(files)
+    assert sorted(f"{verb.replace('-', '_')}_verb" for verb in VERBS) == sorted(files)
+
+
+def runs(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """What each verb of the parser names as its function, sub-verbs too."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield parser.get_default("run")
+    for group in groups:
+        for inner in group.choices.values():
+            yield from runs(inner)
 
 
 def test_every_declared_verb_runs_a_function_that_there_is() -> None:
-    found = [table for verb in declared_verbs().values() for table in (verb, *verb.values())]
-    tables = [table for table in found if isinstance(table, dict) and "run" in table]
-    assert len(tables) > len(VERBS)
-    for table in tables:
-        render = table.get("render", f"{table['run'].partition(':')[0]}:render")
-        assert all(callable(load(f"composer_replication.cli.{name}")) for name in (table["run"], render))
+    found = list(runs(build_parser()))
+    assert len(found) == len(set(found)) > len(VERBS)
+    assert all(callable(load(name)) for name in found)
 
 
 def test_every_ignored_rule_has_its_reason() -> None:

@@ -236,14 +236,13 @@ def test_held_out_tasks_are_kept_out_by_id_and_by_their_code(played: Played, tmp
     store = tmp_path / "tasks"
     shutil.copytree(played.store.root, store)
     split = tmp_path / "split.json"
-    from composer_replication.cli.task_division import split_items
     from composer_replication.safety import HeldoutSplit
 
     opened = TaskStore.open(store)
     heldout = [task for task in opened.tasks() if task.symbol == "clamp"]
     train = [task for task in opened.tasks() if task.symbol != "clamp"]
     split.write_text(
-        json.dumps(HeldoutSplit(split_items(opened, train), split_items(opened, heldout)).state_dict())
+        json.dumps(HeldoutSplit(map(opened.content, train), map(opened.content, heldout)).state_dict())
     )
     guarded = ["--tasks", str(store), "--split", str(split)]
     refused = run(["traces", "pairs", str(played.folder), "--out", str(tmp_path / "none.jsonl"), *guarded])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.task_division import split_items
 from composer_replication.records import Edit
 from composer_replication.run_folder import write_json
 from composer_replication.safety import HeldoutSplit
@@ -33,7 +32,7 @@ def keep(store: TaskStore, path: Path, heldout: int) -> HeldoutSplit:
     """Write the split that holds out the task of that number."""
     tasks = store.tasks()
     held = tasks.pop(heldout)
-    split = HeldoutSplit(split_items(store, tasks), split_items(store, [held]))
+    split = HeldoutSplit(map(store.content, tasks), map(store.content, [held]))
     write_json(path, split.state_dict())
     return split
 

@@ -14,7 +14,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -357,16 +357,6 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
 # --------------------------------------------------------------------------- attempts
 
 
-@dataclass(frozen=True, slots=True)
-class Attempts:
-    """What a trainer takes to attempt tasks, and who samples for evaluation; ``rollouts`` is None for single answers."""
-
-    reward: Any
-    rollouts: Any
-    hint_source: HintGenerator | None
-    sampler: TaskSampler
-
-
 def open_attempts(
     config: RunConfig,
     grader: Grader,
@@ -377,8 +367,13 @@ def open_attempts(
     tasks: RunTasks,
     curriculum: Curriculum | None,
     cluster: RolloutCluster | None,
-) -> Attempts:
-    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome."""
+) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
+    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome.
+
+    Returns:
+        What a trainer takes as reward, rollout function (None for single answers) and source of hints, and who samples
+        for evaluation.
+    """
     on_outcomes = None if curriculum is None else curriculum.note
 
     def hinted(observer: Any) -> HintGenerator | None:
@@ -408,7 +403,7 @@ def open_attempts(
         policy, judge = TrainedPolicy(max_batch=config.agent.max_concurrent), open_one(is_evaluation=True)
         sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
         rollouts = EpisodeRollouts(player, max_batch=config.agent.max_concurrent)
-        return Attempts(EpisodeReward(player), rollouts, hinted(observed), sampler)
+        return EpisodeReward(player), rollouts, hinted(observed), sampler
     from composer_replication.trainer.policy import end_token_ids
 
     reward = FeatureDeletionReward(
@@ -430,7 +425,7 @@ def open_attempts(
         prompt_style=config.rollouts.prompt_style,
         context_lines=config.rollouts.context_lines,
     )
-    return Attempts(reward, None, hinted(observer), open_sampler(config, grader, model, tokenizer))
+    return reward, None, hinted(observer), open_sampler(config, grader, model, tokenizer)
 
 
 def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) -> PolicySampler:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import UsageError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Empty the cache."""
+    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder
     from composer_replication.tasks.intake.cache_prune import prune
 
-    folder = _cache()
+    try:
+        folder = cache_folder()
+    except OSError as error:
+        problem = f"the cache folder cannot be made: {error.strerror}."
+        fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
+        raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
     with progress_bar(quiet=args.quiet) as report:
-        pruned = prune(
-            folder,
-            include_reports=args.all,
-            older_than_days=args.older_than,
-            is_dry_run=args.dry_run,
-            progress=report,
-        )
+        which = {"include_reports": args.all, "older_than_days": args.older_than}
+        pruned = prune(folder, is_dry_run=args.dry_run, progress=report, **which)
     return {
         "folder": str(folder),
         "freed_bytes": pruned.freed_bytes,
@@ -36,19 +33,7 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def render_prune(result: dict[str, Any]) -> str:
-    """What went, and what stayed and why."""
     freed = f"{result['freed_bytes'] / 10**6:.1f} MB {'would be freed' if result['dry_run'] else 'freed'}"
     reasons = Counter(row["reason"] for row in result["kept"])
     lines = [f"{result['folder']}: {freed}", *(f"  {path}" for path in result["paths"])]
     return "\n".join([*lines, *(f"{count:>6}  kept: {reason}" for reason, count in reasons.items())])
-
-
-def _cache() -> Path:
-    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder
-
-    try:
-        return cache_folder()
-    except OSError as error:
-        problem = f"the cache folder cannot be made: {error.strerror}."
-        fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
-        raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.machine_troubles import package_version
 from composer_replication.errors import ComposerError, MissingError, UsageError
 from composer_replication.records import Check
 
@@ -42,9 +43,8 @@ _OPTIONAL = ("vllm", "git", "make", "gpu")
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
     if args.endpoint_key_env and not args.endpoint:
-        raise UsageError(
-            "CR0206", "a key without a server.", where="--endpoint-key-env", fix="give --endpoint URL, too."
-        )
+        fix = "give --endpoint URL, too."
+        raise UsageError("CR0206", "a key without a server.", where="--endpoint-key-env", fix=fix)
     checks = all_checks((lambda _: None) if args.quiet else partial(print, file=sys.stderr, flush=True))
     if args.endpoint:
         checks.append(check_server(args.endpoint, args.endpoint_key_env))
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """What a person reads: one line a check, the next step below those that fail."""
+    """One line a check, the next step below those that fail."""
     lines: list[str] = []
     for check in result["checks"]:
         lines.append(f"{'ok  ' if check['ok'] else 'NO  '} {check['name']:<20} {check['detail']}")
@@ -113,12 +113,11 @@ def _text(path: Path) -> str:
 
 def check_memory(available_bytes: int | None) -> Check:
     """Room for the quick start."""
+    needs = f"the quick start needs {QUICKSTART_MEMORY_BYTES / GIGABYTE:.0f} GB"
     if available_bytes is None:
-        return Check("memory", True, "unknown on this system; the quick start needs 6 GB")
-    detail = f"{available_bytes / GIGABYTE:.1f} GB free, the quick start needs {QUICKSTART_MEMORY_BYTES / GIGABYTE:.0f} GB"
-    is_enough = available_bytes >= QUICKSTART_MEMORY_BYTES
-    fix = "" if is_enough else "close other programs or use a larger machine"
-    return Check("memory", is_enough, detail, fix)
+        return Check("memory", True, f"unknown on this system; {needs}")
+    fix = "" if available_bytes >= QUICKSTART_MEMORY_BYTES else "close other programs or use a larger machine"
+    return Check("memory", not fix, f"{available_bytes / GIGABYTE:.1f} GB free, {needs}", fix)
 
 
 def check_cache() -> Iterator[Check]:
@@ -145,10 +144,9 @@ def check_disk(free_bytes: int) -> Check:
 
 def check_package(name: str) -> Check:
     """An installed distribution, looked up without importing it."""
-    try:
-        return Check(name, True, importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Check(name, False, "not installed; training needs it", _INSTALL)
+    if version := package_version(name):
+        return Check(name, True, version)
+    return Check(name, False, "not installed; training needs it", _INSTALL)
 
 
 def check_vllm() -> Iterator[Check]:
@@ -241,9 +239,8 @@ def check_gpu() -> Check:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return Check(
-            "gpu", False, f"nvidia-smi fails: {error}", "check the driver; the quick start needs no GPU"
-        )
+        fix = "check the driver; the quick start needs no GPU"
+        return Check("gpu", False, f"nvidia-smi fails: {error}", fix)
     return Check("gpu", True, "; ".join(done.stdout.split("\n")).strip("; ") or "none found")
 
 

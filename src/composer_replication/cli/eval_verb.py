@@ -26,7 +26,6 @@ _SIDES = ("shown", "paid", "visible", "hidden")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Evaluate."""
     from composer_replication.cli import assembly
     from composer_replication.cli.assembly import check_agent, open_actors, open_episode_sampler
     from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
@@ -34,9 +33,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
 
-    problem = _problem(args)
-    if problem:
-        raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
+    _check_words(args)
     store = TaskStore.open(args.tasks)
     recipe = _recipe(args)
     check_agent(recipe)
@@ -93,26 +90,25 @@ def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object
     from composer_replication.rollouts.task_sampler import summarise
 
     rates = summarise(results, infrastructure_failures=num_dropped)
+    same = ("visible_pass", "hidden_pass", "shown_pass", "paid_pass", "gap", "pass_at_k")
     return {
         "tasks": rates["num_tasks"],
         "rollouts": "answers",
         "samples": rates["num_samples"],
-        "visible_pass": rates["visible_pass"],
-        "hidden_pass": rates["hidden_pass"],
-        "shown_pass": rates["shown_pass"],
-        "paid_pass": rates["paid_pass"],
-        "gap": rates["gap"],
+        **{name: rates[name] for name in same},
         "gap_upper99": _gap_bound(results),
         "ci95": {side: rates[f"{side}_ci95"] for side in _SIDES},
-        "pass_at_k": rates["pass_at_k"],
         "infrastructure_failures": num_dropped,
-        "by_task": [{"task_id": r.task_id, **_counts(r)} for r in results],
+        "by_task": [
+            {
+                "task_id": result.task_id,
+                "samples": len(result.visible),
+                "visible": sum(result.visible),
+                "hidden": sum(result.hidden) if result.hidden else None,
+            }
+            for result in results
+        ],
     }
-
-
-def _counts(result: TaskResult) -> dict[str, int | None]:
-    hidden = sum(result.hidden) if result.hidden else None
-    return {"samples": len(result.visible), "visible": sum(result.visible), "hidden": hidden}
 
 
 def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list[Difficulty]:
@@ -155,18 +151,19 @@ def _gap_bound(results: Sequence[TaskResult]) -> float | None:
     return upper_confidence_gap(pairs, 0.99) if pairs else None
 
 
-def _problem(args: argparse.Namespace) -> str:
-    """What is wrong with the command line; empty when nothing is."""
+def _check_words(args: argparse.Namespace) -> None:
+    """Refuse flags that contradict each other or the run."""
     from composer_replication.run_folder import RunFolder
 
-    is_run = RunFolder(Path(args.model)).recipe.is_file()
+    is_run, problem = RunFolder(Path(args.model)).recipe.is_file(), ""
     if is_run and args.recipe is not None:
-        return "--recipe is for a model: this run has a recipe of its own."
-    if args.endpoint is not None and args.update_difficulty:
-        return "--update-difficulty is for weights that are here: a server's are not known."
-    if args.prompt_style is not None and (is_run or args.recipe is not None):
-        return f"--prompt-style is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
-    return ""
+        problem = "--recipe is for a model: this run has a recipe of its own."
+    elif args.endpoint is not None and args.update_difficulty:
+        problem = "--update-difficulty is for weights that are here: a server's are not known."
+    elif args.prompt_style is not None and (is_run or args.recipe is not None):
+        problem = f"--prompt-style is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
+    if problem:
+        raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
 
 
 def render(result: dict[str, Any]) -> str:
@@ -175,21 +172,21 @@ def render(result: dict[str, Any]) -> str:
         hidden = "no hidden tests" if row["hidden"] is None else f"hidden {row['hidden']}/{row['samples']}"
         lines.append(f"{row['task_id']:<72} {row['visible']}/{row['samples']}   {hidden}")
     apart = [side for side in ("shown", "paid") if result.get(f"{side}_pass") is not None]
-    lines += ["", *(_line(side, result) for side in (*apart, "visible", "hidden"))]
+    lines.append("")
+    for side in (*apart, "visible", "hidden"):
+        value, interval = result[f"{side}_pass"], result["ci95"][side]
+        rate = f"not measured: no task has {side} tests"
+        if value is not None:
+            rate = f"{value:.3f}  [{interval[0]:.3f}, {interval[1]:.3f}]"
+        lines.append(f"{side:<8} {rate}")
     if (bound := result["gap_upper99"]) is not None:
         lines.append(f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike")
     if ended := result.get("stop_reasons"):
-        lines.append(
-            f"episodes {', '.join(f'{number} {reason}' for reason, number in sorted(ended.items()))}"
-        )
-    return "\n".join([*lines, f"kept in  {result['difficulty']}"] if result.get("difficulty") else lines)
-
-
-def _line(side: str, result: dict[str, Any]) -> str:
-    value, interval = result[f"{side}_pass"], result["ci95"][side]
-    if value is None:
-        return f"{side:<8} not measured: no task has {side} tests"
-    return f"{side:<8} {value:.3f}  [{interval[0]:.3f}, {interval[1]:.3f}]"
+        each = (f"{number} {reason}" for reason, number in sorted(ended.items()))
+        lines.append(f"episodes {', '.join(each)}")
+    if result.get("difficulty"):
+        lines.append(f"kept in  {result['difficulty']}")
+    return "\n".join(lines)
 
 
 def _recipe(args: argparse.Namespace) -> RunConfig:

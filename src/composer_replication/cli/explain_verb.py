@@ -27,7 +27,6 @@ def load_explanations() -> dict[str, dict[str, Any]]:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Look the code up; upper or lower case."""
     entries = load_explanations()
     code = args.code.strip().upper()
     if code not in entries:
@@ -36,13 +35,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         fix = f"composer-rl explain {near}"
         raise UsageError("CR0206", f"there is no error code {args.code!r}.", where="CODE", fix=fix)
     entry = entries[code]
-    return {"code": code, "meaning": entry["meaning"], "causes": entry["causes"], "fixes": entry["fixes"]}, 0
+    return {"code": code, **{key: entry[key] for key in ("meaning", "causes", "fixes")}}, 0
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """What a person reads."""
     lines = [f"{result['code']}: {result['meaning']}", "", "Why it happens"]
     lines += [f"  - {cause}" for cause in result["causes"]]
-    lines += ["", "What to do"]
-    lines += [f"  - {fix}" for fix in result["fixes"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "What to do", *(f"  - {fix}" for fix in result["fixes"])])

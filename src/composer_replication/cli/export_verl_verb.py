@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Export."""
     from composer_replication.cli.assembly import check_recipe, open_tasks
     from composer_replication.cli.task_division import divide_tasks
     from composer_replication.config import TasksSection, dump_config, load_config, parse_override
@@ -97,14 +96,3 @@ def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
     context = config.agent.max_context_tokens if config.agent is not None else 0
     limits = {"prompt": longest, "response": max(context - longest, 1)}
     write_start(out, verl_arguments(out, config.trl, model=name, limits=limits, num_tasks=len(tasks.train)))
-
-
-def render(result: dict[str, Any]) -> str:
-    """For a person."""
-    lines = [
-        f"folder     {result['folder']}",
-        f"tasks      {result['train']} to train on, {result['heldout']} held out",
-        *(f"not carried: {name}" for name in result["not_carried"]),
-        f"next       {result['start']}",
-    ]
-    return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import re
@@ -23,9 +24,11 @@ def declared_verbs() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("command_line.toml").read_text(encoding="utf-8"))
 
 
-def add_verb(subparsers: Any, common: argparse.ArgumentParser, name: str, table: Mapping[str, Any]) -> None:
-    """Add a verb of the file to the parser: its arguments, or its sub-verbs."""
-    is_group = "run" not in table
+def add_verb(
+    subparsers: Any, common: argparse.ArgumentParser, name: str, table: Mapping[str, Any], group: str = ""
+) -> None:
+    """Add a verb to the parser, declared as the file does it: its arguments, or the sub-verbs of which it is the ``group``."""
+    is_group = "arguments" not in table
     parser = subparsers.add_parser(
         name,
         parents=[] if is_group else [common],
@@ -37,12 +40,11 @@ def add_verb(subparsers: Any, common: argparse.ArgumentParser, name: str, table:
         verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
         for word, inner in table.items():
             if isinstance(inner, dict):
-                add_verb(verbs, common, word, inner)
-        if "also" in table:
-            load(f"{__package__}.{table['also']}")(verbs, common)
+                add_verb(verbs, common, word, inner, group=name)
         return
     add_arguments(parser, table["arguments"])
-    parser.set_defaults(**{key: f"{__package__}.{table[key]}" for key in ("run", "render") if key in table})
+    module = f"{__package__}.{(group or name).replace('-', '_')}_verb"
+    parser.set_defaults(run=f"{module}:run_{name}" if group else f"{module}:run")
 
 
 def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
@@ -68,8 +70,8 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
     elif kind:
         options["type"] = _type_of(kind)
     if metavar:
-        options["metavar"] = metavar.rstrip("+?")
-        options |= {"nargs": metavar[-1]} if metavar[-1] in "+?" else {}
+        options["metavar"] = metavar.rstrip("+*?")
+        options |= {"nargs": metavar[-1]} if metavar[-1] in "+*?" else {}
     if default == "required":
         options["required"] = True
     elif default is not None:
@@ -97,31 +99,21 @@ def load(dotted: str) -> Any:
 
 def whole_number(least: int = 1, most: int = 2**32 - 1) -> Callable[[str], int]:
     """A type of arguments: whole numbers in [least, most]; others are refused as arguments are read (CR0206)."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in {least} … {most}")
-        return value
-
-    return convert
+    return _checked(int, lambda value: least <= value <= most, f"a whole number in {least} … {most}")
 
 
 def number(least: float = 0.0, *, is_above: bool = False) -> Callable[[str], float]:
     """A type of arguments: finite numbers from ``least`` on, or above it."""
+    wanted = f"a number {'above' if is_above else 'of at least'} {least:g}"
+    return _checked(float, lambda n: math.isfinite(n) and n >= least and (n > least or not is_above), wanted)
 
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and (value > least if is_above else value >= least)):
-            wanted = "a number above" if is_above else "a number of at least"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted} {least:g}")
-        return value
+
+def _checked(read: Callable[[str], Any], fits: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if fits(value := read(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
 
     return convert
 
@@ -142,11 +134,6 @@ def refuse_unwritable(path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- sandboxes
-
-
-def add_isolation_flags(parser: argparse.ArgumentParser) -> None:
-    """``--backend`` and ``--i-accept-no-isolation [GUARD]``; a verb begins with ``chosen_backend``."""
-    add_arguments(parser, ["isolation"])
 
 
 def chosen_backend(args: argparse.Namespace) -> str:

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.errors import UsageError, needs_extra
+from composer_replication.cli.terminal import columns
+from composer_replication.errors import HALTED_EXIT_CODE, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.launch.job import Job
@@ -19,7 +20,6 @@ Result = dict[str, Any]
 
 
 def run(args: argparse.Namespace) -> tuple[Result, int]:
-    """Launch, or ask about a job."""
     if args.recipe in _QUESTIONS:
         if args.job is None:
             fix = f"composer-rl launch {args.recipe} JOB"
@@ -116,25 +116,17 @@ def _answer(question: str, folder: Path) -> tuple[Result, int]:
                 target.stop(one)
             return result | {"stopped": True}, 0
         status = joined([target.status(one) for one in each])
-    exit_code = {"halted": 5, "failed": _FAILED}.get(status.state, 0)
-    return result | {
-        "state": str(status.state),
-        "exit_code": status.exit_code,
-        "detail": status.detail,
-    }, exit_code
+    result |= {"state": str(status.state), "exit_code": status.exit_code, "detail": status.detail}
+    return result, {"halted": HALTED_EXIT_CODE, "failed": _FAILED}.get(status.state, 0)
 
 
 def render(result: Result) -> str:
-    """What a person reads."""
     if "logs" in result:
         return str(result["logs"]).rstrip("\n")
     if "stopped" in result:
         return f"{result['job']} was told to end; it saves a checkpoint in the time that its target gives it."
     if "exit_code" in result:
-        code = "" if result["exit_code"] is None else f", exit code {result['exit_code']}"
-        return f"{result['job']} on {result['target']}: {result['state']}{code}" + (
-            f" ({result['detail']})" if result["detail"] else ""
-        )
+        return columns(result)
     if result["id"] is None:
         return "\n".join(f"# ---- {name}\n{text}" for name, text in result["files"].items())
     return f"{result['job']} is submitted to {result['target']} as {result['id']}\ncomposer-rl launch status {result['job']}"

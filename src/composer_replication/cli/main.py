@@ -1,8 +1,8 @@
 """The frame of ``composer-rl``: parse, run one verb, print one result, map every error to its exit code.
 
-``command_line.toml`` declares the verbs; those that it does not know declare themselves, by ``add_parser(subparsers,
-common)`` of their module. The function that a verb names takes the parsed arguments and returns ``(result, exit code)``;
-``render(result) -> str`` of the same module is what a person reads. Nothing heavy is imported, so that ``--help`` is instant.
+``command_line.toml`` declares the verbs, or ``VERB`` of their module in the same form. The function that a verb names takes
+the parsed arguments and returns ``(result, exit code)``; the one beside it, with ``render`` for ``run`` in its name, says the
+result to a person, or ``columns`` where there is none. Nothing heavy is imported, so that ``--help`` is instant.
 
 Standard output carries the result and nothing else: whatever a verb prints on the way
 goes to standard error, so that ``--json`` is exactly one JSON object.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import sys
@@ -22,30 +23,15 @@ from typing import Any, NoReturn
 from composer_replication import __version__
 from composer_replication.cli.cluster import launched_rank
 from composer_replication.cli.flags import add_verb, declared_verbs, load
-from composer_replication.cli.terminal import visible
+from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, UsageError
 
 PROGRAM = "composer-rl"
 VERBS = (
-    "doctor_verb",
-    "quickstart_verb",
-    "tasks_verb",
-    "recipe_verb",
-    "train_verb",
-    "launch_verb",
-    "replicas_verb",
-    "eval_verb",
-    "export_verl_verb",
-    "report_verb",
-    "guard_verb",
-    "sandbox_verb",
-    "traces_verb",
-    "serve_env_verb",
-    "serve_model_verb",
-    "cache_verb",
-    "explain_verb",
+    *("doctor", "quickstart", "tasks", "recipe", "train", "launch", "replicas", "eval", "export-verl"),
+    *("report", "guard", "sandbox", "traces", "serve-env", "serve-model", "cache", "explain"),
 )
-"""Modules of this folder, in the order in which ``--help`` lists them."""
+"""In the order in which ``--help`` lists them."""
 
 BUG_EXIT_CODE = 1
 
@@ -98,13 +84,9 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     _add_output_flags(common, default=argparse.SUPPRESS)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
-    names = [name for name in VERBS if name == f"{only}_verb"]
-    for name in names or VERBS:
-        word = name.removesuffix("_verb").replace("_", "-")
-        if word in declared_verbs():
-            add_verb(subparsers, common, word, declared_verbs()[word])
-        else:
-            import_module(f"{__package__}.{name}").add_parser(subparsers, common)
+    for name in [only] if only in VERBS else VERBS:
+        module = f"{__package__}.{name.replace('-', '_')}_verb"
+        add_verb(subparsers, common, name, declared_verbs().get(name) or load(f"{module}:VERB"))
     return parser
 
 
@@ -124,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parse(words)
         with _orderly_end(), contextlib.redirect_stdout(sys.stderr):
             result, exit_code = load(args.run)(args)
-        beside = f"{args.run.partition(':')[0]}:render"  # a verb of several sub-verbs may name another
-        text = _to_json(result) if args.json else load(getattr(args, "render", beside))(result)
+        text = json.dumps(result, allow_nan=False) if args.json else rendered(args.run, result)
         if args.verb == "train" and launched_rank():
             text = ""  # the first process of the launch says it
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
@@ -139,6 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = _known_error(error, words)
         return _print_error(known, known.exit_code, as_json=as_json)
     return _print_result(text, exit_code)
+
+
+def rendered(run: str, result: dict[str, Any]) -> str:
+    """What a person reads of the result of the function ``run``."""
+    module, _, name = run.partition(":")
+    say = getattr(import_module(module), name.replace("run", "render", 1), columns)
+    return str(say(result))
 
 
 @contextlib.contextmanager
@@ -170,19 +158,12 @@ def _add_output_flags(parser: argparse.ArgumentParser, *, default: Any) -> None:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    first = next((word for word in words if not word.startswith("-")), "").replace("-", "_")
+    first = next((word for word in words if not word.startswith("-")), "")
     try:
         return build_parser(only=first).parse_args(words)
     except BrokenPipeError:  # the reader of --help has gone; not every argparse keeps that to itself
         _silence_stdout()
         raise SystemExit(0) from None
-
-
-def _to_json(value: dict[str, Any]) -> str:
-    """One line; a value that JSON does not know (not a number, a path) is a bug of ours and not papered over."""
-    import json
-
-    return json.dumps(value, allow_nan=False)
 
 
 def _print_result(text: str, exit_code: int) -> int:
@@ -203,7 +184,7 @@ def _print_error(error: ComposerError, exit_code: int, *, as_json: bool) -> int:
     if not as_json:
         return _print_result("", exit_code)
     known = {"code": error.code, "message": error.message, "where": error.where, "fix": error.fix}
-    return _print_result(_to_json({"error": known}), exit_code)
+    return _print_result(json.dumps({"error": known}), exit_code)
 
 
 def _silence_stdout() -> None:
@@ -216,18 +197,14 @@ def _known_error(error: Exception, words: Sequence[str]) -> ComposerError:
     """What a user is told: a trouble of the machine, an error with a code, or that it is a bug, with a crash bundle."""
     from composer_replication.cli.machine_troubles import machine_error, write_crash_bundle
 
-    known = machine_error(error, words) or (error if isinstance(error, ComposerError) else None)
-    if known is not None:
+    known = machine_error(error, words) or error
+    if isinstance(known, ComposerError):
         return known
     path = write_crash_bundle(error, words)
-    return ComposerError(
-        "CR0100",
-        f"a bug of ours: {type(error).__name__}.",
-        where=str(path or ""),
-        fix="read that file and report it; it holds versions, arguments and the traceback."
-        if path
-        else "report it; no folder could be written for the crash bundle.",
-    )
+    fix = "report it; no folder could be written for the crash bundle."
+    if path is not None:
+        fix = "read that file and report it; it holds versions, arguments and the traceback."
+    return ComposerError("CR0100", f"a bug of ours: {type(error).__name__}.", where=str(path or ""), fix=fix)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Sizes:
     dtype: str = "float32"
 
 
-def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Write the recipe.
 
     Both figures are of a step with the longest prompts (``model_trial.measure_step``). ``seconds_per_step`` is
@@ -99,8 +99,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     }, 0
 
 
-def render(result: dict[str, Any]) -> str:
-    """The estimate, and whether it fits."""
+def render_new(result: dict[str, Any]) -> str:
     free, step = result["free_memory_bytes"], result["seconds_per_step"]
     memory = f"{result['memory_bytes'] / 1e9:.1f} GB on {result['device']}"
     text = columns(

@@ -20,7 +20,6 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
-from composer_replication import __version__
 from composer_replication.errors import (
     HALTED_EXIT_CODE,
     MissingError,
@@ -93,10 +92,6 @@ def render_start(result: dict[str, Any]) -> str:
         words = f"exit code {row['exit_code']}, {row['outer_steps']} outer steps"
         lines.append(f"replica {number}  {words}" + (f", {row['reason']}" if row["reason"] else ""))
     return "\n".join([*lines, f"report     composer-rl report {result['runs']}"])
-
-
-def render_lighthouse(result: dict[str, Any]) -> str:
-    return f"lighthouse {result['lighthouse']} closed"
 
 
 def _open_lighthouse(token: str, options: ReplicasSection, folder: Path | None = None) -> Any:
@@ -197,7 +192,7 @@ class Replica:
         return replace(tasks, train=own)
 
     def attach(self, trainer: Any, folder: RunFolder, identity: dict[str, str]) -> None:
-        """Compare with the others' run, and tie the trainer to it."""
+        """Compare with the others' run, and tie the trainer to it; ``identity`` is what every replica must share."""
         from composer_replication.replicas.outer_step import OuterState
         from composer_replication.replicas.replica_loop import ReplicaLoop
         from composer_replication.run_folder import append_jsonl
@@ -211,32 +206,10 @@ class Replica:
         trainer.add_callback(ReplicaCallback(trainer, loop, identity))
 
 
-def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> dict[str, str]:
-    """What every replica of a run must share."""
-    from composer_replication.cli.assembly import recipe_sha256
-
-    return {
-        "version": __version__,
-        "recipe": recipe_sha256(config),
-        "tasks": store,
-        "split": tasks.split_fingerprint,
-        "model": model,
-    }
-
-
 @contextmanager
 def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | None]:
     """This replica with an open way to the others; None where a run has one only, of which nothing is built."""
     options = config.replicas
-    _check_number(options, number)
-    if options is None or options.num_replicas == 1 or number is None:
-        yield None
-        return
-    with closing(_open_rounds(options, number)) as rounds:
-        yield Replica(number, options, rounds)
-
-
-def _check_number(options: ReplicasSection | None, number: int | None) -> None:
     num_replicas = 1 if options is None else options.num_replicas
     problem = ""
     if options is None and number is not None:
@@ -248,6 +221,11 @@ def _check_number(options: ReplicasSection | None, number: int | None) -> None:
     if problem:
         fix = "composer-rl train RECIPE.toml --replica I --of N, or composer-rl replicas start RECIPE.toml --local N"
         raise UsageError("CR0206", f"{problem}.", where="composer-rl train", fix=fix)
+    if options is None or num_replicas == 1 or number is None:
+        yield None
+        return
+    with closing(_open_rounds(options, number)) as rounds:
+        yield Replica(number, options, rounds)
 
 
 def _open_rounds(options: ReplicasSection, number: int) -> Rounds:

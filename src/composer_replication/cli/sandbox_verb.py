@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import given_up, isolation_lines
-from composer_replication.cli.terminal import Report, progress_bar
+from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
 
@@ -18,37 +20,28 @@ if TYPE_CHECKING:
 _SELFTEST_FAILED = 3
 
 
-def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Do what was asked; where guards were given up, the result names them, and ``ok`` is about the others."""
-    from composer_replication.sandbox.acceptance import accept
-
-    accept(args.accepted)
-    if args.sub_verb == "exec":
-        return _execute(args)
-    with progress_bar(quiet=args.quiet) as report:
-        return _selftest(args.backend, report)
-
-
-def _selftest(name: str | None, report: Report | None) -> tuple[dict[str, object], int]:
-    from composer_replication.sandbox import accepted, choose_backend, run_selftest
+def run_selftest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Try every guard; where some were given up, the result names them, and ``ok`` is about the others."""
+    from composer_replication import sandbox
     from composer_replication.sandbox.acceptance import EVERYTHING
 
-    backend = choose_backend(name)
+    sandbox.accept(args.accepted)
+    backend = sandbox.choose_backend(args.backend)
     works = backend.is_available()
     if not works.ok:  # one sentence instead of a list of tests that cannot be tried
         raise MissingError("CR0301", works.detail, where=backend.name, fix=works.fix)
-    checks, without = run_selftest(backend, progress=report), accepted()
+    with progress_bar(quiet=args.quiet) as report:
+        checks, without = sandbox.run_selftest(backend, progress=report), sandbox.accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     result = {"backend": backend.name, "ok": is_ok, "checks": [asdict(check) for check in checks]}
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
 
 
-def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from tempfile import TemporaryDirectory
-
-    from composer_replication.sandbox import choose_backend, open_sandbox
+def run_exec(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    from composer_replication.sandbox import accept, choose_backend, open_sandbox
     from composer_replication.sandbox.process_folder import process_folder
 
+    accept(args.accepted)
     backend = choose_backend(args.backend)
     with TemporaryDirectory(dir=process_folder(), ignore_cleanup_errors=True) as folder:
         tree = Path(folder) / "tree"
@@ -60,8 +53,6 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _copy(source: Path | None, tree: Path) -> None:
-    import shutil
-
     from composer_replication.sandbox.private_folders import copy_file, door_in
     from composer_replication.sandbox.process_folder import process_folder
 
@@ -90,16 +81,15 @@ def _copy(source: Path | None, tree: Path) -> None:
         raise InputError("CR0304", why, where=str(source)) from error
 
 
-def render(result: dict[str, Any]) -> str:
-    """What a person reads: a line for each check, or the output of the command."""
-    if "checks" in result:
-        lines = [
-            f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]
-        ]
-        verdict = "holds" if result["ok"] else "does NOT hold"
-        if result["ok"] and not all(row["ok"] for row in result["checks"]):
-            verdict = "does NOT hold, as was accepted"
-        return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}.", *isolation_lines(result)])
+def render_selftest(result: dict[str, Any]) -> str:
+    lines = [f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]]
+    verdict = "holds" if result["ok"] else "does NOT hold"
+    if result["ok"] and not all(row["ok"] for row in result["checks"]):
+        verdict = "does NOT hold, as was accepted"
+    return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}.", *isolation_lines(result)])
+
+
+def render_exec(result: dict[str, Any]) -> str:
     parts = [result["stdout"].rstrip("\n"), result["stderr"].rstrip("\n")]
     ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
     ending += ", output cut" if result["truncated"] else ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any
 
 from composer_replication.cli.flags import chosen_backend
+from composer_replication.cli.terminal import note
 from composer_replication.errors import needs_extra
 
 _INTERRUPTED = 130
@@ -39,20 +38,16 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
                 monitor=args.monitor,
             )
             url = url_of(listener)
-            _announce(url, num_tasks)  # clients wait in the listener's queue until they are served
+            # Said even with --quiet: with port 0 nobody knows the address otherwise. Clients wait in the listener's queue.
+            note(f"serving {num_tasks} tasks at {url} (sessions: /ws, state: /health)")
             signal_name = server.serve(listener)
         finally:
             grader.stop_runs()  # a signal ended it: nobody waits for a grading any more
     names = ("attempts", "infrastructure_failures", "flagged", "masked")
-    result: dict[str, object] = {"url": url, "signal": signal_name, "tasks": num_tasks}
-    result |= {name: server.counts[name] for name in names}
-    return result, 0 if signal_name == "SIGTERM" else _INTERRUPTED
-
-
-def _announce(url: str, num_tasks: int) -> None:
-    """Said even with ``--quiet``: with port 0 nobody knows the address otherwise."""
-    print(f"serving {num_tasks} tasks at {url} (sessions: /ws, state: /health)", file=sys.stderr, flush=True)
-
-
-def render(result: dict[str, Any]) -> str:
-    return f"Ended by {result['signal']}: {result['attempts']} attempts ended, {result['infrastructure_failures']} without a reward, {result['masked']} masked by the monitor."
+    counts = {name: server.counts[name] for name in names}
+    return {
+        "url": url,
+        "signal": signal_name,
+        "tasks": num_tasks,
+        **counts,
+    }, 0 if signal_name == "SIGTERM" else _INTERRUPTED

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from composer_replication.errors import UsageError, needs_extra
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Serve until a signal."""
     from composer_replication.config import parse_config
 
     with needs_extra("train", "serving a model"):
@@ -34,8 +32,3 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     finally:
         server.server_close()
     return {"url": url, "model": args.model}, 0
-
-
-def render(result: dict[str, Any]) -> str:
-    """What a person reads at its end."""
-    return f"Ended: {result['model']} at {result['url']}."

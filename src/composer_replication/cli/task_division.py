@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, NothingToDoError, UsageError
@@ -20,22 +19,6 @@ FILE_NAME = "split.json"
 DEFAULT_FRACTION = 0.3
 _NEEDED_KINDS = {"id", "content", "near-duplicate", "origin"}
 Note = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SplitItem:
-    """A task's content with the word whether it may be held out at all."""
-
-    content: Any
-    has_hidden_tests: bool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.content, name)
-
-
-def split_items(store: TaskStore, tasks: Iterable[Task]) -> Iterator[SplitItem]:
-    """Tasks as a split compares them, one after the other: their files are large."""
-    return (SplitItem(store.content(task), task.has_hidden_tests) for task in tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +54,7 @@ def divide_tasks(
         split = open_split(path, store)
     elif section is not None and not section.repositories:
         fraction = DEFAULT_FRACTION if section.fraction is None else section.fraction
-        items, is_one = split_items(store, tasks), len(set(names.values())) == 1
+        items, is_one = map(store.content, tasks), len(set(names.values())) == 1
         split = HeldoutSplit.split(items, fraction, seed=0, by="origin" if is_one else "repository")
     named = set(section.repositories) if section else set()
     if unknown := named - set(names.values()):
@@ -91,7 +74,7 @@ def divide_tasks(
     if section is None:
         return RunTasks(train, (), None)
     if split is None:
-        split = HeldoutSplit(split_items(store, train), split_items(store, heldout))
+        split = HeldoutSplit(map(store.content, train), map(store.content, heldout))
     if missing := _NEEDED_KINDS - set(split.checked):
         problem = f"train and held-out tasks could not be compared by {', '.join(sorted(missing))}."
         fix = "build the tasks again with composer-rl tasks build."
@@ -173,7 +156,7 @@ def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
     other = set(store.task_ids()) ^ set(split.contents)
     if not other:
         sides = (map(store.get, split.train_ids), map(store.get, split.heldout_ids))
-        now = HeldoutSplit(*(split_items(store, side) for side in sides))
+        now = HeldoutSplit(*(map(store.content, side) for side in sides))
         other = {name for name, content in now.contents.items() if content != split.contents[name]}
     if now is None or other:
         problem = f"{len(other)} task(s) were added, taken out or changed since the split was made, {min(other)} first."

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.cluster import check_cluster
 from composer_replication.cli.flags import (
     chosen_backend,
     given_up,
@@ -16,16 +19,27 @@ from composer_replication.cli.flags import (
     refuse_unwritable,
     refuse_without_jail,
 )
-from composer_replication.cli.show_command import finish_build, licence_lines, warn_unfinished
-from composer_replication.cli.terminal import Report, progress_bar, visible
-from composer_replication.errors import UsageError, needs_extra
+from composer_replication.cli.terminal import Report, progress_bar, visible, words
+from composer_replication.errors import UsageError
 
 if TYPE_CHECKING:
     from composer_replication.model_endpoint import Endpoint
+    from composer_replication.records import Task, TaskContent
+    from composer_replication.tasks.build_summary import BuildSummary
     from composer_replication.tasks.store import TaskStore
 
 _NOT_PASSED = 4
 """Exit code of a store with a task that does not pass a gate, or with a leak."""
+
+_TEXTS = (
+    "broken_region",
+    "visible_tests",
+    "paid_tests",
+    "instruction",
+    "written_instruction",
+    "golden_patch",
+)
+"""What has a heading of its own on the page of a task."""
 
 Result = dict[str, object]
 
@@ -34,11 +48,14 @@ Result = dict[str, object]
 
 
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
-    """Build a store."""
+    from composer_replication.model_endpoint import open_endpoint
     from composer_replication.tasks.build import build_tasks
-    from composer_replication.tasks.workers.workers import load_ray
 
-    endpoint = named_endpoint(args)
+    endpoint = None
+    if args.instructions_from is not None or args.instructions_model or args.instructions_key_env:
+        endpoint = open_endpoint(
+            args.instructions_from or "", args.instructions_model, args.instructions_key_env
+        )
     backend = chosen_backend(args)  # said now, not after the packages have been fetched
     refuse_unwritable(args.out)
     if args.symbol and len(args.sources) > 1:
@@ -46,8 +63,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         raise UsageError("CR0206", "--symbol works with one SOURCE.", where="--symbol", fix=fix)
     if args.ray is not None:
         refuse_without_jail(backend, "the nodes of a cluster are not this machine, on which it was accepted")
-        with needs_extra("ray", "a build on a Ray cluster"):
-            load_ray()
+        check_cluster(args.ray, "a build on a Ray cluster")
     with progress_bar(quiet=args.quiet) as report:
         summary = build_tasks(
             args.sources,
@@ -81,15 +97,6 @@ def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
     return same | {"with_truth": not args.visible_only}
 
 
-def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
-    """The endpoint of ``--instructions-…``; None where no text is asked for."""
-    from composer_replication.model_endpoint import open_endpoint
-
-    if args.instructions_from is None and not (args.instructions_model or args.instructions_key_env):
-        return None
-    return open_endpoint(args.instructions_from or "", args.instructions_model, args.instructions_key_env)
-
-
 def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
     """Have instructions written for a finished store; the keys of ``tasks build`` that change."""
     from composer_replication.run_folder import RunFolder
@@ -119,11 +126,62 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
+def finish_build(
+    summary: BuildSummary, more: Mapping[str, object] | None = None, *, quiet: bool
+) -> tuple[Result, int]:
+    """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
+    from composer_replication.run_folder import write_json
+
+    result: Result = {
+        "tasks": summary.tasks,
+        "candidates": summary.candidates,
+        "valid": summary.valid,
+        "rejected": dict(summary.rejected),
+        "seconds": round(summary.seconds, 3),
+        "bytes": summary.bytes,
+        "fingerprint": summary.fingerprint,
+        "unused_tests": {name: found.to_json() for name, found in summary.unused_tests.items()},
+        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
+        "unusable": dict(summary.unusable),
+        "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
+        "restricted_licences": summary.restricted(),
+        **(more or {}),
+        **given_up(),
+    }
+    write_json(summary.folder / "summary.json", result)
+    summary.require_tasks()
+    if not quiet:
+        folder = shlex.quote(str(summary.folder))
+        sys.stderr.write(f"Next: composer-rl recipe new --tasks {folder} --model MODEL\n")
+    return result, 0
+
+
+def render_build(result: dict[str, Any]) -> str:
+    lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
+    lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
+    lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
+    lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
+    lines += [f"  {line}" for line in isolation_lines(result)]
+    lines += [*unused_lines(result), *licence_lines(result.get("restricted_licences", {}))]
+    for name, pins in result["unrecorded"].items():
+        what = f"behaviour of {len(pins)} functions of {name} could not be recorded"
+        lines.append(f"  {what}: {next(iter(pins.values()))}; the same command tries again")
+    return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
+
+
+def licence_lines(restricted: Mapping[str, str]) -> list[str]:
+    """A line for each repository whose licence is not permissive or unknown; see ``BuildSummary.restricted``."""
+    said = "  look at the licence before you pass these tasks on"
+    return [f"{said}: {name}: {what}" for name, what in restricted.items()]
+
+
+render_import = render_build
+
+
 # --------------------------------------------------------------------------- validate and leakscan
 
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
-    """Validate a store; exit code 4 when a task does not pass."""
     from composer_replication.tasks.validate import validate_store
 
     chosen_backend(args)
@@ -131,39 +189,30 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "resume", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
-    failed = [{"task_id": row.task_id, "gate": row.gate, "detail": row.detail} for row in summary.failed]
     result: Result = {
-        "tasks": summary.tasks,
-        "passed": summary.passed,
-        "failed": failed,
-        "without_truth": list(summary.without_truth),
-        "taken_over": summary.taken_over,
+        **asdict(summary),
         "proved_by": [str(sandbox) for sandbox in summary.proved_by],
         "validated_in": str(summary.validated_in),
         **given_up(),
     }
-    return result, _NOT_PASSED if failed else 0
+    return result, _NOT_PASSED if summary.failed else 0
 
 
 def render_validate(result: dict[str, Any]) -> str:
-    """One line for each failure, how many tasks have no truth beyond their reward, and the count."""
     lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
     if without := len(result["without_truth"]):
-        lines.append(
-            f"{without} of {result['tasks']} tasks have neither hidden tests nor recorded behaviour: "
-            "they can be trained on, not held out"
-        )
+        blind = "have neither hidden tests nor recorded behaviour: they can be trained on, not held out"
+        lines.append(f"{without} of {result['tasks']} tasks {blind}")
     lines += [*isolation_lines(result), f"{result['passed']} of {result['tasks']} tasks pass all gates"]
-    if result.get("taken_over"):
+    if result["taken_over"]:
         lines.append(f"{result['taken_over']} of them passed in an earlier call and were not tried again")
-    if result.get("validated_in") and result["validated_in"] not in result.get("proved_by", ()):
-        proved = " and ".join(result.get("proved_by", ())) or "a sandbox that the store does not name"
+    if result["validated_in"] not in result["proved_by"]:
+        proved = " and ".join(result["proved_by"]) or "a sandbox that the store does not name"
         lines.append(f"tried in {result['validated_in']}; built and proven in {proved}")
     return "\n".join(lines)
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
-    """Search a store; exit code 4 when a leak is found or a check got no answer."""
     from composer_replication.tasks.leaks.leak_scan import scan_store
 
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
@@ -171,21 +220,10 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
-    leaks = [{"task_id": one.task_id, "channel": one.channel, "path": one.path} for one in summary.leaks]
-    result: Result = {
-        "tasks": summary.tasks,
-        "leaks": leaks,
-        "without_distinctive_lines": list(summary.without_distinctive_lines),
-        "files_searched": summary.files_searched,
-        "not_searched": list(summary.not_searched),
-        "failed_checks": list(summary.failed_checks),
-        **given_up(),
-    }
-    return result, 0 if summary.is_clean else _NOT_PASSED
+    return {**asdict(summary), **given_up()}, 0 if summary.is_clean else _NOT_PASSED
 
 
 def render_leakscan(result: dict[str, Any]) -> str:
-    """One line for each leak and each question without answer, what could not be searched, and the counts."""
     blind = "no distinctive line, searched by code objects only"
     lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
     lines += [f"CHECK FAILED {what}" for what in result["failed_checks"]]
@@ -195,6 +233,208 @@ def render_leakscan(result: dict[str, Any]) -> str:
         f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
     )
     return "\n".join([*lines, *isolation_lines(result), counts])
+
+
+# --------------------------------------------------------------------------- show
+
+
+def run_show(args: argparse.Namespace) -> tuple[Result, int]:
+    """List tasks, without golden code and without the names of hidden tests.
+
+    With ``--golden`` the one task has its ``golden_patch``: the unified diff that turns the broken sources into
+    the original ones, as the gates had git apply it. Tests are no part of it.
+    """
+    from composer_replication.tasks.store import TaskStore
+    from composer_replication.tasks.subject import golden_patch
+
+    if args.golden and not args.task_id:
+        problem = "--golden shows the patch of one task, and no ID is given."
+        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs."
+        raise UsageError("CR0206", problem, where="--golden", fix=fix)
+    store = TaskStore.open(args.folder)
+    warn_unfinished(args.folder, quiet=args.quiet)
+    tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())
+    rows = [_row(store, task) for task in tasks]
+    if args.task_id:
+        rows[0] |= _details(store, tasks[0])
+    if args.golden:
+        rows[0]["golden_patch"] = golden_patch(store, tasks[0])
+    return {"tasks": rows, **_counts(store, tasks)}, 0
+
+
+def _row(store: TaskStore, task: Task) -> Result:
+    from composer_replication.tasks.instructions.surroundings import first_broken_line
+
+    return {
+        "task_id": task.task_id,
+        "repository": task.repository,
+        "symbol": task.symbol,
+        "granularity": task.granularity,
+        "removal": task.removal,
+        "path": task.path,
+        "line": first_broken_line(store, task),
+        "files": sorted({*(hole.path for hole in task.holes), *task.removed_files}),
+        "num_holes": len(task.holes),
+        "num_body_lines": task.num_body_lines,
+        "visible_tests": list(task.tests.visible),
+        "paid_tests": list(task.tests.paid),
+        "num_hidden_tests": len(task.tests.hidden),
+        "num_recorded": task.num_twins,
+        "num_pass_to_pass": len(task.tests.pass_to_pass),
+        "environment": task.environment,
+    }
+
+
+def _details(store: TaskStore, task: Task) -> Result:
+    """What is looked up for one task only."""
+    from composer_replication.tasks.difficulty import compare_difficulty
+    from composer_replication.tasks.instructions.surroundings import broken_regions
+    from composer_replication.tasks.instructions.writing import write_instruction
+    from composer_replication.tasks.instructions.written_instructions import written_instruction
+
+    measured = compare_difficulty(store.root, only=[task.task_id])
+    written = written_instruction(store, task.task_id)
+    records = (store.record(task.task_id), store.secret(task.task_id))
+    strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
+    kept = ("mutants", "killed_visible", "killed_all")
+    return {
+        "instruction": write_instruction(store, task),
+        "written_instruction": None if written is None else {"model": written.model, "text": written.text},
+        "broken_region": broken_regions(store, task),
+        "strength": strength and {name: int(strength[name]) for name in kept},
+        "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
+        "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
+    }
+
+
+def _counts(store: TaskStore, tasks: Sequence[Task]) -> Result:
+    def by(values: list[str]) -> dict[str, int]:
+        return dict(sorted(Counter(values).items()))
+
+    return {
+        "proved_by": [str(sandbox) for sandbox in store.proved_by],
+        "by_repo": by([task.repository for task in tasks]),
+        "by_granularity": by([task.granularity for task in tasks]),
+        "by_removal": by([task.removal for task in tasks]),
+        "fail_to_pass": sum(len(task.fail_to_pass) for task in tasks),
+        "hidden": sum(task.has_hidden_tests for task in tasks),
+        "recorded": sum(task.num_twins > 0 for task in tasks),
+    }
+
+
+def render_show(result: dict[str, Any]) -> str:
+    """One line a task; for one that was asked for by name, the whole of what may be known."""
+    rows = result["tasks"]
+    if len(rows) == 1 and "instruction" in rows[0]:
+        return _page(rows[0])
+    lines = []
+    for row in rows:
+        place = row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
+        tests = f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
+        lines.append(f"{row['task_id']}\n    {place}  {row['num_body_lines']} lines deleted, {tests}")
+    return "\n".join([*lines, *_proof_lines(result)]) if lines else "The store holds no task."
+
+
+def _page(row: dict[str, Any]) -> str:
+    """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
+    lines = [row["task_id"], ""]
+    for name, value in row.items():
+        if value and name not in _TEXTS and name != "task_id":
+            each = value if name == "difficulty" else [value]
+            lines += [f"  {name.replace('_', ' '):<20} {words(one)}" for one in each]
+    for name in _TEXTS:
+        if value := row.get(name):
+            heading = name.replace("_", " ").capitalize()
+            if isinstance(value, dict):
+                heading, value = f"{heading}, by {value['model']}", value["text"]
+            lines += ["", heading, "\n".join(value) if isinstance(value, list) else value.rstrip("\n")]
+    return visible("\n".join(lines))
+
+
+def _proof_lines(result: Mapping[str, Any]) -> list[str]:
+    """One line, for a store that knows it."""
+    proved = result.get("proved_by", ())
+    return [f"proven in {' and '.join(proved)}"] if proved else []
+
+
+# --------------------------------------------------------------------------- stats
+
+
+def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
+    """Count tasks; ``hidden`` counts those with hidden tests or recorded behaviour, ``recorded`` those with the
+    latter, ``flaky`` names left-out tests.
+
+    ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
+    each repository comes, ``spdx`` null where that is unknown; ``unused_tests`` what became of the tests of each
+    repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
+    """
+    from composer_replication.tasks.repository import slug_of
+    from composer_replication.tasks.store import TaskStore
+    from composer_replication.tasks.unused_tests import read_unused
+
+    store = TaskStore.open(args.folder)
+    tasks, repositories = store.tasks(), store.repositories()
+    return {
+        "tasks": len(tasks),
+        "unfinished": unfinished(args.folder),
+        **_counts(store, tasks),
+        "licences": {record.repository: record.licence.to_json() for record in repositories},
+        "flaky": {r.repository: None if r.flaky is None else list(r.flaky) for r in repositories},
+        "unused_tests": {
+            record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
+            for record in repositories
+        },
+    }, 0
+
+
+def render_stats(result: dict[str, Any]) -> str:
+    from composer_replication.tasks.intake.licences import Licence
+
+    truth = f"{result['hidden']} with hidden tests or recorded behaviour ({result['recorded']} recorded)"
+    lines = [f"{result['tasks']} tasks, {truth}, {result['fail_to_pass']} failing tests"]
+    for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
+        lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
+    lines += _proof_lines(result)
+    for name, value in result["licences"].items():
+        licence = Licence.from_json(value)
+        lines.append(f"{name}: {licence.restriction or licence.spdx}")
+    lines += [result["unfinished"]] if result.get("unfinished") else []
+    return "\n".join([*lines, *unused_lines(result)])
+
+
+def unused_lines(result: Mapping[str, Any]) -> list[str]:
+    """Repositories of which tests are never green or files could not be collected, with the first reason, or of which tests are flaky."""
+    lines = []
+    for name, found in result.get("unused_tests", {}).items():
+        num_red = found["never_green"]
+        if num_red is None:  # of an earlier version, which did not count the skipped ones apart
+            num_red = found["collected"] - found["used"] - found["flaky"]
+        if num_red or found["broken_files"]:
+            first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
+            red = f"{num_red} never green, {found['broken_files']} files not collected"
+            lines.append(f"{name}: {found['used']} of {found['collected']} tests are used, {red}{first}")
+    for name, tests in result.get("flaky", {}).items():
+        lines += [f"{name}: flaky tests left out: {len(tests)}"] if tests else []
+        lines += [f"    {test}" for test in tests or ()]
+    return lines
+
+
+def unfinished(folder: Path) -> str:
+    """One sentence with the command that finishes a build which was cut off; empty where it came to its end, or nobody noted it."""
+    from composer_replication.tasks.store_manifest import NAME, read_manifest
+
+    mark = read_manifest(folder).build if (folder / NAME).is_file() else None
+    if mark is None or mark.is_complete:
+        return ""
+    what = mark.command or "the same command that began it"
+    return f"The build of this store was cut off, its tasks are whole but not all there; to finish it: {what}"
+
+
+def warn_unfinished(folder: Path, *, quiet: bool) -> None:
+    """Print the sentence, if there is one, on standard error."""
+    sentence = "" if quiet else unfinished(folder)
+    if sentence:
+        sys.stderr.write(f"{sentence}\n")
 
 
 # --------------------------------------------------------------------------- export
@@ -230,13 +470,6 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     return {**written, "restricted_licences": restricted}, 0
 
 
-def render_export(result: dict[str, Any]) -> str:
-    """One line."""
-    if "task_id" not in result:
-        return f"{result['tasks']} tasks, {result['bytes']} bytes in {result['out']}"
-    return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
-
-
 def _write_tree(store: TaskStore, args: argparse.Namespace) -> Result:
     task = store.get(args.task_id)
     view: Any = "golden" if args.golden else "rollout"
@@ -264,7 +497,7 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder."""
-    from composer_replication.cli.task_division import FILE_NAME, SplitItem, split_items
+    from composer_replication.cli.task_division import FILE_NAME
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore
@@ -273,9 +506,9 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     warn_unfinished(args.folder, quiet=args.quiet)
     tasks = store.tasks()
 
-    def told(report: Report | None) -> Iterator[SplitItem]:
+    def told(report: Report | None) -> Iterator[TaskContent]:
         """Each is told when it was compared, which is when the next one is asked for."""
-        for done, item in enumerate(split_items(store, tasks), start=1):
+        for done, item in enumerate(map(store.content, tasks), start=1):
             yield item
             if report is not None:
                 report(done, len(tasks), "comparing tasks")
@@ -288,5 +521,4 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def render_split(result: dict[str, Any]) -> str:
-    """Counts and fingerprint."""
     return f"{len(result['train'])} train, {len(result['heldout'])} held out, fingerprint {result['fingerprint']}"

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
+_EMPTY: tuple[Any, ...] = (None, "", [], (), {})
+_FEW = 3
+"""So many counts still fit one line."""
 _KEPT = "\n\t"
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
@@ -38,9 +41,26 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def columns(rows: Mapping[str, object]) -> str:
-    """What a person reads of a result: a line for each name with its value."""
-    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+def columns(result: Mapping[str, Any]) -> str:
+    """What a person reads of a result: a line for each name with its value, many counts below their name.
+
+    What is empty is left out, and so is a count of 0 among many.
+    """
+    width, lines = max([10, *map(len, result)]), []
+    for name, value in result.items():
+        is_long = isinstance(value, Mapping) and len(value) > _FEW
+        if value not in _EMPTY:
+            lines.append(f"{name.replace('_', ' '):<{width}} {'' if is_long else words(value)}".rstrip())
+        if is_long:
+            lines += [f"{words(each):>9}  {what}" for what, each in value.items() if each]
+    return "\n".join(lines)
+
+
+def words(value: Any) -> str:
+    """A value of a result in one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {words(each)}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @contextmanager

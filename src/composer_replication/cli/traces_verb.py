@@ -13,15 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import (
-    add_isolation_flags,
-    chosen_backend,
-    given_up,
-    number,
-    refuse_unwritable,
-    whole_number,
-)
-from composer_replication.cli.terminal import progress_bar
+from composer_replication.cli.flags import chosen_backend, given_up, number, refuse_unwritable
+from composer_replication.cli.terminal import columns, progress_bar
 from composer_replication.errors import InputError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 
@@ -29,116 +22,13 @@ if TYPE_CHECKING:
     from composer_replication.traces.teachers import Classroom
     from composer_replication.traces.trace_records import Trace
 
-_HERE = "composer_replication.cli.traces_verb"
 REPLAY_NAME, VERDICTS_NAME, ANSWERS_NAME = "replay.jsonl", "verdicts.jsonl", "answers.sqlite"
 BINDINGS_NAME = "bindings.jsonl"
 _LEAST_GOLDEN_CHARACTERS = 20
 """Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
 _INCOMPLETE = 6
 """Exit code where the budget or a teacher ended: what was answered is kept, and the same command goes on."""
-_NUMBERS: Mapping[str, tuple[float, str]] = {
-    "--budget-usd": (5.0, "budget, never passed (default 5)"),
-    "--max-tokens": (20_000_000, "budget (default 20 million)"),
-    "--max-steps": (200, "steps that are asked about (default 200)"),
-    "--answer-tokens": (2048, "most of one answer (default 2048)"),
-    "--concurrent": (8, "requests at a time, each teacher (default 8)"),
-}
-_EXECUTION = {
-    "--tries": (4, "executions of each branch (default 4)"),
-    "--horizon": (6, "answers after the branch (default 6)"),
-}
 _NOTHING_SENT = {"dry_run": True, "cost_usd": 0.0, "cached": 0, "failed": 0}
-_SWITCHES = {
-    "--every-step": "also steps where nothing went wrong and nothing was edited",
-    "--dry-run": "say steps, calls and the most that they can cost; send nothing",
-}
-
-
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Register the verb and its sub-verbs; ``common`` carries ``--json`` and ``--quiet``."""
-    parser = subparsers.add_parser(
-        "traces",
-        help="recorded agent sessions: ingest, ask teachers again, execute branches, make pairs",
-        description="Recorded sessions of agents become preference pairs: docs/traces.md walks through it.",
-    )
-    verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
-
-    def verb(name: str, what: str, more: str = "", *, render: str = "") -> Any:
-        parser = verbs.add_parser(
-            name, parents=[common], help=what, description=f"{what[0].upper()}{what[1:]}{more}."
-        )
-        parser.set_defaults(run=f"{_HERE}:run_{name}", render=f"{_HERE}:render_{render or name}")
-        if name in ("bind", "replay"):
-            add_isolation_flags(parser)
-        return parser.add_argument
-
-    path: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-    folder, out = {**path, "help": "of traces ingest"}, {**path, "required": True}
-    store = {**path, "metavar": "STORE"}
-
-    more = ", take keys, addresses and home folders out, leave duplicates out, and write ATIF lines"
-    add = verb("ingest", "read sessions of any known format", more)
-    add("paths", metavar="PATH", type=Path, nargs="+", help="files and folders")
-    add("--out", **out)
-    add("--format", metavar="NAME", default="", help="read as this format, where two fit")
-    add("--jobs", type=whole_number(), default=2, metavar="N", help="processes (default 2)")
-
-    more = ", in the tree in which they began, and say which results came back"
-    add = verb("bind", "make the calls of sessions again", more)
-    add("folder", **folder)
-    add("--tasks", **store, help="sessions on its tasks, SWE-bench's too")
-    where = "the clone in which sessions worked (default: what each recorded)"
-    add("--repository", metavar="FOLDER", default="", help=where)
-    add("--commit", metavar="SHA", default="", help="where sessions began (default: likewise)")
-
-    more = ", and execute it with --tasks; answers are kept in DIR: the same command again asks nothing twice"
-    what = "ask OpenAI-compatible teachers what they would have done at the steps that matter"
-    add = verb("replay", what, more)
-    add("folder", **folder)
-    _add_teachers(add)
-    for flag, (default, what) in _EXECUTION.items():
-        add(flag, type=whole_number(), default=default, metavar="N", help=what)
-    add("--tasks", **store, help="execute branches of sessions on these tasks")
-    what = "the teacher that plays a branch on (default: the first)"
-    add("--goes-on", default="", metavar="NAME", help=what)
-
-    more = ": rows of ids with the teacher's log-probabilities, for distillation"
-    add = verb("distill", "ask teachers how likely the student's own tokens are at those steps", more)
-    add("folder", **folder)
-    what = "the student, whose template and tokenizer write the ids; teachers need the same tokenizer"
-    add("--model", required=True, metavar="MODEL", help=what)
-    _add_teachers(add)
-    add("--out", type=Path, required=True, metavar="FILE.jsonl")
-    _add_split(add, store)
-
-    for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
-        add = verb(name, f"write {what}", ", for TRL and for our own trainer", render="rows")
-        add("folders", **path, nargs="+", help="folders of traces ingest, or files of trajectories")
-        add("--out", **out, help="a folder, or FILE.parquet or FILE.jsonl")
-        _add_split(add, store)
-
-    add = verb("show", "write sessions, steps, branches and verdicts on one self-contained HTML page")
-    add("folder", **folder)
-    add("--out", type=Path, required=True, metavar="PAGE.html")
-
-
-def _add_teachers(add: Any) -> None:
-    add("--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times")
-    several: dict[str, Any] = {"action": "append", "default": []}
-    what = "environment variable with a teacher's key"
-    add("--key", type=_named, metavar="NAME=VARIABLE", help=what, **several)
-    add("--price", type=price, metavar="NAME=IN/OUT", help="dollars a million tokens", **several)
-    for flag, (default, what) in _NUMBERS.items():
-        kind = whole_number() if isinstance(default, int) else number()
-        add(flag, type=kind, default=default, metavar="N", help=what)
-    for flag, what in _SWITCHES.items():
-        add(flag, action="store_true", help=what)
-
-
-def _add_split(add: Any, store: Mapping[str, Any]) -> None:
-    add("--tasks", **store, help="the task store of --split")
-    nothing = "a split: nothing of its held-out tasks is written"
-    add("--split", type=Path, metavar="FILE", help=nothing)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -154,6 +44,94 @@ def price(text: str) -> tuple[str, tuple[float, float]]:
     return name, (dollars_in, dollars_out)
 
 
+_INGESTED = ["folder DIR", "of traces ingest", "path"]
+_TEACHERS = [
+    ["--teacher NAME=URL#MODEL", "any number of times", "", "required", {"action": "append"}],
+    ["--key NAME=VARIABLE", "environment variable with a teacher's key", "", [], {"type": _named}],
+    ["--price NAME=IN/OUT", "dollars a million tokens", "", [], {"type": price}],
+    ["--budget-usd N", "budget, never passed (default 5)", ">=0", 5.0],
+    ["--max-tokens N", "budget (default 20 million)", "1..", 20_000_000],
+    ["--max-steps N", "steps that are asked about (default 200)", "1..", 200],
+    ["--answer-tokens N", "most of one answer (default 2048)", "1..", 2048],
+    ["--concurrent N", "requests at a time, each teacher (default 8)", "1..", 8],
+    ["--every-step", "also steps where nothing went wrong and nothing was edited"],
+    ["--dry-run", "say steps, calls and the most that they can cost; send nothing"],
+]
+_ROWS = [
+    ["folders DIR+", "folders of traces ingest, or files of trajectories", "path"],
+    ["--out DIR", "a folder, or FILE.parquet or FILE.jsonl", "path", "required"],
+]
+_SPLIT = [
+    ["--tasks STORE", "the task store of --split", "path"],
+    ["--split FILE", "a split: nothing of its held-out tasks is written", "path"],
+]
+VERB: dict[str, Any] = {
+    "help": "recorded agent sessions: ingest, ask teachers again, execute branches, make pairs",
+    "description": "Recorded sessions of agents become preference pairs: docs/traces.md walks through it.",
+    "ingest": {
+        "help": "read sessions of any known format",
+        "description": "Read sessions of any known format, take keys, addresses and home folders out, leave "
+        "duplicates out, and write ATIF lines.",
+        "arguments": [
+            ["paths PATH+", "files and folders", "path"],
+            ["--out DIR", "where the sessions are kept", "path", "required"],
+            ["--format NAME", "read as this format, where two fit", "", ""],
+            ["--jobs N", "processes (default 2)", "1..", 2],
+        ],
+    },
+    "bind": {
+        "help": "make the calls of sessions again",
+        "description": "Make the calls of sessions again, in the tree in which they began, and say which results "
+        "came back.",
+        "arguments": [
+            _INGESTED,
+            ["--tasks STORE", "sessions on its tasks, SWE-bench's too", "path"],
+            ["--repository FOLDER", "the clone where sessions worked (default: what each recorded)", "", ""],
+            ["--commit SHA", "where sessions began (default: likewise)", "", ""],
+            "isolation",
+        ],
+    },
+    "replay": {
+        "help": "ask OpenAI-compatible teachers what they would have done at the steps that matter",
+        "description": "Ask OpenAI-compatible teachers what they would have done at the steps that matter, and "
+        "execute it with --tasks; answers are kept in DIR: the same command again asks nothing twice.",
+        "arguments": [
+            _INGESTED,
+            *_TEACHERS,
+            ["--tries N", "executions of each branch (default 4)", "1..", 4],
+            ["--horizon N", "answers after the branch (default 6)", "1..", 6],
+            ["--tasks STORE", "execute branches of sessions on these tasks", "path"],
+            ["--goes-on NAME", "the teacher that plays a branch on (default: the first)", "", ""],
+            "isolation",
+        ],
+    },
+    "distill": {
+        "help": "ask teachers how likely the student's own tokens are at those steps",
+        "description": "Ask teachers how likely the student's own tokens are at those steps: rows of ids with the "
+        "teacher's log-probabilities, for distillation.",
+        "arguments": [
+            _INGESTED,
+            ["--model MODEL", "the student; teachers need the same tokenizer", "", "required"],
+            *_TEACHERS,
+            ["--out FILE.jsonl", "the rows", "path", "required"],
+            *_SPLIT,
+        ],
+    },
+    "pairs": {
+        "help": "write preference pairs, for TRL and for our own trainer",
+        "arguments": [*_ROWS, *_SPLIT],
+    },
+    "sft": {
+        "help": "write chat rows of passing attempts, for TRL and for our own trainer",
+        "arguments": [*_ROWS, *_SPLIT],
+    },
+    "show": {
+        "help": "write sessions, steps, branches and verdicts on one self-contained HTML page",
+        "arguments": [_INGESTED, ["--out PAGE.html", "the page", "path", "required"]],
+    },
+}
+
+
 def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces.ingest import FORMATS, ingest
 
@@ -167,27 +145,6 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     result = {**sums, "kept": sums["traces"], "dropped": dropped}
     write_json(args.out / "summary.json", result)
     return result, 0
-
-
-def render_ingest(result: dict[str, Any]) -> str:
-    total = max(1, result["records"])
-    lines = [
-        f"{result['files']} file(s), {result['bytes']} bytes: {', '.join(result['formats'])}",
-        f"{result['records']} records became",
-        *(f"  {n:>9}  {100 * n / total:5.1f}%  {what}" for what, n in result["became"].items()),
-        f"duplicates left out: {_listed(result['duplicates'])} (near ones {result['near_duplicates']})",
-    ]
-    if lost := [f"  {n:>9}  {what}" for what, n in result["redactions"].items() if n]:
-        place = f"{result['out']}/redactions.local.json"
-        lines += [f"taken out, by rule; what stands for what is in {place}", *lost]
-    lines += [f"left out: {n} file(s), {what}" for what, n in result["files_left_out"].items()]
-    failed = f"{result['failed_results']} of {result['results']} results failed"
-    counts = f"{result['traces']} session(s), {result['steps']} answers, {result['calls']} calls, {failed}"
-    return "\n".join([*lines, f"{counts}: {result['out']}/traces.jsonl"])
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {what}" for what, number in counts.items()) or "none"
 
 
 def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -235,14 +192,6 @@ def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mappi
         yield grader, task_names(grader)
 
 
-def render_bind(result: dict[str, Any]) -> str:
-    share = 100 * result["reproduced_steps"] / max(1, result["steps"])
-    same = f"{result['reproduced_steps']} of {result['steps']} steps reproduced ({share:.0f}%)"
-    lines = [f"{result['sessions']} session(s): {same}, {result['executable_steps']} executable"]
-    lines += [f"  {n:>7}  call(s): {what}" for what, n in result["calls"].items()]
-    return "\n".join(lines + [f"not bound: {n}, {why}" for why, n in result["not_bound"].items()])
-
-
 def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     import asyncio
 
@@ -284,10 +233,6 @@ def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     sources = dict(Counter(row["source"] for row in found))
     result = {"dry_run": False, **cost, **paid, "rows": len(found), "sources": sources}
     return {**result, "dropped": dropped, "out": str(args.out)}, code
-
-
-def render_distill(result: dict[str, Any]) -> str:
-    return render_replay(result) if result["dry_run"] else f"{render_rows(result)}\n{_teachers_said(result)}"
 
 
 def _chosen(args: argparse.Namespace) -> list[Any]:
@@ -384,28 +329,11 @@ async def _execute(
 
 
 def render_replay(result: dict[str, Any]) -> str:
-    most = f"at most {result['most_dollars']:.2f} dollars and {result['most_tokens']} tokens"
-    if result["dry_run"]:
-        return f"{result['steps']} step(s), {result['calls']} call(s), {most}. Nothing was sent."
-    said = f"{result['answers']} answer(s), {result['others']} of them do something else."
-    lines = [f"{result['steps']} step(s): {said}", _teachers_said(result)]
-    if "verdicts" in result:
-        same = f"{result['reproduced_calls']} of {result['recorded_calls']} calls"
-        lines += [f"Recorded results reproduced: {same}.", f"Verdicts: {_listed(result['verdicts'])}"]
-        others = {**result["not_executed"], "of no task of the store": result["not_bound"]}
-        lines += [f"not executed: {n}, {why}" for why, n in others.items() if n]
-    return "\n".join(lines)
+    spent = "The budget is spent: raise --budget-usd or --max-tokens and give the command again."
+    return "\n".join([columns(result), *([spent] if result.get("budget_is_spent") else [])])
 
 
-def _teachers_said(result: Mapping[str, Any]) -> str:
-    lines = [f"Spent {result['cost_usd']:.4f} dollars and {result['tokens']} tokens in all."]
-    for name, teacher in result["teachers"].items():
-        left_out = f"; LEFT OUT: {teacher['left_out']}" if teacher["left_out"] else ""
-        counts = {what: number for what, number in teacher.items() if what != "left_out"}
-        lines.append(f"{name}: {_listed(counts)}{left_out}")
-    if result["budget_is_spent"]:
-        lines.append("The budget is spent: raise --budget-usd or --max-tokens and give the command again.")
-    return "\n".join(lines)
+render_distill = render_replay
 
 
 def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -422,13 +350,6 @@ def run_sft(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces.pair_rules import sft_rows
 
     return _written(args, sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
-
-
-def render_rows(result: dict[str, Any]) -> str:
-    lines = [
-        f"{result.get('pairs') or result['rows']} row(s) ({_listed(result['sources'])}): {result['out']}"
-    ]
-    return "\n".join(lines + [f"dropped: {number}, {why}" for why, number in result["dropped"].items()])
 
 
 def _traces_to_write_beside(folder: Path) -> list[Trace]:
@@ -453,7 +374,7 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
         raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
-    from composer_replication.cli.task_division import open_split, split_items
+    from composer_replication.cli.task_division import open_split
     from composer_replication.errors import SplitOverlapError
     from composer_replication.safety import HeldoutSplit
     from composer_replication.tasks.store import TaskStore
@@ -469,7 +390,7 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
         found |= {n for n, text in enumerate(texts) if any(lines <= _lines(text) for lines in golden)}
         try:
             own = [SimpleNamespace(task_id=f"row-{n}", golden=text) for n, text in enumerate(texts)]
-            HeldoutSplit(own, split_items(store, map(store.get, heldout)))
+            HeldoutSplit(own, map(store.content, map(store.get, heldout)))
         except SplitOverlapError as error:
             found |= {int(train.removeprefix("row-")) for _, train, _ in error.pairs}
         return found
@@ -515,7 +436,3 @@ def run_show(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     num_sessions = write_trace_page(args.folder, read_traces(args.folder), args.out)
     return {"page": str(args.out), "sessions": num_sessions}, 0
-
-
-def render_show(result: dict[str, Any]) -> str:
-    return f"{result['sessions']} session(s): {result['page']}"

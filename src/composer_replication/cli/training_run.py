@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication import __version__
 from composer_replication.cli import assembly
 from composer_replication.cli.assembly import identity_table, open_actors, recipe_sha256
 from composer_replication.cli.cluster import launched_rank
 from composer_replication.cli.flags import refuse_unwritable
-from composer_replication.cli.replicas_verb import Replica, identity_of, open_replica
+from composer_replication.cli.replicas_verb import Replica, open_replica
 from composer_replication.cli.task_division import divide_tasks
 from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.config import RunConfig, dump_config, load_config
@@ -131,7 +132,8 @@ def _go(run: _Run) -> tuple[dict[str, object], int]:
         before = _measure_once(run, "before")
         halted = _train(run)
         after = _measure_once(run, "after")
-    summary = _summary(run, before, after, halted=halted, seconds=time.monotonic() - started)
+    seconds = round(time.monotonic() - started, 1)
+    summary = _summary(run, halted=halted, before=before, after=after, seconds=seconds)
     summary["model"] = _keep_model(run, summary) if config.trainer.save_model and not halted else None
     if launched_rank() == 0:
         write_json(run.folder.summary, summary)
@@ -178,17 +180,16 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
     model, tokenizer = _load_model(config, arguments, rows)
     model_sha = parameter_sha256(model) if replica is not None else ""
     curriculum = assembly.open_curriculum(config, store, rows, model)
-    attempts = assembly.open_attempts(
+    reward, rollouts, hint_source, run.sampler = assembly.open_attempts(
         config, grader, model, tokenizer, folder, tasks=tasks, curriculum=curriculum, cluster=cluster
     )
-    run.sampler = attempts.sampler
     run.evaluator, evaluate = assembly.open_evaluator(config, folder, run.sampler, tasks)
     with refusals("[trl], [model.lora]"):
         trainer = run.trainer = ComposerReplicationTrainer(
             model=model,
             processing_class=tokenizer,
-            reward_funcs=[attempts.reward, *overlong_punishment(method, arguments)],
-            rollout_func=attempts.rollouts,
+            reward_funcs=[reward, *overlong_punishment(method, arguments)],
+            rollout_func=rollouts,
             args=arguments,
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
@@ -196,7 +197,7 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
             heldout_eval_fn=evaluate,
             alpha_sdpo=config.trainer.alpha_sdpo,
             hints=config.hints,
-            hint_source=attempts.hint_source,
+            hint_source=hint_source,
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
             replay_pairs=assembly.open_pairs(run.pairs, tokenizer, model),
@@ -211,10 +212,12 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
             run_identity=recipe_sha256(config),
         )
     if replica is not None:
-        replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
+        identity = {"version": __version__, "recipe": recipe_sha256(config), "tasks": store.fingerprint}
+        identity |= {"split": tasks.split_fingerprint, "model": model_sha}
+        replica.attach(trainer, folder, identity)
     if trainer.channels is not None:
         trainer.channels.check_model()
-    run.view = show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=attempts.rollouts)
+    run.view = show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=rollouts)
     if reason := trainer.guard_hook.choose_kl_path():
         run.tell(f"guard: KL path off: {reason}")
     run.sampler.follow(trainer)
@@ -305,14 +308,7 @@ def rates_of(results: Sequence[TaskResult], *, dropped: int) -> dict[str, Any]:
     return summarise(results, infrastructure_failures=dropped) | {"by_task": counts}
 
 
-def _summary(
-    run: _Run,
-    before: dict[str, Any] | None,
-    after: dict[str, Any] | None,
-    *,
-    halted: bool,
-    seconds: float,
-) -> dict[str, Any]:
+def _summary(run: _Run, *, halted: bool, **more: Any) -> dict[str, Any]:
     """What the verb prints; ``verdict`` is ``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA``."""
     from composer_replication.trainer.model_modes import parameter_sha256
 
@@ -342,9 +338,7 @@ def _summary(
         "missed_evaluations": run.evaluator.num_missed if run.evaluator else 0,
         "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
         "parameter_sha256": parameter_sha256(run.trainer.model),
-        "before": before,
-        "after": after,
-        "seconds": round(seconds, 1),
+        **more,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "report": str(run.folder.report),
     }

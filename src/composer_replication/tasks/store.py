@@ -296,12 +296,8 @@ class TaskStore:
         """
         found = self.task_ids()
         if not found:
-            raise NothingToDoError(
-                "CR0604",
-                "the store holds no tasks.",
-                where=str(self.root),
-                fix=f"composer-rl tasks build SOURCE --out {shlex.quote(str(self.root))}",
-            )
+            fix = f"composer-rl tasks build SOURCE --out {shlex.quote(str(self.root))}"
+            raise NothingToDoError("CR0604", "the store holds no tasks.", where=str(self.root), fix=fix)
         return found
 
     def tasks(self) -> list[Task]:
@@ -390,6 +386,7 @@ class TaskStore:
             tests={name: text for name, text in files.items() if is_test_path(name)},
             golden=self.golden_body(task),
             own_tests=self._own_tests(task),
+            has_hidden_tests=task.has_hidden_tests,
         )
 
     def _own_tests(self, task: Task) -> str:

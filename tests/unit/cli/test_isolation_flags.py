@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.cli.show_command import render_build
-from composer_replication.cli.tasks_verb import render_leakscan, render_validate
+from composer_replication.cli.tasks_verb import render_build, render_leakscan, render_validate
 from composer_replication.sandbox import acceptance
 from composer_replication.tasks.store import TaskStore
 

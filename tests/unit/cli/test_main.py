@@ -34,15 +34,11 @@ def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Act], Non
     def register(act: Act) -> None:
         module = ModuleType("composer_replication.cli.fake_verb")
 
-        def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-            parser = subparsers.add_parser("fake", parents=[common], help="does what it is told")
-            parser.add_argument("words", nargs="*")
-            parser.add_argument("--size", type=int, choices=[1, 2])
-            parser.set_defaults(run=f"{module.__name__}:run")
-
-        vars(module).update(add_parser=add_parser, run=act, render=lambda result: f"rendered {result}")
+        size = ["--size N", "", "int", None, {"choices": [1, 2]}]
+        table = {"help": "does what it is told", "arguments": [["words WORD*", ""], size]}
+        vars(module).update(VERB=table, run=act, render=lambda result: f"rendered {result}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(frame, "VERBS", ("explain_verb", "fake_verb"))
+        monkeypatch.setattr(frame, "VERBS", ("explain", "fake"))
         monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
 
     return register
@@ -194,16 +190,6 @@ def test_a_wrong_command_line_with_json_is_one_object(capsys: pytest.CaptureFixt
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"composer-rl {composer_replication.__version__}\n"
-
-
-def test_a_verb_may_name_its_own_render(
-    verb: Callable[[Act], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    verb(lambda args: (setattr(args, "render", "composer_replication.cli.explain_verb:render"), ({}, 0))[1])  # type: ignore[func-returns-value]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("composer_replication.cli.explain_verb.render", lambda result: "another text")
-        assert main(["fake"]) == 0
-    assert capsys.readouterr().out == "another text\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["explain", "CR0204"], ["explain", "CR0204", "--json"]])

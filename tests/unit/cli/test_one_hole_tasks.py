@@ -52,7 +52,7 @@ def test_a_store_of_functions_alone_loses_none(make_store: Any, sized_tasks: Any
 
 
 def test_both_sides_of_a_stored_split_lose_the_others(make_store: Any, sized_tasks: Any) -> None:
-    from composer_replication.cli.task_division import FILE_NAME, split_items
+    from composer_replication.cli.task_division import FILE_NAME
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit
 
@@ -64,7 +64,7 @@ def test_both_sides_of_a_stored_split_lose_the_others(make_store: Any, sized_tas
     )  # fmt: skip
     store = make_store(body, mean, sized_tasks["t-class-whole"], sized_tasks["t-module-body"])
     sides = [
-        split_items(store, map(store.get, side))
+        map(store.content, map(store.get, side))
         for side in (("t-function-body", "t-class-whole"), ("t-mean", "t-module-body"))
     ]
     write_json(store.root / FILE_NAME, HeldoutSplit(*sides).state_dict())

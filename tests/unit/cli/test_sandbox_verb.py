@@ -34,8 +34,8 @@ def test_arguments() -> None:
     args = parse("exec", "--timeout", "2.5", "--backend", "sandlock", "--json", "--", "ls", "-la", "--json")
     assert args.command == ["ls", "-la", "--json"]
     assert (args.timeout, args.backend, args.json) == (2.5, "sandlock", True)
-    assert args.run == "composer_replication.cli.sandbox_verb:run"
-    assert parse("selftest").run == args.run
+    assert args.run == "composer_replication.cli.sandbox_verb:run_exec"
+    assert parse("selftest").run == "composer_replication.cli.sandbox_verb:run_selftest"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_exec_gives_the_command_s_own_code_and_leaves_the_folder_alone(tmp_path:
     (tmp_path / "file").write_text("text")
     (tmp_path / "link").symlink_to("file")
     script = "cat link; echo new > file; touch more; echo err >&2; exit 5"
-    result, code = sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "sh", "-c", script))
+    result, code = sandbox_verb.run_exec(parse("exec", "--tree", str(tmp_path), "--", "sh", "-c", script))
     assert code == 0
     is_as_usual = {"timed_out": False, "out_of_memory": False, "truncated": False}
     assert result == {"exit_code": 5, "stdout": "text", "stderr": "err\n", **is_as_usual}
@@ -68,7 +68,9 @@ def test_exec_gives_the_command_s_own_code_and_leaves_the_folder_alone(tmp_path:
 def test_the_copy_of_a_tree_keeps_the_holes_of_its_files(tmp_path: Path) -> None:
     with (tmp_path / "big").open("wb") as handle:
         handle.truncate(1 << 30)
-    result, _ = sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "stat", "-c", "%s %b", "big"))
+    result, _ = sandbox_verb.run_exec(
+        parse("exec", "--tree", str(tmp_path), "--", "stat", "-c", "%s %b", "big")
+    )
     size, blocks = map(int, result["stdout"].split())
     assert (size, blocks < 100) == (1 << 30, True)
 
@@ -80,7 +82,7 @@ def test_a_tree_with_a_socket_is_refused_and_not_run_without_it(tmp_path: Path) 
         listener.bind(f"/proc/self/fd/{folder}/door")  # a path may be longer than a socket's name
     os.close(folder)
     with pytest.raises(InputError, match=f"{tmp_path}/door is a socket") as caught:
-        sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "true"))
+        sandbox_verb.run_exec(parse("exec", "--tree", str(tmp_path), "--", "true"))
     assert (caught.value.code, caught.value.exit_code) == ("CR0304", 4)
 
 
@@ -91,7 +93,7 @@ def test_the_self_test_shows_how_far_it_is(
     first, second = list(selftest.GUARDS)[:2]
     quick = {name: (lambda _: "", "held") for name in (first, second)}
     monkeypatch.setattr(selftest, "GUARDS", quick)
-    sandbox_verb.run(parse("selftest"))
+    sandbox_verb.run_selftest(parse("selftest"))
     said = capsys.readouterr().err
     assert second in said
     assert "1/" in said
@@ -101,7 +103,9 @@ def test_the_self_test_shows_how_far_it_is(
 def test_a_named_pipe_of_the_tree_is_in_the_copy(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "pipe").chmod(0o640)
-    result, _ = sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "stat", "-c", "%A", "pipe"))
+    result, _ = sandbox_verb.run_exec(
+        parse("exec", "--tree", str(tmp_path), "--", "stat", "-c", "%A", "pipe")
+    )
     assert result["stdout"] == "prw-r-----\n"
 
 
@@ -129,7 +133,7 @@ def test_a_tree_that_is_too_deep_is_one_sentence(tmp_path: Path) -> None:
     os.close(before)
     try:
         with pytest.raises(InputError, match="too deep") as caught:
-            sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "true"))
+            sandbox_verb.run_exec(parse("exec", "--tree", str(tmp_path), "--", "true"))
     finally:
         subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # pytest would not get that deep
     assert caught.value.code == "CR0304"
@@ -137,39 +141,39 @@ def test_a_tree_that_is_too_deep_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("works_here")
 def test_exec_without_a_tree_starts_in_an_empty_folder() -> None:
-    result, _ = sandbox_verb.run(parse("exec", "--", "ls", "-A"))
+    result, _ = sandbox_verb.run_exec(parse("exec", "--", "ls", "-A"))
     assert (result["exit_code"], result["stdout"]) == (0, "")
 
 
 @pytest.mark.usefixtures("works_here")
 def test_exec_times_out() -> None:
-    result, code = sandbox_verb.run(parse("exec", "--timeout", "0.5", "--", "sleep", "60"))
+    result, code = sandbox_verb.run_exec(parse("exec", "--timeout", "0.5", "--", "sleep", "60"))
     assert (result["timed_out"], code) == (True, 0)
-    assert "timed out" in sandbox_verb.render(result)
+    assert "timed out" in sandbox_verb.render_exec(result)
 
 
 @pytest.mark.usefixtures("works_here")
 def test_output_that_was_cut_is_said_to_be() -> None:
-    result, _ = sandbox_verb.run(parse("exec", "--", "sh", "-c", "head -c 4194305 /dev/zero; exit 4"))
+    result, _ = sandbox_verb.run_exec(parse("exec", "--", "sh", "-c", "head -c 4194305 /dev/zero; exit 4"))
     assert (result["exit_code"], result["truncated"], len(result["stdout"])) == (4, True, 4 << 20)
-    assert sandbox_verb.render(result).endswith("[exit code 4, output cut]")
+    assert sandbox_verb.render_exec(result).endswith("[exit code 4, output cut]")
 
 
 @pytest.mark.usefixtures("works_here")
 def test_a_tree_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CR0304"):
-        sandbox_verb.run(parse("exec", "--tree", str(tmp_path / "absent"), "--", "ls"))
+        sandbox_verb.run_exec(parse("exec", "--tree", str(tmp_path / "absent"), "--", "ls"))
 
 
 def test_an_unknown_backend() -> None:
     with pytest.raises(UsageError):
-        sandbox_verb.run(parse("selftest", "--backend", "bubblewrp"))
+        sandbox_verb.run_selftest(parse("selftest", "--backend", "bubblewrp"))
 
 
 def test_a_backend_that_does_not_work_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("composer_replication.sandbox.bubblewrap.find_bwrap", lambda: None)
     with pytest.raises(MissingError, match=r"CR0301.*bwrap is not installed"):
-        sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))
+        sandbox_verb.run_selftest(parse("selftest", "--backend", "bubblewrap"))
 
 
 @pytest.fixture
@@ -182,15 +186,15 @@ def says_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_selftest_result(monkeypatch: pytest.MonkeyPatch, is_ok: bool, exit_code: int, word: str) -> None:
     checks = [Check("network", is_ok, "why", "" if is_ok else "do this")]
     monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda _backend, **_options: checks)
-    result, code = sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))
+    result, code = sandbox_verb.run_selftest(parse("selftest", "--backend", "bubblewrap"))
     assert code == exit_code
     assert result == {
         "backend": "bubblewrap",
         "ok": is_ok,
         "checks": [{"name": "network", "ok": is_ok, "detail": "why", "fix": "" if is_ok else "do this"}],
     }
-    assert word in sandbox_verb.render(result)
-    assert "network: why" in sandbox_verb.render(result)
+    assert word in sandbox_verb.render_selftest(result)
+    assert "network: why" in sandbox_verb.render_selftest(result)
 
 
 def test_guards_have_names_that_a_reader_can_rely_on() -> None:
@@ -202,29 +206,29 @@ def test_guards_have_names_that_a_reader_can_rely_on() -> None:
 
 def test_no_isolation_is_said_in_the_result(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="CR0340"):
-        sandbox_verb.run(parse("exec", "--backend", "none", "--", "true"))
+        sandbox_verb.run_exec(parse("exec", "--backend", "none", "--", "true"))
     try:
         words = ("exec", "--backend", "none", "--i-accept-no-isolation", "--tree", str(tmp_path))
-        result, code = sandbox_verb.run(parse(*words, "--", "echo", "on"))
+        result, code = sandbox_verb.run_exec(parse(*words, "--", "echo", "on"))
     finally:
         acceptance.forget()
     assert (code, result["stdout"], result["accepted_no_isolation"]) == (0, "on\n", ["everything"])
-    assert "Accepted to do without isolation: everything." in sandbox_verb.render(result)
+    assert "Accepted to do without isolation: everything." in sandbox_verb.render_exec(result)
 
 
 @pytest.mark.usefixtures("says_that_it_works")
 def test_one_guard_may_be_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [Check("network", True, "holds"), Check("disk", False, "why", "fix")]
     monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda _backend, **_options: checks)
-    assert sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))[1] == 3
+    assert sandbox_verb.run_selftest(parse("selftest", "--backend", "bubblewrap"))[1] == 3
     try:
         words = ("--i-accept-no-isolation", "memory", "--i-accept-no-isolation", "disk")
-        result, code = sandbox_verb.run(parse("selftest", "--backend", "bubblewrap", *words))
+        result, code = sandbox_verb.run_selftest(parse("selftest", "--backend", "bubblewrap", *words))
     finally:
         acceptance.forget()
     assert (code, result["ok"], result["accepted_no_isolation"]) == (0, True, ["memory", "disk"])
-    text = sandbox_verb.render(result)
+    text = sandbox_verb.render_selftest(result)
     assert "FAIL disk: why" in text
     assert "does NOT hold, as was accepted" in text
     with pytest.raises(UsageError, match="CR0340"):
-        sandbox_verb.run(parse("selftest", "--i-accept-no-isolation", "dsik"))
+        sandbox_verb.run_selftest(parse("selftest", "--i-accept-no-isolation", "dsik"))

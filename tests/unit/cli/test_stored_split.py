@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.task_division import divide_tasks, open_split, split_file, split_items
+from composer_replication.cli.task_division import divide_tasks, open_split, split_file
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import InputError, NothingToDoError, SplitOverlapError, UsageError
 from composer_replication.records import Edit
@@ -39,7 +39,7 @@ def recipe(store: TaskStore, **heldout: Any) -> RunConfig:
 
 
 def drawn(store: TaskStore, seed: int = 3, fraction: float = 0.5) -> HeldoutSplit:
-    return HeldoutSplit.split(split_items(store, store.tasks()), fraction, seed)
+    return HeldoutSplit.split(map(store.content, store.tasks()), fraction, seed)
 
 
 def keep(
@@ -152,7 +152,7 @@ def take_out(store: TaskStore, name: str) -> None:
 
 def split_without(store: TaskStore, name: str) -> None:
     others = [task for task in store.tasks() if task.task_id != name]
-    split = HeldoutSplit.split(split_items(store, others), 0.4, 0)
+    split = HeldoutSplit.split(map(store.content, others), 0.4, 0)
     write_json(store.root / "split.json", split.state_dict())
 
 
@@ -187,7 +187,7 @@ def test_a_split_of_bare_ids_is_refused(store: TaskStore, tmp_path: Path) -> Non
     write_json(path, HeldoutSplit.split(store.task_ids(), 0.5, 0).state_dict())
     error = refused(path, store)
     assert (error.code, error.exit_code) == ("CR0504", 4)
-    unchecked = HeldoutSplit.split(split_items(store, store.tasks()), 0.5, 0, check_content=False)
+    unchecked = HeldoutSplit.split(map(store.content, store.tasks()), 0.5, 0, check_content=False)
     write_json(path, unchecked.state_dict())
     assert refused(path, store).code == "CR0504"
 
@@ -266,7 +266,7 @@ def test_tasks_without_content_to_compare_are_refused(
 
 
 def test_a_split_that_leaves_nothing_to_train_on_is_said(store: TaskStore, tmp_path: Path) -> None:
-    everything = HeldoutSplit([], split_items(store, store.tasks()))
+    everything = HeldoutSplit([], map(store.content, store.tasks()))
     write_json(tmp_path / "mine.json", everything.state_dict())
     with pytest.raises(NothingToDoError, match="none is left to train on"):
         divide_tasks(recipe(store, split="mine.json"), store, tmp_path)

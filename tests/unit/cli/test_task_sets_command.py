@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from composer_replication.cli.flags import load
-from composer_replication.cli.main import build_parser, main
-from composer_replication.cli.show_command import render_build
+from composer_replication.cli.main import build_parser, main, rendered
+from composer_replication.cli.tasks_verb import render_build
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.intake.licences import Licence, read_licence
 from composer_replication.tasks.store import TaskStore
@@ -26,7 +26,7 @@ def call(*words: str) -> tuple[dict[str, Any], int, str]:
     args = build_parser("tasks").parse_args(["tasks", *words])
     result, code = load(args.run)(args)
     json.dumps(result, allow_nan=False)
-    return result, code, load(args.render)(result)
+    return result, code, rendered(args.run, result)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import show_command
+from composer_replication.cli import tasks_verb
 from composer_replication.cli.flags import load
-from composer_replication.cli.main import build_parser, main
-from composer_replication.cli.show_command import render_show, render_stats
-from composer_replication.cli.tasks_verb import render_validate
+from composer_replication.cli.main import build_parser, main, rendered
+from composer_replication.cli.tasks_verb import render_show, render_stats, render_validate
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.build_summary import BuildSummary
@@ -35,8 +34,8 @@ def parse(*words: str) -> argparse.Namespace:
 def call(*words: str) -> tuple[dict[str, Any], int, str]:
     args = parse(*words)
     result, code = load(args.run)(args)
-    json.dumps(result, allow_nan=False)
-    return result, code, load(args.render)(result)
+    printed = json.loads(json.dumps(result, allow_nan=False))
+    return printed, code, rendered(args.run, result)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def test_what_comes_next_can_be_typed_where_a_folder_has_spaces(
     with pytest.raises(NothingToDoError) as empty:
         TaskStore.create(folder).require_task_ids()
     summary = BuildSummary(folder, 1, 1, 1, {}, seconds=0.0, bytes=0, fingerprint="")
-    show_command.finish_build(summary, quiet=False)
+    tasks_verb.finish_build(summary, quiet=False)
     said += [empty.value.fix, capsys.readouterr().err.splitlines()[-1]]
     for line in said:
         assert str(folder) in shlex.split(line)
@@ -195,7 +194,7 @@ def test_flaky_tests_are_named() -> None:
         "unrecorded": {},
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
-    for text in (render_stats(result), show_command.render_build(result)):
+    for text in (render_stats(result), tasks_verb.render_build(result)):
         assert "a==1: flaky tests left out: 1\n    t.py::x" in text
         assert not {"b==1", "c==1"} & set(text.split(":"))
 

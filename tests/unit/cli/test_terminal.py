@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.cli.main import main
-from composer_replication.cli.terminal import progress_bar, visible
+from composer_replication.cli.terminal import columns, progress_bar, visible
 from composer_replication.errors import InputError
 
 
@@ -42,7 +42,7 @@ def test_nothing_that_acts_is_left_and_nothing_else_is_touched(text: str) -> Non
 def test_the_output_of_a_jailed_command_is_printed_so(capfd: pytest.CaptureFixture[str]) -> None:
     from composer_replication.cli import sandbox_verb
 
-    printed = sandbox_verb.render(
+    printed = sandbox_verb.render_exec(
         {"exit_code": 0, "stdout": "\x1b]0;mine\x07", "stderr": "", "timed_out": False, "truncated": False}
     )
     assert "\x1b" in printed  # the verb itself hands it on: the frame is what guards
@@ -129,3 +129,29 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(quiet=True) as report:
         assert report is None
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_result_has_a_line_for_each_value_and_many_counts_below_their_name() -> None:
+    text = columns(
+        {
+            "page": "a.html",
+            "num_rows": 0,
+            "is_whole": False,
+            "dropped": {},
+            "reason": "",
+            "sources": {"executed": 2, "siblings": 1},
+            "became": {"a call": 12, "nothing": 0, "a result": 3, "an answer": 1},
+            "files": ["x", "y"],
+        }
+    )
+    assert text.splitlines() == [
+        "page       a.html",
+        "num rows   0",
+        "is whole   False",
+        "sources    executed 2, siblings 1",
+        "became",
+        "       12  a call",
+        "        3  a result",
+        "        1  an answer",
+        "files      x, y",
+    ]

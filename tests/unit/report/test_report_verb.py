@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 
 from composer_replication.cli import report_verb
-from composer_replication.errors import InputError
+from composer_replication.cli.main import build_parser
+from composer_replication.errors import InputError, UsageError
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true")
-    parser = argparse.ArgumentParser()
-    report_verb.add_parser(parser.add_subparsers(), common)
-    return parser.parse_args(["report", *words])
+    return build_parser().parse_args(["report", *words])
 
 
 def test_it_writes_the_report_and_names_it(make_run: Any) -> None:
@@ -48,7 +45,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> No
 
 
 def test_a_run_must_be_named() -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match=r"CR0206.*required: RUN"):
         parsed()
 
 

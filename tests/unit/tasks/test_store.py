@@ -51,6 +51,7 @@ def test_parametrisations_stay_together_and_a_single_function_is_visible(tiny_st
     assert len(sign.tests.visible) == 3
     assert not sign.has_hidden_tests
     clamp = find(tiny_store, "clamp")
+    assert [tiny_store.content(task).has_hidden_tests for task in (sign, clamp)] == [False, True]
     assert (len(clamp.tests.visible), len(clamp.tests.hidden)) in ((1, 2), (2, 1))
 
 

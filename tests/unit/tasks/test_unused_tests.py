@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_trees import write_tree
 
-from composer_replication.cli.show_command import (
+from composer_replication.cli.tasks_verb import (
     finish_build,
     render_build,
     render_stats,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.show_command import render_show, render_stats, run_show, run_stats
+from composer_replication.cli.tasks_verb import render_show, render_stats, run_show, run_stats
 from composer_replication.errors import InputError
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
@@ -20,8 +20,12 @@ POLICY = MeasuredPolicy("small", "a" * 64, 0.8, "completion", 12, 64)
 GOLDEN = ("return min(x, high)", "self.x * other.x", "** 0.5", "text.upper()", "letters[::-1]", "self.x = x")
 
 
+def asked(store: TaskStore, task_id: str | None) -> argparse.Namespace:
+    return argparse.Namespace(folder=store.root, task_id=task_id, golden=False, quiet=True)
+
+
 def page(store: TaskStore, task_id: str) -> dict[str, Any]:
-    result, code = run_show(argparse.Namespace(folder=store.root, task_id=task_id))
+    result, code = run_show(asked(store, task_id))
     assert code == 0
     json.dumps(result, allow_nan=False)
     return result["tasks"][0]  # type: ignore[index]
@@ -112,7 +116,7 @@ def test_a_damaged_measurement_is_named(sized_store: TaskStore) -> None:
     path.parent.mkdir()
     path.write_text("{}")
     with pytest.raises(InputError, match="CR0411"):
-        run_show(argparse.Namespace(folder=sized_store.root, task_id="t-class-body"))
+        run_show(asked(sized_store, "t-class-body"))
 
 
 def test_counts(sized_store: TaskStore) -> None:
@@ -152,7 +156,7 @@ def test_licences(sized_store: TaskStore, licence: Licence, line: str) -> None:
 
 
 def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:
-    result, _ = run_show(argparse.Namespace(folder=sized_store.root, task_id=None))
+    result, _ = run_show(asked(sized_store, None))
     lines = render_show(result).splitlines()
     assert len(lines) == 18
     assert "    tinymath/text.py  9 lines deleted, 2 visible and 0 hidden tests" in lines
@@ -165,7 +169,7 @@ def test_tests_that_are_paid_but_not_shown_are_named(sized_store: TaskStore) -> 
     sized_store.put_task(
         replace(record, paid_tests=paid, shown_edits=()), sized_store.secret("t-feature-body")
     )
-    result, _ = run_show(argparse.Namespace(folder=sized_store.root, task_id="t-feature-body"))
+    result, _ = run_show(asked(sized_store, "t-feature-body"))
     assert result["tasks"][0]["paid_tests"] == list(paid)
     page = render_show(result)
     assert f"Paid tests\n{paid[0]}\n" in page

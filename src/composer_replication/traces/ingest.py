@@ -8,7 +8,6 @@ duplicates are found by MinHash where the extra ``traces`` is installed.
 from __future__ import annotations
 
 import gc
-import hashlib
 import itertools
 import tempfile
 from collections import Counter
@@ -32,12 +31,10 @@ try:
 except ImportError:  # without the extra ``traces``
     rensa = None
 _NUM_PERMUTATIONS = 128
-THRESHOLD = 0.9
-"""Share of five-word shingles in common from which two sessions are nearly the same."""
+THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
 _LEAST_WORDS = 50
 _UNKNOWN = "unknown"
-_NUM_HEAD = 20
-"""Records that a format is known by."""
+_NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _COUNTS = ("steps", "calls", "results", "failed_results")
 Report = Callable[[int, int, str], None]
@@ -246,7 +243,7 @@ def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
                     sums.without_answer.append(trace.trace_id)
                     continue
                 trace.version = trace.version or unit.version
-                chain, redactor = step_chain(trace), Redactor()
+                chain, redactor = messages.step_chain(trace), Redactor()
                 redactor.trace(trace)
                 sums.redactions.update(redactor.counts)
                 own = TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)
@@ -272,24 +269,13 @@ def _write(sums: Sequence[UnitSums], left_out: Container[int], out: Path) -> Non
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
 
 
-def step_chain(trace: Trace) -> tuple[int, ...]:
-    """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
-    chain, before = [], b""
-    for step in trace.steps:
-        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
-        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
-        before = hashlib.blake2b(before + whole, digest_size=8).digest()
-        chain.append(int.from_bytes(before))
-    return tuple(chain)
-
-
 def minhash(trace: Trace) -> Any:
     """The MinHash of what the model wrote; None without the library or with too little text."""
     texts = [t for _, step in trace.agent_steps() for t in (step.text, *(c.arguments for c in step.calls))]
     words = " ".join(texts).split()
     if rensa is None or len(words) < _LEAST_WORDS:
         return None
-    sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
+    sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=42)  # the only one that its deduplicator takes
     sketch.update(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False)))
     return sketch
 
@@ -309,11 +295,8 @@ def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> di
             found[place] = "the beginning of another"
     rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
     if rest:
-        kept = rensa.RMinHashLSH(THRESHOLD, _NUM_PERMUTATIONS, num_bands=16)
+        kept = rensa.RMinHashDeduplicator(THRESHOLD, _NUM_PERMUTATIONS, use_lsh=True, num_bands=16)
         for place in sorted(rest, key=lambda each: (-len(chains[each]), each)):
-            own = sketches[place]
-            if any(own.jaccard(sketches[other]) >= THRESHOLD for other in kept.query(own)):
+            if not kept.add(str(place), sketches[place]):
                 found[place] = "nearly the same"
-            else:
-                kept.insert(place, own)
     return found

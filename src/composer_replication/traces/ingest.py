@@ -58,7 +58,8 @@ def _fits(row: Any) -> dict[str, str]:
     kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
     request, is_object, events = messages.request_of(row), isinstance(row, dict), agent_files.OPENHANDS_EVENTS
     chat = messages.chat_messages(row) if is_object else row
-    is_claude = kind in agent_files.CLAUDE_RECORDS
+    claude_keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
+    is_claude = kind in agent_files.CLAUDE_RECORDS and claude_keys <= row.keys()
     is_codex = kind in agent_files.CODEX_ENVELOPES and isinstance(at(row, "payload"), dict)
     is_old_codex = kind in ("function_call", "function_result") and "created_at" in row
     is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
@@ -67,14 +68,11 @@ def _fits(row: Any) -> dict[str, str]:
     is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & row.keys()
     has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
     is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
-    keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
-    rollout = (is_old_codex and "legacy") or (
-        is_codex and (text_at(row, "payload", "cli_version") or _UNKNOWN)
-    )
+    codex_version = text_at(row, "payload", "cli_version") or _UNKNOWN
     found: dict[str, Any] = {
         "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
-        "claude-code": is_claude and keys <= row.keys() and (text_at(row, "version") or _UNKNOWN),
-        "codex": rollout,
+        "claude-code": is_claude and (text_at(row, "version") or _UNKNOWN),
+        "codex": (is_old_codex and "legacy") or (is_codex and codex_version),
         "openhands": (text_at(row, "kind") in events and "1") or (is_evaluation and "evaluation"),
         "swe-agent": is_swe
         and at(next(iter(history), None), "role")
@@ -120,9 +118,8 @@ def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     with suppress(OSError):
         for row in itertools.islice(values.read_records(path, Ledger()), _NUM_HEAD):
-            found |= {
-                kind: version for kind, version in _fits(row).items() if found.get(kind, _UNKNOWN) == _UNKNOWN
-            }
+            known = {kind: version for kind, version in found.items() if version != _UNKNOWN}
+            found |= _fits(row) | known
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
 

@@ -190,8 +190,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         import pyarrow.parquet as pq
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     for name in (name for name, value in rows[0].items() if isinstance(value, list)):
-        texts = pa.array([[json.dumps(each) for each in value] for value in columns[name]])
-        columns[name] = texts.cast(pa.list_(pa.json_()))
+        texts = [[json.dumps(each) for each in value] for value in columns[name]]
+        columns[name] = pa.array(texts, pa.list_(pa.string())).cast(pa.list_(pa.json_()))
     pq.write_table(pa.table(columns), path)
 
 

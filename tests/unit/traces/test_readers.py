@@ -225,6 +225,26 @@ def test_a_row_that_comes_twice_or_shows_a_result_late_is_of_the_same_conversati
     assert ledger.is_balanced
 
 
+def test_conversations_with_the_same_calls_and_other_results_are_not_mixed(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    begin = [{"role": "user", "content": "begin"}, answer]
+
+    def logged(*texts: str) -> dict[str, Any]:
+        results = [
+            [{"role": "tool", "tool_call_id": "c", "content": texts[0]}],
+            *([answer, {"role": "user", "content": text}] for text in texts[1:]),
+        ]
+        return {"messages": [*begin, *(message for group in results for message in group)]}
+
+    rows = [{"messages": begin}] * 2 + [logged("one"), logged("two"), logged("two", "x"), logged("one", "x")]
+    traces, _ = traces_of_rows(tmp_path, *rows)
+    assert [(trace.steps[1].results[0].text, len(trace.steps)) for trace in traces] == [
+        ("one", 4),
+        ("two", 4),
+    ]
+
+
 def test_a_row_of_an_evaluation_knows_its_task_and_outcome(tmp_path: Path) -> None:
     events = [json.loads(file.read_text()) for file in files_of("openhands-v1/simple_echo_hello_world")]
     row = {"instance_id": "task-1", "history": events, "test_result": {"report": {"resolved": True}}}

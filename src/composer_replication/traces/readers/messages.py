@@ -187,7 +187,7 @@ class _Joiner:
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self._name = kind, name
         self.traces: list[Trace] = []
-        self._tips: dict[int, Trace] = {}
+        self._ends: dict[int, list[Trace]] = {}
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
@@ -201,19 +201,29 @@ class _Joiner:
                 with suppress(Dropped, AttributeError, TypeError, ValueError):
                     add_message(builder, message, **how)
         chain = step_chain(row)
-        if known := next((n for n in range(num_sent, 0, -1) if chain[n - 1] in self._tips), 0):
-            trace = self._tips.pop(chain[known - 1])
+        if (trace := self._repeated(row, chain[:num_sent])) is None:
+            self.traces.append(trace := row)
+        else:
             # thoughts and results of the server's own tools are left out where an answer is repeated; other results are new there
-            for step, again in zip(trace.steps, row.steps[:known], strict=True):
+            for step, again in zip(trace.steps, row.steps, strict=False):
                 answered = {result.call_id for result in step.results}
                 step.results += [result for result in again.results if result.call_id not in answered]
-            trace.steps += row.steps[known:]
+            trace.steps += row.steps[len(trace.steps) :]
             trace.tools, trace.prompt_origin = row.tools or trace.tools, row.prompt_origin
-        else:
-            self.traces.append(trace := row)
         trace.model = trace.model or row.model or (typed(str, model) or "")
-        self._tips |= dict.fromkeys(chain[-1:], trace)
+        for digest in chain[-1:]:
+            self._ends.setdefault(digest, []).append(trace)
         return trace
+
+    def _repeated(self, row: Trace, chain: Sequence[int]) -> Trace | None:
+        """The longest conversation that a row repeats, with the same results as far as both have them; it ends there no more."""
+        again = {result.call_id: result.text for step in row.steps for result in step.results}
+        for ends in (self._ends.get(digest, []) for digest in reversed(chain)):
+            for place, trace in reversed(list(enumerate(ends))):
+                results = [result for step in trace.steps for result in step.results if result.call_id]
+                if all(again.get(result.call_id, result.text) == result.text for result in results):
+                    return ends.pop(place)
+        return None
 
     def row(self, row: dict[str, Any]) -> None:
         """Add what a row of a log says."""
@@ -243,9 +253,12 @@ def step_chain(trace: Trace) -> tuple[int, ...]:
     """
     chain, before = [], b""
     for step in trace.steps:
-        # the server's own search loses its sources
-        given = (None if call.name == "web_search" else parsed(call.arguments) for call in step.calls)
-        calls = [[call.name, arguments] for call, arguments in zip(step.calls, given, strict=True)]
+        calls = [[call.name, parsed(call.arguments)] for call in step.calls]
+        for name, given in calls:
+            if name == "web_search" and isinstance(
+                given, dict
+            ):  # the server's own loses them when it is repeated
+                given.pop("sources", None)
         whole = json.dumps([step.source, step.text, calls], sort_keys=True).encode()
         before = hashlib.blake2b(before + whole, digest_size=8).digest()
         chain.append(int.from_bytes(before))

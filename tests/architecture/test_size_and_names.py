@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 8419,
     "src/composer_replication/tasks": 21443,
-    "src/composer_replication/traces": 2792,
+    "src/composer_replication/traces": 2793,
     "src/composer_replication/trainer": 9222,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,

@@ -259,7 +259,8 @@ def step_chain(trace: Trace) -> tuple[int, ...]:
                 given, dict
             ):  # the server's own loses them when it is repeated
                 given.pop("sources", None)
-        whole = json.dumps([step.source, step.text, calls], sort_keys=True).encode()
+        written = json.dumps(calls, sort_keys=True) if calls else ""
+        whole = f"{step.source}\0{step.text}\0{written}".encode("utf-8", "replace")
         before = hashlib.blake2b(before + whole, digest_size=8).digest()
         chain.append(int.from_bytes(before))
     return tuple(chain)

@@ -56,13 +56,11 @@ from composer_replication.rollouts.single_turn import build_prompt, is_finished
 from composer_replication.run_folder import read_json, read_jsonl, rewrite_jsonl, write_json
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
-from composer_replication.traces.branches import Branching, Execution, execute, replay_steps
+from composer_replication.traces.execution import Execution, execute, task_names
 from composer_replication.traces.ingest import read_traces
-from composer_replication.traces.pair_files import tokenised_pairs
-from composer_replication.traces.pair_rules import executed_pairs, sibling_pairs
-from composer_replication.traces.prompts import action, chosen_steps, prompt_of, recorded_answer
-from composer_replication.traces.state_binding import task_names
-from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
+from composer_replication.traces.pairs import executed_pairs, sibling_pairs, tokenised_pairs
+from composer_replication.traces.prompts import ChosenStep, action, chosen_steps, prompt_of, recorded_answer
+from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher, replay_steps
 from composer_replication.traces.trace_records import Trace
 
 ARMS = ("executed", "random", "majority", "siblings")
@@ -186,39 +184,39 @@ def record(author: Author, grader: Grader, path: Path) -> None:
         write_trajectories(path, asyncio.run(episodes_in_order(task_ids, parts, options=options)))
 
 
-def steps_of(traces: Sequence[Trace]) -> list[tuple[Trace, int, list[str]]]:
+def steps_of(traces: Sequence[Trace]) -> list[ChosenStep]:
     """The steps that put a body in."""
     every = chosen_steps(list(traces), 10**6, takes_all=True)
-    return [step for step in every if "sed -i" in step[0].steps[step[1]].text]
+    return [step for step in every if "sed -i" in step.trace.steps[step.idx].text]
 
 
 def executed(
     author: Author, grader: Grader, traces: list[Trace], out: Path
-) -> tuple[list[Branching], list[dict[str, Any]]]:
+) -> tuple[list[ChosenStep], list[dict[str, Any]]]:
     """Both teachers' answers where a body is put in, once for each body of a task, and what came of them."""
     from composer_replication.trainer.model_server import ModelServer
 
     steps: dict[str, dict[str, Any]] = defaultdict(dict)
-    for trace, idx, why in steps_of(traces):
-        steps[trace.state.task_id].setdefault(action(recorded_answer(trace, idx)), (trace, idx, why))
+    for step in steps_of(traces):
+        does = action(recorded_answer(step.trace, step.idx))
+        steps[step.trace.state.task_id].setdefault(does, step)
     chosen = [step for own in steps.values() for step in own.values()]
     with ExitStack() as stack:
-        teachers = []
+        teachers = {}
         for name in TEACHERS:
             server = stack.enter_context(ModelServer(Served(author, name), "127.0.0.1", 0))  # type: ignore[arg-type]
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
-            teachers.append(
-                open_teacher(f"{name}=http://127.0.0.1:{server.server_address[1]}/v1#{name}", {}, {})
-            )
+            url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+            teachers[name] = open_teacher(f"{name}={url}#{name}", {}, {})
         store = stack.enter_context(
             closing(AnswerStore(out / "answers.sqlite", max_dollars=1.0, max_tokens=10**8))
         )
         room = Classroom(teachers, store, max_tokens=256)
         for temperature in TEACHERS.values():  # all at once, before they are asked one by one
-            shown = [excerpt_in(str(prompt_of(trace, idx)[-1]["content"])) for trace, idx, _ in chosen]
+            shown = [excerpt_in(str(prompt_of(step.trace, step.idx)[-1]["content"])) for step in chosen]
             author.bodies(shown, [1] * len(shown), temperature)
-        branchings, _ = asyncio.run(replay_steps(chosen, room))
+        branchings = asyncio.run(replay_steps(chosen, room))
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         how = Execution(attempt, task_names(grader), room, "cool", num_tries=3, horizon=0)
         with ThreadPoolExecutor(8) as pool:  # with a horizon of 0 nobody is asked any more
@@ -226,7 +224,7 @@ def executed(
 
 
 def choose(
-    traces: Sequence[Trace], branchings: Sequence[Branching], verdicts: Sequence[Mapping[str, Any]]
+    traces: Sequence[Trace], branchings: Sequence[ChosenStep], verdicts: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[Pair]]:
     """All pairs that each way finds, each once, in an order that is drawn."""
     by_id = {trace.trace_id: trace for trace in traces}
@@ -244,9 +242,11 @@ def choose(
         trace, idx, recorded = branching.trace, branching.idx, recorded_answer(branching.trace, branching.idx)
         for _, other in branching.others:
             add("random", trace, idx, *draw.sample([recorded, other], 2))
-        votes[trace.state.task_id] |= {name: own for name, own in branching.answers if own is not None}
+        votes[trace.state.task_id] |= {
+            name: own for name, own in branching.answers.items() if own is not None
+        }
         places[trace.state.task_id] = (trace, idx)
-    for trace, idx, _ in steps_of(traces):
+    for trace, idx, *_ in steps_of(traces):
         votes[trace.state.task_id][trace.trace_id] = recorded_answer(trace, idx)
     for task, (trace, idx) in places.items():
         by_action = {action(answer): answer for answer in votes[task].values()}

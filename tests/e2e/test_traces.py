@@ -25,7 +25,7 @@ from composer_replication.rollouts.episodes.trajectories import write_trajectori
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 from composer_replication.traces.ingest import read_traces
-from composer_replication.traces.pair_files import read_pair_rows
+from composer_replication.traces.pairs import read_pair_rows
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::sign", "tinymath/text.py::initials")

@@ -71,7 +71,7 @@ from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, 
 from composer_replication.tasks.journal import GATES_VERSION
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
-from composer_replication.traces.pair_files import PairRow, pair_sources, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pairs import PairRow, pair_sources, read_pair_rows, tokenised_pairs
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions

@@ -148,7 +148,7 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.state_binding import is_full_id, proven
+    from composer_replication.traces.execution import is_full_id, proven
 
     if args.commit and not is_full_id(args.commit):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
@@ -183,7 +183,7 @@ def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mappi
     """A grader of the store of ``--tasks`` and the names of its tasks; nothing without the flag."""
     from composer_replication.rollouts.grading import Grader
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.traces.state_binding import task_names
+    from composer_replication.traces.execution import task_names
 
     if args.tasks is None:
         yield None, {}
@@ -195,11 +195,11 @@ def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mappi
 def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     import asyncio
 
-    from composer_replication.traces.branches import replay_cost
+    from composer_replication.traces.teachers import replay_request
 
     chosen, room = _chosen(args), _open_room(args)
     with closing(room.store):
-        cost = replay_cost(chosen, room)
+        cost = room.cost(replay_request(room, step) for step in chosen)
         if args.dry_run:
             return {**_NOTHING_SENT, **cost}, 0
         return asyncio.run(_replay(args, room, chosen, cost))
@@ -209,21 +209,21 @@ def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     import asyncio
 
     from composer_replication.config import parse_config
-    from composer_replication.traces import distillation
-    from composer_replication.traces.pair_rules import write_rows
+    from composer_replication.traces import teachers
+    from composer_replication.traces.pairs import write_rows
 
     with needs_extra("train", "the student's tokenizer"):
         from composer_replication.trainer.model_loading import load_model
     table = {"model": {"name": args.model}, "tasks": {"store": "."}}
     section = parse_config(table, where="composer-rl traces distill").model
     tokenizer = load_model(section, seed=0, needs_chat_template=True, has_weights=False)[1]
-    rows, dropped = distillation.scoring_rows(_chosen(args), tokenizer, _heldout_rows(args))
+    rows, dropped = teachers.scoring_rows(_chosen(args), tokenizer, _heldout_rows(args))
     room = _open_room(args)
     with closing(room.store), progress_bar(quiet=args.quiet) as report:
-        cost = room.cost(map(distillation.scoring_request, rows))
+        cost = room.cost(map(teachers.scoring_request, rows))
         if args.dry_run:
             return {**_NOTHING_SENT, **cost, "dropped": dropped}, 0
-        found = asyncio.run(distillation.scored_rows(rows, room, tokenizer, report=report))
+        found = asyncio.run(teachers.scored_rows(rows, room, tokenizer, report=report))
         paid, code = _paid(room)
     if not found and not room.is_spent:
         problem = f"no teacher gave log-probabilities of the student's tokens: {_reasons(room)}; dropped: {dropped}."
@@ -249,10 +249,10 @@ def _open_room(args: argparse.Namespace) -> Classroom:
     from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
     keys, prices = dict(args.key), dict(args.price)
-    teachers = [open_teacher(text, keys, prices) for text in args.teacher]
-    names = [teacher.name for teacher in teachers]
-    unknown = {*keys, *prices, *filter(None, [vars(args).get("goes_on")])} - set(names)
-    if unknown or len(set(names)) < len(names):
+    opened = [open_teacher(text, keys, prices) for text in args.teacher]
+    teachers = {teacher.name: teacher for teacher in opened}
+    unknown = {*keys, *prices, *filter(None, [vars(args).get("goes_on")])} - teachers.keys()
+    if unknown or len(teachers) < len(opened):
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
@@ -282,43 +282,43 @@ def _paid(room: Classroom) -> tuple[dict[str, object], int]:
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.branches import replay_steps
+    from composer_replication.traces.teachers import replay_steps
 
     with progress_bar(quiet=args.quiet) as report:
-        branchings, is_spent = await replay_steps(chosen, room, report=report)
-        if not is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
+        steps = await replay_steps(chosen, room, report=report)
+        if not room.is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
             fix = "check address, model and key of each, and whether its server runs."
             raise NothingToDoError(
                 "CR0944", f"no teacher answered: {_reasons(room)}.", where="--teacher", fix=fix
             )
-        rewrite_jsonl(args.folder / REPLAY_NAME, [each.row() for each in branchings])
-        executed = await _execute(args, room, branchings, report) if args.tasks else {}
+        rewrite_jsonl(args.folder / REPLAY_NAME, [step.row() for step in steps])
+        executed = await _execute(args, room, steps, report) if args.tasks else {}
     paid, code = _paid(room)
-    answers = sum(answer is not None for branching in branchings for _, answer in branching.answers)
-    others = sum(len(branching.others) for branching in branchings)
+    answers = sum(answer is not None for step in steps for answer in step.answers.values())
+    others = sum(len(step.others) for step in steps)
     return {"dry_run": False, **cost, **executed, "answers": answers, "others": others, **paid}, code
 
 
 async def _execute(
-    args: argparse.Namespace, room: Classroom, branchings: Sequence[Any], report: Any
+    args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
 ) -> dict[str, object]:
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-    from composer_replication.traces.branches import Execution, execute
+    from composer_replication.traces.execution import Execution, execute
     from composer_replication.traces.teachers import BudgetSpent
 
     done: list[dict[str, Any]] = []
     with _graded(args, chosen_backend(args)) as (grader, names), suppress(BudgetSpent):
-        bound = [each for each in branchings if each.trace.state.task_id in names]
+        bound = [each for each in steps if each.trace.state.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))
         how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
-        for branching in bound:
-            done.append(await execute(branching, how))
+        for step in bound:
+            done.append(await execute(step, how))
             if report is not None:
                 report(len(done), len(bound), "executed")
     rewrite_jsonl(args.folder / VERDICTS_NAME, done)
     return {
-        "not_bound": len(branchings) - len(bound),
+        "not_bound": len(steps) - len(bound),
         "executed": sum(bool(row["verdicts"]) for row in done),
         "not_executed": dict(Counter(row["problem"] for row in done if row["problem"])),
         "recorded_calls": sum(row["calls"] for row in done),
@@ -337,17 +337,17 @@ render_distill = render_replay
 
 
 def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces import pair_rules
+    from composer_replication.traces import pairs
 
     traces = _all_traces(args.folders)
     verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
-    found = [*pair_rules.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
-    found += [*pair_rules.sibling_pairs(traces), *pair_rules.objection_pairs(traces)]
-    return _written(args, pair_rules.balanced(found, _heldout_rows(args)), "pairs")
+    found = [*pairs.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
+    found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
+    return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")
 
 
 def run_sft(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.pair_rules import sft_rows
+    from composer_replication.traces.pairs import sft_rows
 
     return _written(args, sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
 
@@ -413,7 +413,7 @@ def _texts(value: Any) -> str:
 def _written(
     args: argparse.Namespace, found: tuple[list[dict[str, Any]], Mapping[str, int]], what: str
 ) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.pair_rules import write_rows
+    from composer_replication.traces.pairs import write_rows
 
     rows, dropped = found[0], {why: number for why, number in found[1].items() if number}
     if not rows:

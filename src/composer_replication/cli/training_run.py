@@ -32,7 +32,7 @@ from composer_replication.sandbox.process_folder import sweep
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
-    from composer_replication.traces.pair_files import PairRow
+    from composer_replication.traces.pairs import PairRow
 
 NUM_ENDS = 5  # steps averaged at either end of the run
 

@@ -8,7 +8,6 @@ duplicates are found by MinHash where the extra ``traces`` is installed.
 from __future__ import annotations
 
 import gc
-import hashlib
 import itertools
 import tempfile
 from collections import Counter
@@ -32,12 +31,10 @@ try:
 except ImportError:  # without the extra ``traces``
     rensa = None
 _NUM_PERMUTATIONS = 128
-THRESHOLD = 0.9
-"""Share of five-word shingles in common from which two sessions are nearly the same."""
+THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
 _LEAST_WORDS = 50
 _UNKNOWN = "unknown"
-_NUM_HEAD = 20
-"""Records that a format is known by."""
+_NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _COUNTS = ("steps", "calls", "results", "failed_results")
 Report = Callable[[int, int, str], None]
@@ -61,7 +58,8 @@ def _fits(row: Any) -> dict[str, str]:
     kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
     request, is_object, events = messages.request_of(row), isinstance(row, dict), agent_files.OPENHANDS_EVENTS
     chat = messages.chat_messages(row) if is_object else row
-    is_claude = kind in agent_files.CLAUDE_RECORDS
+    claude_keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
+    is_claude = kind in agent_files.CLAUDE_RECORDS and claude_keys <= row.keys()
     is_codex = kind in agent_files.CODEX_ENVELOPES and isinstance(at(row, "payload"), dict)
     is_old_codex = kind in ("function_call", "function_result") and "created_at" in row
     is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
@@ -70,14 +68,11 @@ def _fits(row: Any) -> dict[str, str]:
     is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & row.keys()
     has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
     is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
-    keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
-    rollout = (is_old_codex and "legacy") or (
-        is_codex and (text_at(row, "payload", "cli_version") or _UNKNOWN)
-    )
+    codex_version = text_at(row, "payload", "cli_version") or _UNKNOWN
     found: dict[str, Any] = {
         "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
-        "claude-code": is_claude and keys <= row.keys() and (text_at(row, "version") or _UNKNOWN),
-        "codex": rollout,
+        "claude-code": is_claude and (text_at(row, "version") or _UNKNOWN),
+        "codex": (is_old_codex and "legacy") or (is_codex and codex_version),
         "openhands": (text_at(row, "kind") in events and "1") or (is_evaluation and "evaluation"),
         "swe-agent": is_swe
         and at(next(iter(history), None), "role")
@@ -123,9 +118,8 @@ def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     with suppress(OSError):
         for row in itertools.islice(values.read_records(path, Ledger()), _NUM_HEAD):
-            found |= {
-                kind: version for kind, version in _fits(row).items() if found.get(kind, _UNKNOWN) == _UNKNOWN
-            }
+            known = {kind: version for kind, version in found.items() if version != _UNKNOWN}
+            found |= _fits(row) | known
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
 
@@ -246,7 +240,7 @@ def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
                     sums.without_answer.append(trace.trace_id)
                     continue
                 trace.version = trace.version or unit.version
-                chain, redactor = step_chain(trace), Redactor()
+                chain, redactor = messages.step_chain(trace), Redactor()
                 redactor.trace(trace)
                 sums.redactions.update(redactor.counts)
                 own = TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)
@@ -272,24 +266,13 @@ def _write(sums: Sequence[UnitSums], left_out: Container[int], out: Path) -> Non
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
 
 
-def step_chain(trace: Trace) -> tuple[int, ...]:
-    """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
-    chain, before = [], b""
-    for step in trace.steps:
-        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
-        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
-        before = hashlib.blake2b(before + whole, digest_size=8).digest()
-        chain.append(int.from_bytes(before))
-    return tuple(chain)
-
-
 def minhash(trace: Trace) -> Any:
     """The MinHash of what the model wrote; None without the library or with too little text."""
     texts = [t for _, step in trace.agent_steps() for t in (step.text, *(c.arguments for c in step.calls))]
     words = " ".join(texts).split()
     if rensa is None or len(words) < _LEAST_WORDS:
         return None
-    sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
+    sketch = rensa.RMinHash(num_perm=_NUM_PERMUTATIONS, seed=42)  # the only one that its deduplicator takes
     sketch.update(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False)))
     return sketch
 
@@ -309,11 +292,8 @@ def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> di
             found[place] = "the beginning of another"
     rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
     if rest:
-        kept = rensa.RMinHashLSH(THRESHOLD, _NUM_PERMUTATIONS, num_bands=16)
+        kept = rensa.RMinHashDeduplicator(THRESHOLD, _NUM_PERMUTATIONS, use_lsh=True, num_bands=16)
         for place in sorted(rest, key=lambda each: (-len(chains[each]), each)):
-            own = sketches[place]
-            if any(own.jaccard(sketches[other]) >= THRESHOLD for other in kept.query(own)):
+            if not kept.add(str(place), sketches[place]):
                 found[place] = "nearly the same"
-            else:
-                kept.insert(place, own)
     return found

@@ -14,8 +14,7 @@ from pydantic_core import from_json, to_json
 from composer_replication.traces.trace_records import Ledger
 
 MAX_LINE_BYTES = 64 * 1024**2
-MAX_DOCUMENT_BYTES = 256 * 1024**2
-"""Of longer ones the pieces are damaged JSON, and counted as that."""
+MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON, and counted as that
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
 _FIRST_KEY = re.compile(r'(?<![\[,:])(?<![,:] )\{"(?:parentUuid|timestamp|type|messageId|uuid)"')

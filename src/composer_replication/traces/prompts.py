@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
@@ -23,8 +23,7 @@ _OURS = {each["function"]["name"]: each["function"]["parameters"]["properties"] 
 """Our tools, and what they take."""
 _NAMES = tomllib.loads(Path(__file__).with_name("tool_names.toml").read_text(encoding="utf-8"))
 _TOOLS = {foreign: name for name in _OURS for foreign in (name, *_NAMES["tools"].get(name, ()))}
-USUAL_FOLDER = "/testbed"
-"""Where images of SWE-bench and its kin have the repository."""
+USUAL_FOLDER = "/testbed"  # where images of SWE-bench and its kin have the repository
 EDITS = frozenset({"write_file", "str_replace"})
 _PATCH = re.compile(
     r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(?:@@[^\n]*\n)?((?:(?:[ +-][^\n]*)?\n)*[ +-][^\n]*\n)\n*\*\*\* End Patch"
@@ -64,25 +63,20 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
         return None
     renamed = {_NAMES["arguments"].get(key, key): value for key, value in given.items()}
     ours = {key: value for key, value in renamed.items() if key in _OURS[name]}
-    first, limit, lines = (
-        typed(int, given.get("offset")),
-        typed(int, given.get("limit")),
-        items_at(given, "view_range"),
-    )
+    first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
     if foreign == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
     elif foreign == "Read" and first is not None:
         ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
-    elif foreign == "view" and len(lines) == 2:
+    elif foreign == "view" and len(lines := items_at(given, "view_range")) == 2:
         ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
     if words := [str(word) for word in items_at(ours, "command")]:  # of Codex, most often a shell's
         is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
         ours["command"] = words[2] if is_shell else " ".join(words)
-    for key in {"path", "command"} & ours.keys():
-        if isinstance(text := ours[key], str):
-            is_path = key == "path"
-            inside = text.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
-            ours[key] = text.removeprefix(f"{folder}/") if is_path else inside
+    if isinstance(path := ours.get("path"), str):
+        ours["path"] = path.removeprefix(f"{folder}/")
+    if isinstance(command := ours.get("command"), str):
+        ours["command"] = command.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
     return ToolCall(name, json_text(ours), call.call_id)
 
 
@@ -155,9 +149,37 @@ def tools_of(trace: Trace) -> list[dict[str, Any]]:
     return trace.tools if trace.tools and not trace.state.task_id else _SCHEMAS
 
 
-def chosen_steps(
-    traces: list[Trace], max_steps: int, *, takes_all: bool = False
-) -> list[tuple[Trace, int, list[str]]]:
+class ChosenStep(NamedTuple):
+    """A step that is asked again, why, and what each teacher answers; None of one that gave no answer."""
+
+    trace: Trace
+    idx: int
+    reasons: list[str]
+    answers: Mapping[str, Message | None] = {}
+
+    @property
+    def others(self) -> list[tuple[str, Message]]:
+        """Answers that do something else than what was recorded, each once, with the first teacher that gave it."""
+        found: dict[str, tuple[str, Message]] = {}
+        for name, answer in self.answers.items():
+            if answer is not None:
+                found.setdefault(action(answer), (name, answer))
+        found.pop(action(recorded_answer(self.trace, self.idx)), None)
+        return list(found.values())
+
+    def row(self) -> dict[str, Any]:
+        """A line of ``replay.jsonl``."""
+        return {
+            "trace_id": self.trace.trace_id,
+            "step": self.idx,
+            "reasons": self.reasons,
+            "prompt_origin": self.trace.prompt_origin,
+            "recorded": recorded_answer(self.trace, self.idx),
+            "answers": [{"teacher": name, "answer": answer} for name, answer in self.answers.items()],
+        }
+
+
+def chosen_steps(traces: list[Trace], max_steps: int, *, takes_all: bool = False) -> list[ChosenStep]:
     """The steps at which another answer may have been better, with the signs of it, the most telling ones first.
 
     Left out are steps without a prompt (a session of which only the tools were recorded) and answers that are no choice.
@@ -170,5 +192,5 @@ def chosen_steps(
             reasons = [sign for sign in WORTH if signs.get(sign)] or (["any"] if takes_all else [])
             is_choice = bool(reasons) and not step.flags & NOT_LEARNED
             if is_choice and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
-                found.append((trace, idx, reasons))
-    return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]
+                found.append(ChosenStep(trace, idx, reasons))
+    return sorted(found, key=lambda each: -sum(WORTH.get(sign, 0) for sign in each.reasons))[:max_steps]

@@ -3,6 +3,11 @@
 Answers are kept in SQLite, by the content of the request. What a request may cost at most is set aside before it is sent, by one
 statement with the check against the budget. It counts as spent until it is settled or freed, also when nobody saw its end (a
 process that was killed): spending never passes the budget.
+
+About a recorded step they are asked for another answer, or how likely the student's own tokens are there: prompt and action, as the
+student's template and tokenizer write them, are sent as ids to the completions API with ``prompt_logprobs`` (a field of vLLM's;
+``serve-model`` has it, too). The answer says the log-probability of each id at temperature 1, and its text, which tells whether the
+teacher has the student's tokenizer: an id means something else to another one.
 """
 
 from __future__ import annotations
@@ -10,23 +15,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import InputError, UsageError
+from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import ToolCall
+from composer_replication.traces import prompts
 from composer_replication.traces.json_values import at, json_text
-from composer_replication.traces.prompts import Message, assistant_message
+from composer_replication.traces.pairs import HELD_OUT, HeldoutRows, Rows, tokenised
+from composer_replication.traces.prompts import ChosenStep, Message
 from composer_replication.traces.readers.messages import parts_of
 from composer_replication.traces.trace_records import Dropped
 
 _TABLES = """
+PRAGMA journal_mode=WAL;
+PRAGMA synchronous=FULL;
 CREATE TABLE IF NOT EXISTS messages (key TEXT PRIMARY KEY, answer TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS charges (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, dollars REAL NOT NULL, tokens INTEGER NOT NULL, state TEXT NOT NULL
@@ -45,13 +57,16 @@ _ONE_REQUEST = {"http-400", "http-413", "http-422"}
 _BILLED = {"not-an-answer", "cut-off", "timed-out"}
 """Ends without a usable answer after which the server may have done its work."""
 _RAN_OUT = "cut-off at --answer-tokens"
-MAX_FAILURES = 3
-"""Requests in a row without an answer, after which a teacher is left out."""
+MAX_FAILURES = 3  # requests in a row without an answer, after which a teacher is left out
 MAX_TRIES = 5
 """Times one request is sent; each has a reservation of its own, so the client's own tries are off."""
 MAX_PAUSE_SECONDS = 30.0
-_NUM_AT_A_TIME = 32
-"""Requests that are held in memory."""
+_NUM_AT_A_TIME = 32  # requests that are held in memory
+_CUT_CHARACTER = "\ufffd"
+"""Stands in the text of an id that is a part of a character; servers spell such texts in ways of their own."""
+Report = Callable[[int, int, str], None]
+Request = Mapping[str, Any]
+Read = Callable[[Any], Any]  # what is wanted from the choice of a server's answer
 _T = TypeVar("_T")
 
 
@@ -61,8 +76,6 @@ class AnswerStore:
     def __init__(self, path: Path, *, max_dollars: float, max_tokens: int) -> None:
         self._limits = {"max_dollars": max_dollars, "max_tokens": max_tokens}
         self._database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
         self._database.executescript(_TABLES)
         self.close = self._database.close
 
@@ -143,27 +156,37 @@ def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[
     return Teacher(name, replace(endpoint, max_retries=0), *prices.get(name, (0.0, 0.0)))
 
 
+def message_in(choice: Any) -> Message | None:
+    """What a choice says or calls; None where it ran out of tokens, and would again."""
+    parts = list(parts_of({**choice["message"], "role": "assistant"}))
+    if choice.get("finish_reason") == "length":
+        return None
+    text = "\n".join(part for part in parts if isinstance(part, str))
+    calls = [replace(part, call_id="") for part in parts if isinstance(part, ToolCall)]
+    if not (text or calls):
+        raise ValueError("an empty answer")
+    return prompts.assistant_message(text, calls)
+
+
+@dataclass(slots=True)
 class Classroom:
     """Asks teachers, each answer once: at most ``max_tokens`` long, ``max_concurrent`` at a time of each teacher.
 
-    ``pause_seconds`` stand before the second try of a request; they double with each.
+    ``pause_seconds`` stand before the second try of a request; they double with each. ``is_spent`` says whether the budget ended it.
     """
 
-    def __init__(
-        self,
-        teachers: Sequence[Teacher],
-        store: AnswerStore,
-        *,
-        max_tokens: int = 2048,
-        max_concurrent: int = 8,
-        answer_seconds: float = 300.0,
-        pause_seconds: float = 0.5,
-    ) -> None:
-        self.teachers = {teacher.name: teacher for teacher in teachers}
-        self.store, self.max_tokens = store, max_tokens
-        self._answer_seconds, self._pause_seconds = answer_seconds, pause_seconds
-        self._limits = {name: asyncio.Semaphore(max_concurrent) for name in self.teachers}
-        self._num_reserved, self.is_spent = 0, False
+    teachers: Mapping[str, Teacher]
+    store: AnswerStore
+    max_tokens: int = 2048
+    max_concurrent: int = 8
+    answer_seconds: float = 300.0
+    pause_seconds: float = 0.5
+    is_spent: bool = field(default=False, init=False)
+    _num_reserved: int = field(default=0, init=False)
+    _limits: dict[str, asyncio.Semaphore] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limits = {name: asyncio.Semaphore(self.max_concurrent) for name in self.teachers}
 
     def request(
         self, messages: Sequence[Message], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
@@ -173,25 +196,22 @@ class Classroom:
         offered = {"tools": list(tools)} if tools else {}
         return {"messages": [_with_text(message) for message in messages], **offered, **how}
 
-    def most(self, teacher: Teacher, request: Mapping[str, Any]) -> tuple[float, int]:
+    def most(self, teacher: Teacher, request: Request) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
         num_prompt = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
         return teacher.dollars(num_prompt, request["max_tokens"]), num_prompt + request["max_tokens"]
 
-    def cost(self, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    def cost(self, requests: Iterable[Request]) -> dict[str, Any]:
         """What asking every teacher all of this can cost at most; nothing is sent."""
         most = [[self.most(teacher, each) for teacher in self.teachers.values()] for each in requests]
         calls = [each for own in most for each in own]
         dollars, tokens = sum(each[0] for each in calls), sum(each[1] for each in calls)
         return {"steps": len(most), "calls": len(calls), "most_dollars": dollars, "most_tokens": tokens}
 
-    async def ask(
-        self, name: str, request: Mapping[str, Any], read: Callable[[Any], Any] | None = None
-    ) -> Any:
+    async def ask(self, name: str, request: Request, read: Read = message_in) -> Any:
         """A stored answer, else one of the server; None where the teacher is left out or did not answer this.
 
-        ``read`` takes what is wanted from the choice of the server's answer, by default the message; a request with ``prompt``
-        goes to the completions API.
+        A request with ``prompt`` goes to the completions API.
 
         Raises:
             BudgetSpent: no room for the request.
@@ -204,29 +224,28 @@ class Classroom:
             if (found := self.store.answer(key)) is not None:
                 teacher.counts["cached"] += 1
             elif not teacher.left_out:
-                found = await self._bought(teacher, key, request, read or _message_in)
+                found = await self._bought(teacher, key, request, read)
         return None if found is None else json.loads(found)
 
     async def ask_all(
         self,
         things: Sequence[_T],
-        request_of: Callable[[_T], Mapping[str, Any]],
-        read_of: Callable[[_T], Callable[[Any], Any] | None] = lambda _: None,
-        report: Callable[[int, int, str], None] | None = None,
+        request_of: Callable[[_T], Request],
+        read_of: Callable[[_T], Read] = lambda _: message_in,
+        report: Report | None = None,
     ) -> list[dict[str, Any]]:
         """What every teacher answers to each, by name, None where it did not; ``is_spent`` says whether the budget ended it."""
         at_a_time, num_done = asyncio.Semaphore(_NUM_AT_A_TIME), 0
 
-        async def asked(name: str, request: Mapping[str, Any], thing: _T) -> Any:
+        async def asked(name: str, request: Request, read: Read) -> Any:
             with suppress(BudgetSpent):
-                return await self.ask(name, request, read_of(thing))
-            return None
+                return await self.ask(name, request, read)
 
         async def about(thing: _T) -> dict[str, Any]:
             nonlocal num_done
             async with at_a_time:
-                request = request_of(thing)
-                answers = await asyncio.gather(*(asked(name, request, thing) for name in self.teachers))
+                request, read = request_of(thing), read_of(thing)
+                answers = await asyncio.gather(*(asked(name, request, read) for name in self.teachers))
             num_done += 1
             if report is not None:
                 report(num_done, len(things), f"asked, {self.store.spent()[0]:.2f} dollars")
@@ -234,9 +253,7 @@ class Classroom:
 
         return list(await asyncio.gather(*map(about, things)))
 
-    async def _bought(
-        self, teacher: Teacher, key: str, request: Mapping[str, Any], read: Callable[[Any], Any]
-    ) -> str | None:
+    async def _bought(self, teacher: Teacher, key: str, request: Request, read: Read) -> str | None:
         """The JSON of an answer of the server, which is stored; None where there is none."""
         most = self.most(teacher, request)
         for number in range(MAX_TRIES):
@@ -247,10 +264,13 @@ class Classroom:
                     raise BudgetSpent
                 await asyncio.sleep(0.05)
             self._num_reserved += 1
-            found, reason, asked_seconds = await self._posted(teacher, key, request, read)
+            try:
+                body, reason, asked_seconds = await self._posted(teacher, key, request)
+                text, counts = _read(body, read) if body else (None, [])
+            except UnfitTeacher as error:
+                teacher.left_out, text = str(error), None
             self._num_reserved -= 1
-            if found is not None:
-                text, counts = found
+            if text is not None:
                 cost = (teacher.dollars(*counts), sum(counts)) if counts else most
                 self.store.settle(charge, key, text, cost)
                 teacher.counts[_RAN_OUT if text == "null" else "answered"] += 1
@@ -265,22 +285,20 @@ class Classroom:
                 teacher.left_out = f"it refuses every request ({reason})"
                 return None
             if number + 1 < MAX_TRIES:
-                pause = min(self._pause_seconds * 2**number, MAX_PAUSE_SECONDS)
+                pause = min(self.pause_seconds * 2**number, MAX_PAUSE_SECONDS)
                 await asyncio.sleep(max(pause, asked_seconds))
         teacher.num_failures += 1
         if teacher.num_failures >= MAX_FAILURES and not teacher.left_out:
             teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
         return None
 
-    async def _posted(
-        self, teacher: Teacher, key: str, request: Mapping[str, Any], read: Callable[[Any], Any]
-    ) -> tuple[tuple[str, list[int]] | None, str, float]:
-        """One try: what was read, or None, the reason and the seconds that the server asks to wait."""
+    async def _posted(self, teacher: Teacher, key: str, request: Request) -> tuple[bytes, str, float]:
+        """One try: the body of the answer or none, why it may be useless, and the seconds that the server asks to wait."""
         openai = openai_package()
         try:
             # The key is for the server that was named, and for no other one that it points to.
             async with (
-                asyncio.timeout(self._answer_seconds),
+                asyncio.timeout(self.answer_seconds),
                 openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
                 openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
             ):
@@ -288,41 +306,26 @@ class Classroom:
                 answer = await route.with_raw_response.create(
                     model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
                 )
-                return _read(answer.http_response.content, read), "not-an-answer", 0.0
-        except UnfitTeacher as error:
-            teacher.left_out = str(error)
-            return None, "not-an-answer", 0.0
+                return answer.http_response.content, "not-an-answer", 0.0
         except TimeoutError:
-            return None, "timed-out", 0.0
+            return b"", "timed-out", 0.0
         except openai.APIStatusError as error:
             asked = error.response.headers.get("retry-after", "")
-            return None, failure_reason(error), float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
+            return b"", failure_reason(error), float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
         except openai.OpenAIError as error:
             reason, has_begun = failure_reason(error), "Connect" not in type(error.__cause__).__name__
-            return None, "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
+            return b"", "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
 
 
-def _read(body: bytes, read: Callable[[Any], Any]) -> tuple[str, list[int]] | None:
-    """The JSON of what is wanted from a body, and how many tokens were counted, if they were; None where it is no answer."""
+def _read(body: bytes, read: Read) -> tuple[str | None, list[int]]:
+    """The JSON of what is wanted from a body, None where it is no answer; and how many tokens were counted, if they were."""
     try:
         found = json.loads(body)
         text = json.dumps(read(found["choices"][0]), ensure_ascii=False)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, Dropped):
-        return None
+        return None, []
     counts = [at(found, "usage", key) for key in ("prompt_tokens", "completion_tokens")]
     return text, counts if all(type(count) is int and count >= 0 for count in counts) else []
-
-
-def _message_in(choice: Any) -> Message | None:
-    """What a choice says or calls; None where it ran out of tokens, and would again."""
-    parts = list(parts_of({**choice["message"], "role": "assistant"}))
-    if choice.get("finish_reason") == "length":
-        return None
-    text = "\n".join(part for part in parts if isinstance(part, str))
-    calls = [replace(part, call_id="") for part in parts if isinstance(part, ToolCall)]
-    if not (text or calls):
-        raise ValueError("an empty answer")
-    return assistant_message(text, calls)
 
 
 def _with_text(message: Message) -> Message:
@@ -332,3 +335,73 @@ def _with_text(message: Message) -> Message:
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else message
+
+
+def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:
+    """What a teacher is sent about a step."""
+    return room.request(prompts.prompt_of(step.trace, step.idx), prompts.tools_of(step.trace))
+
+
+async def replay_steps(
+    chosen: Sequence[ChosenStep], room: Classroom, *, report: Report | None = None
+) -> list[ChosenStep]:
+    """Ask every teacher about each step: the same steps with ``answers``. ``room.is_spent`` says whether the budget ended it."""
+    answers = await room.ask_all(chosen, partial(replay_request, room), report=report)
+    return [step._replace(answers=own) for step, own in zip(chosen, answers, strict=True)]
+
+
+def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: HeldoutRows) -> Rows:
+    """The ids of the prompt and of the recorded action at each step, and how many steps were dropped by reason."""
+    rows, dropped = [], Counter[str]()
+    chats: list[dict[str, Any]] = []
+    for trace, idx, *_ in chosen:
+        sides = {"prompt": prompts.prompt_of(trace, idx), "action": [prompts.recorded_answer(trace, idx)]}
+        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.state.task_id})
+    left_out = heldout(chats)
+    for place, (step, chat) in enumerate(zip(chosen, chats, strict=True)):
+        try:
+            ids = tokenised(chat, ("prompt", "action"), tokenizer, step.trace.trace_id)
+        except InputError as error:
+            dropped[error.message] += 1
+            continue
+        if place in left_out:
+            dropped[HELD_OUT] += 1
+            continue
+        row = {"prompt_ids": list(ids[0]), "completion_ids": list(ids[1]), "trace_id": step.trace.trace_id}
+        rows.append({**row, "step": step.idx, "prompt_origin": step.trace.prompt_origin})
+    return rows, dropped
+
+
+def scoring_request(row: dict[str, Any]) -> dict[str, Any]:
+    """What a teacher is sent about a row."""
+    how = {"max_tokens": 1, "temperature": 0.0, "extra_body": {"prompt_logprobs": 0}}
+    return {"prompt": row["prompt_ids"] + row["completion_ids"], **how}
+
+
+async def scored_rows(
+    rows: Sequence[dict[str, Any]], room: Classroom, tokenizer: Tokenizer, *, report: Report | None = None
+) -> list[dict[str, Any]]:
+    """Each row once for each teacher that answered, with ``teacher_logp`` of ``completion_ids`` and its ``source``."""
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def reader(row: dict[str, Any]) -> Callable[[Any], list[float]]:
+        ids = row["completion_ids"]
+        return partial(_scores_in, ids=ids, texts=[decode([token]) for token in ids])
+
+    found = await room.ask_all(rows, scoring_request, reader, report)
+    scores = [(row, name, logps) for row, own in zip(rows, found, strict=True) for name, logps in own.items()]
+    return [{**row, "teacher_logp": logps, "source": name} for row, name, logps in scores if logps]
+
+
+def _scores_in(choice: Any, *, ids: Sequence[int], texts: Sequence[str]) -> list[float]:
+    """The log-probabilities of the last ids of the prompt."""
+    if not isinstance(rows := choice.get("prompt_logprobs"), list):
+        raise UnfitTeacher("it gives no log-probabilities of given tokens (prompt_logprobs)")
+    own = [row[str(token)] for row, token in zip(rows[-len(ids) :], ids, strict=True)]
+    for said, text in zip((row["decoded_token"] for row in own), texts, strict=True):
+        if said != text and _CUT_CHARACTER not in said + text:
+            raise UnfitTeacher(f"its tokenizer is another one than the student's: {said!r} is not {text!r}")
+    logps = [float(row["logprob"]) for row in own]
+    if not all(map(math.isfinite, logps)):
+        raise ValueError("a log-probability that is no number")
+    return logps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -88,13 +88,13 @@ class Trace:
     steps: list[TraceStep] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     prompt_origin: Literal["recorded", "rebuilt"] = "rebuilt"
-    state: RepositoryState = field(default_factory=RepositoryState)
+    state: RepositoryState = RepositoryState()
     parent: tuple[str, str] | None = None
     passed: bool | None = None
 
-    def agent_steps(self) -> Iterator[tuple[int, TraceStep]]:
+    def agent_steps(self) -> list[tuple[int, TraceStep]]:
         """Answers of the model with their places."""
-        return ((idx, step) for idx, step in enumerate(self.steps) if step.source == "agent")
+        return [(idx, step) for idx, step in enumerate(self.steps) if step.source == "agent"]
 
     def path_to(self, idx: int) -> list[int]:
         """The steps of the conversation before step ``idx``, from its beginning."""
@@ -115,15 +115,15 @@ class Dropped(Exception):
     """A record that becomes no part of a trace; its message says why."""
 
 
+@dataclass(slots=True)
 class Ledger:
     """Every record that was read, by what became of it; ``is_balanced`` says that none is missing.
 
     Keys of ``counts``: ``mapped``, ``kept: WHY`` (it is no step, and its content stands in the trace), ``dropped: WHY``.
     """
 
-    def __init__(self) -> None:
-        self.num_records = 0
-        self.counts: Counter[str] = Counter()
+    num_records: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
     def put(self, take: Callable[[Any], str | None], record: Any) -> None:
         """Hand one record to ``take`` and count it: as what it returns where that is a text, as mapped otherwise."""
@@ -169,14 +169,14 @@ class TraceBuilder:
         return len(self.trace.steps) - 1
 
     @property
-    def last_answer(self) -> TraceStep:
-        """The model's last answer; a step that stands nowhere where there is none."""
-        return next((s for s in reversed(self.trace.steps) if s.source == "agent"), TraceStep("agent"))
-
-    @property
     def waits(self) -> bool:
         """Whether the last step is an answer of which a call has no result yet."""
         return any(len(last.results) < len(last.calls) for last in self.trace.steps[-1:])
+
+    def interrupt(self) -> None:
+        """The user stopped the model's last answer."""
+        for _, step in self.trace.agent_steps()[-1:]:
+            step.flags.add("interrupted")
 
     def close(self) -> None:
         """What comes next is another answer."""
@@ -203,8 +203,8 @@ class TraceBuilder:
         results = [part for part in parts if isinstance(part, StepResult)]
         parent = self.last if parent is None else parent
         if results and len(results) == len(parts):
-            if whys := list(filter(None, map(self._answer, results))):
-                raise Dropped(whys[-1])
+            if problems := [problem for problem in map(self._answer, results) if problem]:
+                raise Dropped(problems[-1])
             return parent
         if source != "agent":  # they stand before what is said with them, and answer the step before
             for result in results:
@@ -214,16 +214,16 @@ class TraceBuilder:
             self.trace.steps.append(TraceStep(source, parent=parent))
             self.close()
             place = self.last
-            if source == "system":
-                self.trace.prompt_origin = "recorded"
         step = self.trace.steps[place]
+        step.flags.update(flags)
         for part in parts:
             self._put(step, part)
-        for result in results if source == "agent" else ():
-            self._answer(result)
-        step.flags.update(flags)
-        if source == "agent":
-            self.answers |= {key or "": place, "": place}  # also after results of the server's own tools
+        if source == "system":
+            self.trace.prompt_origin = "recorded"
+        elif source == "agent":
+            for result in results:  # of the server's own tools
+                self._answer(result)
+            self.answers |= {key or "": place, "": place}
             step.model = step.model or (model if isinstance(model, str) else "")
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.branches import Branching
 from composer_replication.traces.json_values import json_text
-from composer_replication.traces.prompts import assistant_message
+from composer_replication.traces.prompts import ChosenStep, assistant_message
 from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceStep
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -42,8 +41,8 @@ def bodies(pairs: list[dict[str, str]]) -> set[tuple[str, str]]:
 
 def test_each_way_takes_its_own_side_for_the_better_one() -> None:
     traces = [session("good", "1", passed=True), session("bad", "2", passed=False)]
-    both = (("cool", answer("3")), ("warm", answer("3")))
-    branchings = [Branching(trace, 2, (), both) for trace in traces]
+    both = {"cool": answer("3"), "warm": answer("3")}
+    branchings = [ChosenStep(trace, 2, [], both) for trace in traces]
     known = {"scores": [1.0] * 3, "recorded_scores": [0.0] * 3, "interval": (0.1, 1.0), "source": "cool"}
     verdicts = [
         {"trace_id": "good", "step": 2, "verdicts": [{**known, "answer": answer("3"), "decision": "worse"}]},

@@ -12,10 +12,10 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
 from composer_replication.traces import ingest as ingest_module
-from composer_replication.traces.ingest import duplicates, ingest, minhash, read_traces, step_chain
+from composer_replication.traces.ingest import duplicates, ingest, minhash, read_traces
 from composer_replication.traces.json_values import json_bytes, json_text
 from composer_replication.traces.prompts import our_call
-from composer_replication.traces.readers.messages import trace_row
+from composer_replication.traces.readers.messages import step_chain, trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import StepResult, Thought, Trace, TraceBuilder
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from composer_replication.errors import InputError
-from composer_replication.traces.pair_files import pair_sources, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pairs import pair_sources, read_pair_rows, tokenised_pairs
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"

@@ -9,8 +9,8 @@ import pytest
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.traces.branches import decide, difference
-from composer_replication.traces.pair_rules import (
+from composer_replication.traces.execution import decide, difference
+from composer_replication.traces.pairs import (
     balanced,
     executed_pairs,
     objection_pairs,

@@ -12,9 +12,9 @@ import atif
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.traces.ingest import FORMATS, detect, find_units, step_chain
+from composer_replication.traces.ingest import FORMATS, detect, find_units
 from composer_replication.traces.json_values import json_bytes, read_records
-from composer_replication.traces.readers.messages import trace_of, trace_row
+from composer_replication.traces.readers.messages import step_chain, trace_of, trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import Ledger, RepositoryState, Trace
 
@@ -208,6 +208,41 @@ def test_rows_of_one_conversation_are_joined() -> None:
     assert [step.source for step in trace.steps[:3]] == ["system", "user", "agent"]
     assert sum(step.source == "system" for step in trace.steps) == 1
     assert {tool["function"]["name"] for tool in trace.tools} >= {"terminal", "finish"}
+
+
+def test_a_row_that_comes_twice_or_shows_a_result_late_is_of_the_same_conversation(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": '{"a": 1, "b": 2}'}}
+    again = {**call, "function": {"name": "ls", "arguments": '{"b":2,"a":1}'}}
+    chat = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    broken = [{"role": "tool", "tool_call_id": 3, "content": "out"}, {"role": "user", "content": "go on"}]
+    whole = [{"role": "tool", "tool_call_id": "c", "content": "out"}, broken[1]]
+    rows = [chat, [*chat, *broken], [*chat, *broken], [chat[0], {**chat[1], "tool_calls": [again]}, *whole]]
+    end = {"choices": [{"message": {"role": "assistant", "content": "done"}}]}
+    logged = [{"messages": row, "response": None} for row in rows] + [{"messages": rows[-1], "response": end}]
+    (trace,), ledger = traces_of_rows(tmp_path, *logged)
+    assert [step.text for step in trace.steps] == ["begin", "", "go on", "done"]
+    assert [result.text for result in trace.steps[1].results] == ["out"]
+    assert ledger.is_balanced
+
+
+def test_conversations_with_the_same_calls_and_other_results_are_not_mixed(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    begin = [{"role": "user", "content": "begin"}, answer]
+
+    def logged(*texts: str) -> dict[str, Any]:
+        results = [
+            [{"role": "tool", "tool_call_id": "c", "content": texts[0]}],
+            *([answer, {"role": "user", "content": text}] for text in texts[1:]),
+        ]
+        return {"messages": [*begin, *(message for group in results for message in group)]}
+
+    rows = [{"messages": begin}] * 2 + [logged("one"), logged("two"), logged("two", "x"), logged("one", "x")]
+    traces, _ = traces_of_rows(tmp_path, *rows)
+    assert [(trace.steps[1].results[0].text, len(trace.steps)) for trace in traces] == [
+        ("one", 4),
+        ("two", 4),
+    ]
 
 
 def test_a_row_of_an_evaluation_knows_its_task_and_outcome(tmp_path: Path) -> None:

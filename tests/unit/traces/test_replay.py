@@ -19,11 +19,16 @@ from policy_server import PolicyServer, calls, half_a_chunked_answer, hold, says
 
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
-from composer_replication.traces.branches import Branching, replay_cost, replay_steps
 from composer_replication.traces.ingest import TRACES_NAME
-from composer_replication.traces.prompts import chosen_steps, prompt_of, tools_of
+from composer_replication.traces.prompts import ChosenStep, chosen_steps, prompt_of, tools_of
 from composer_replication.traces.readers.messages import trace_row
-from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
+from composer_replication.traces.teachers import (
+    AnswerStore,
+    Classroom,
+    open_teacher,
+    replay_request,
+    replay_steps,
+)
 from composer_replication.traces.trace_records import StepResult, Trace, TraceBuilder
 
 WANTED = calls("bash", command="ls")
@@ -53,14 +58,16 @@ def room(
     answer_seconds: float = 60.0,
 ) -> Classroom:
     names = [spec.partition("=")[0] for spec in specs]
-    teachers = [open_teacher(spec, {}, dict.fromkeys(names, price)) for spec in specs]
+    opened = [open_teacher(spec, {}, dict.fromkeys(names, price)) for spec in specs]
+    teachers = {teacher.name: teacher for teacher in opened}
     store = AnswerStore(path / "answers.sqlite", max_dollars=dollars, max_tokens=tokens)
     return Classroom(teachers, store, max_tokens=50, answer_seconds=answer_seconds, pause_seconds=0.01)
 
 
-def replayed(classroom: Classroom, traces: list[Trace], **how: Any) -> tuple[list[Branching], bool]:
+def replayed(classroom: Classroom, traces: list[Trace], **how: Any) -> tuple[list[ChosenStep], bool]:
     try:
-        return asyncio.run(replay_steps(chosen_steps(traces, 100), classroom, **how))
+        found = asyncio.run(replay_steps(chosen_steps(traces, 100), classroom, **how))
+        return found, classroom.is_spent
     finally:
         classroom.store.close()
 
@@ -68,7 +75,7 @@ def replayed(classroom: Classroom, traces: list[Trace], **how: Any) -> tuple[lis
 def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
     trace = session("a")
     chosen = chosen_steps([trace], 2)
-    assert [(idx, reasons) for _, idx, reasons in chosen] == [(2, ["error", "edit"]), (1, ["edit"])]
+    assert [(step.idx, step.reasons) for step in chosen] == [(2, ["error", "edit"]), (1, ["edit"])]
     messages = prompt_of(trace, 2)
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
     assert messages[2]["tool_calls"][0]["function"] == {
@@ -110,7 +117,7 @@ def test_a_hanging_answer_is_cut(tmp_path: Path) -> None:
         server.faults = [Fault("POST", hold)]
         started = time.monotonic()
         found, _ = replayed(room(tmp_path, server.spec("slow"), answer_seconds=2.0), [session("a", 1)])
-        assert found[0].answers[0][1] is not None
+        assert found[0].answers["slow"] is not None
         assert time.monotonic() - started < 29  # the fault holds its answer back for 30 seconds
 
 
@@ -123,8 +130,8 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
         assert classroom.teachers["locked"].left_out == "it refuses every request (http-401)"
         assert "3 requests in a row" in classroom.teachers["dead"].left_out
         assert not classroom.teachers["good"].left_out
-        assert [dict(each.answers)["good"] is not None for each in found] == [True] * 6
-        assert [dict(each.answers)["locked"] for each in found] == [None] * 6
+        assert [each.answers["good"] is not None for each in found] == [True] * 6
+        assert [each.answers["locked"] for each in found] == [None] * 6
 
 
 @pytest.mark.parametrize("limit", ["dollars", "tokens"])
@@ -151,7 +158,8 @@ def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
 def test_a_dry_run_sends_nothing_and_is_an_upper_bound(tmp_path: Path) -> None:
     with teacher(WANTED) as server:
         classroom = room(tmp_path, server.spec("t"))
-        most = replay_cost(chosen_steps([session("a")], 100), classroom)
+        chosen = chosen_steps([session("a")], 100)
+        most = classroom.cost(replay_request(classroom, step) for step in chosen)
         assert not server.seen
         assert (most["steps"], most["calls"]) == (3, 3)
         replayed(classroom, [session("a")])

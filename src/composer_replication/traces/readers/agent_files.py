@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -68,9 +67,8 @@ class _Session:
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
         else:
-            raise Dropped(
-                f"{kind} record" if kind in CLAUDE_RECORDS else f"a record of the kind {kind!r:.40}"
-            )
+            is_known = kind in CLAUDE_RECORDS
+            raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
         return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
@@ -83,10 +81,8 @@ class _Session:
         if (builder := self.builders.get(agent)) is None:
             session = text_at(record, "sessionId") or self._name
             trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
-            trace.version, trace.state = (
-                text_at(record, "version"),
-                RepositoryState(folder=text_at(record, "cwd")),
-            )
+            trace.version, folder = text_at(record, "version"), text_at(record, "cwd")
+            trace.state = RepositoryState(folder=folder)
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
             builder = self.builders[agent] = TraceBuilder(trace)
         parts = list(chat.content_parts(message["content"]))
@@ -95,13 +91,12 @@ class _Session:
         flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
             flags.add("injected")
-            builder.last_answer.flags.add("interrupted")
+            builder.interrupt()
         how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
         place = builder.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
-        if source == "user" and builder.answered is not None:
-            is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
-            if is_denied or record.get("toolDenialKind"):
-                builder.answered.flags.add("denied")
+        is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
+        if source == "user" and builder.answered and (is_denied or record.get("toolDenialKind")):
+            builder.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
 
 
@@ -113,19 +108,17 @@ _REPEATS = {"event_msg": "an event that repeats an item", "world_state": "state 
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """The one conversation of a rollout."""
-    rollout = _Rollout(TraceBuilder(Trace(name, "codex", agent="codex")))
+    rollout = _Rollout(name)
     for record in records:
         ledger.put(rollout.take, record)
     rollout.builder.trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
     yield rollout.builder.trace
 
 
-@dataclass(slots=True)
 class _Rollout:
-    builder: TraceBuilder
-    has_meta: bool = False
-    first_own: int = 0
-    model: str = ""
+    def __init__(self, name: str) -> None:
+        self.builder = TraceBuilder(Trace(name, "codex", agent="codex"))
+        self.has_meta, self.first_own, self.model = False, 0, ""
 
     def take(self, record: dict[str, Any]) -> str | None:
         kind, payload = record.get("type"), record.get("payload")
@@ -138,7 +131,7 @@ class _Rollout:
             self.model = text_at(payload, "model") or self.model
             return "kept: context of a turn"
         if event == "turn_aborted":
-            self.builder.last_answer.flags.add("interrupted")
+            self.builder.interrupt()
             return "kept: interruption"
         if kind == "token_usage_record" or event == "token_count":
             self.builder.close()
@@ -232,7 +225,7 @@ def _event(builder: TraceBuilder, event: dict[str, Any]) -> str | None:
             if kind != "ObservationEvent":
                 text, is_error = text_at(event, "rejection_reason") or text_at(event, "error"), True
             builder.add("user", [StepResult(call_id, text, is_error, typed(int, at(seen, "exit_code")))])
-            if kind == "UserRejectObservation" and builder.answered is not None:
+            if kind == "UserRejectObservation" and builder.answered:
                 builder.answered.flags.add("denied")
         case "Condensation":
             steps = builder.trace.steps
@@ -288,15 +281,12 @@ def _message(builder: TraceBuilder, message: dict[str, Any]) -> None:
     """Results come as messages of a tool or, for a command in the text of the answer before, as the user's."""
     extra, role, text = message.get("extra") or {}, message.get("role"), text_of(message.get("content"))
     code, model = typed(int, at(extra, "returncode")), at(extra, "response", "model")
-    is_demo, call_ids, found = (
-        message.get("is_demo") is True,
-        items_at(message, "tool_call_ids"),
-        _RETURN_CODE.search(text),
-    )
-    is_result = role in ("exit", "tool") or bool(call_ids and role == "user")
+    call_ids, found = items_at(message, "tool_call_ids"), _RETURN_CODE.search(text)
+    is_demo, is_user = message.get("is_demo") is True, role == "user"
+    is_result = role in ("exit", "tool") or bool(call_ids and is_user)
     if role == "exit" and not builder.waits:
         raise Dropped("the end of the run")
-    if role == "user" and builder.waits and not (is_demo or is_result):
+    if is_user and builder.waits and not (is_demo or is_result):
         is_result = bool(found) or code is not None or "model_response" not in extra
         code = code if code is not None else int(found[1]) if found else None
     if is_result:
@@ -305,20 +295,18 @@ def _message(builder: TraceBuilder, message: dict[str, Any]) -> None:
     elif role is None or message.get("object") == "response":
         for item in items_at(message, "output") or [message]:
             chat.add_message(builder, {"type": "message", **item}, model=model)
-        if code is not None and builder.answered is not None:
+        if code is not None and builder.answered:
             builder.answered.results[-1].exit_code = code
     else:
-        choices = items_at(extra, "response", "choices") if role == "user" else []
         # an answer without a call is taken out of the messages: a complaint about it holds it
-        taken_out = text_at(extra, "model_response") or text_at(
-            next(iter(choices), None), "message", "content"
-        )
-        if role == "user" and taken_out:
+        choice = next(iter(items_at(extra, "response", "choices")), None)
+        taken_out = text_at(extra, "model_response") or text_at(choice, "message", "content")
+        if is_user and taken_out:
             builder.add("agent", [taken_out], model=model)
-        flags = {"demo": is_demo, "injected": role == "user" and bool(extra)}
+        flags = {"demo": is_demo, "injected": is_user and bool(extra)}
         place = chat.add_message(builder, message, *(flag for flag in flags if flags[flag]), model=model)
-        step, is_mini = builder.trace.steps[place], builder.trace.format == "mini-swe-agent"
-        block = _CODE_BLOCK.search(text) if is_mini else None
+        step = builder.trace.steps[place]
+        block = _CODE_BLOCK.search(text) if builder.trace.format == "mini-swe-agent" else None
         command = text_at(message, "action").strip() or (block[1] if block else "")
         if step.source == "agent" and not step.calls and command:
             _add_command(builder, command)

@@ -177,87 +177,93 @@ def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) 
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
     joined = _Joiner(kind, name)
     for record in records:
-        ledger.put(partial(_row, joined), record)
-    yield from (builder.trace for builder in joined.builders)
+        ledger.put(joined.row, record)
+    yield from joined.traces
 
 
 class _Joiner:
-    """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
+    """Conversations by the chain of all their steps so far, so that a row extends the one that it repeats."""
 
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self._name = kind, name
-        self.builders: list[TraceBuilder] = []
-        self._tips: dict[bytes, TraceBuilder] = {}
+        self.traces: list[Trace] = []
+        self._ends: dict[int, list[Trace]] = {}
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        chain = _digests([*messages, *answers])
-        known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
-        while known > 1 and chain[known - 2] == chain[known - 1]:
-            known -= 1  # thoughts have no digest of their own
-        if known:
-            builder = self._tips.pop(chain[known - 1])
-        else:
-            builder = TraceBuilder(Trace(f"{self._name}#{len(self.builders)}", self.kind))
-            self.builders.append(builder)
-        builder.trace.tools = function_tools(tools) or builder.trace.tools
-        for group, how in ((messages[known:], {}), (answers, {"model": model})):
+        row = Trace(f"{self._name}#{len(self.traces)}", self.kind, tools=function_tools(tools))
+        builder, num_sent = TraceBuilder(row), 0
+        for group, how in ((messages, {}), (answers, {"model": model})):
             builder.close()
+            num_sent = len(row.steps)
             for message in group:
                 # what cannot be added leaves the row's other messages where they are
                 with suppress(Dropped, AttributeError, TypeError, ValueError):
                     add_message(builder, message, **how)
-        builder.trace.model = builder.trace.model or (typed(str, model) or "")
-        if len(chain) > known:
-            self._tips[chain[-1]] = builder
-        return builder.trace
+        chain = step_chain(row)
+        if (trace := self._repeated(row, chain[:num_sent])) is None:
+            self.traces.append(trace := row)
+        else:
+            # thoughts and results of the server's own tools are left out where an answer is repeated; other results are new there
+            for step, again in zip(trace.steps, row.steps, strict=False):
+                answered = {result.call_id for result in step.results}
+                step.results += [result for result in again.results if result.call_id not in answered]
+            trace.steps += row.steps[len(trace.steps) :]
+            trace.tools, trace.prompt_origin = row.tools or trace.tools, row.prompt_origin
+        trace.model = trace.model or row.model or (typed(str, model) or "")
+        for digest in chain[-1:]:
+            self._ends.setdefault(digest, []).append(trace)
+        return trace
+
+    def _repeated(self, row: Trace, chain: Sequence[int]) -> Trace | None:
+        """The longest conversation that a row repeats, with the same results as far as both have them; it ends there no more."""
+        again = {result.call_id: result.text for step in row.steps for result in step.results}
+        for ends in (self._ends.get(digest, []) for digest in reversed(chain)):
+            for place, trace in reversed(list(enumerate(ends))):
+                results = [result for step in trace.steps for result in step.results if result.call_id]
+                if all(again.get(result.call_id, result.text) == result.text for result in results):
+                    return ends.pop(place)
+        return None
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Add what a row of a log says."""
+        request, response, messages = request_of(row), _response(row.get("response")), chat_messages(row)
+        if self.kind == "openai-responses":  # rows of chats have keys of these names, too
+            if at(request, "previous_response_id"):
+                raise Dropped("its context is stored at the provider (previous_response_id)")
+            given = at(request, "input")
+            text = [{"role": "user", "content": given}] if isinstance(given, str) else []
+            messages = text or items_at(request, "input") or messages
+            if instructions := text_at(request, "instructions"):
+                messages = [{"role": "system", "content": instructions}, *messages]
+        if not messages:
+            raise Dropped("a row without messages")
+        choices = (at(each, "message") for each in items_at(response, "choices")[:1])
+        answers = items_at(response, "output") or list(choices)
+        tools = at(request, "tools") or at(row, "kwargs", "tools")
+        trace = self.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
+        if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
+            trace.state, trace.passed = RepositoryState(task_id=task), typed(bool, row.get("resolved"))
 
 
-def _row(joined: _Joiner, row: dict[str, Any]) -> None:
-    request, response = request_of(row), _response(row.get("response"))
-    messages = chat_messages(row)
-    if joined.kind == "openai-responses":  # rows of chats have keys of these names, too
-        if at(request, "previous_response_id"):
-            raise Dropped("its context is stored at the provider (previous_response_id)")
-        given = at(request, "input")
-        text = [{"role": "user", "content": given}] if isinstance(given, str) else []
-        messages = text or items_at(request, "input") or messages
-        if instructions := text_at(request, "instructions"):
-            messages = [{"role": "system", "content": instructions}, *messages]
-    if not messages:
-        raise Dropped("a row without messages")
-    answers = items_at(response, "output") or [
-        at(each, "message") for each in items_at(response, "choices")[:1]
-    ]
-    tools = at(request, "tools") or at(row, "kwargs", "tools")
-    trace = joined.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
-    if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
-        trace.state = RepositoryState(task_id=task)
-        trace.passed = typed(bool, row.get("resolved"))
+def step_chain(trace: Trace) -> tuple[int, ...]:
+    """For each step a digest of it and of all before it; two traces share a beginning where these are equal.
 
-
-def _digests(messages: Sequence[Any]) -> list[bytes]:
-    """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
-    digests, before = [], b""
-    for message in messages:
-        known = list(parts_of(message)) if is_item(message) else []
-        # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
-        left_out = (Thought, StepResult) if any(isinstance(part, ToolCall) for part in known) else Thought
-        parts = [
-            [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
-            if isinstance(part, ToolCall)
-            else getattr(part, "text", part)
-            for part in known
-            if not isinstance(part, left_out)
-        ]
-        if at(message, "type") == "web_search_call":
-            parts = [message["type"]]
-        if any(parts):
-            is_given = message.get("role") in ("user", "system", "developer")
-            before += json.dumps([is_given, *filter(None, parts)]).encode()
-            before = hashlib.sha256(before).digest()
-        digests.append(before)
-    return digests
+    What is left out or spelled otherwise where a step is repeated is in no digest: thoughts, results, how arguments are written.
+    """
+    chain, before = [], b""
+    for step in trace.steps:
+        calls = [[call.name, parsed(call.arguments)] for call in step.calls]
+        for name, given in calls:
+            if name == "web_search" and isinstance(
+                given, dict
+            ):  # the server's own loses them when it is repeated
+                given.pop("sources", None)
+        written = json.dumps(calls, sort_keys=True) if calls else ""
+        whole = f"{step.source}\0{step.text}\0{written}".encode("utf-8", "replace")
+        before = hashlib.blake2b(before + whole, digest_size=8).digest()
+        chain.append(int.from_bytes(before))
+    return tuple(chain)
 
 
 def _response(response: Any) -> Any:
@@ -286,17 +292,15 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano")).zfill(20))
     ledger.put_inner(partial(_span, joined, tools), spans)
-    alone = dict(tools)
-    for trace in (builder.trace for builder in joined.builders):
+    answered: set[str] = set()
+    for trace in joined.traces:
         for _, step in trace.agent_steps():
-            results = {result.call_id: result for result in step.results}
-            for call_id in (call.call_id for call in step.calls if call.call_id in tools):
-                alone.pop(call_id, None)
-                results[call_id] = tools[call_id][2]
-            step.results = list(results.values())
+            own = {call.call_id: tools[call.call_id][2] for call in step.calls if call.call_id in tools}
+            step.results = list(({result.call_id: result for result in step.results} | own).values())
+            answered |= own.keys()
         yield trace
     builders: dict[str, TraceBuilder] = {}  # one for each trace id of which only the tools were recorded
-    for trace_id, call, result in alone.values():
+    for trace_id, call, result in (found for call_id, found in tools.items() if call_id not in answered):
         new = TraceBuilder(Trace(trace_id or name, "otel-genai"))
         builders.setdefault(trace_id, new).add("agent", [call, result])
     yield from (builder.trace for builder in builders.values())
@@ -362,27 +366,28 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"step_id": idx + 1, "source": step.source, "message": step.text}
-    if step.source == "agent":
-        row |= _given({"model_name": step.model, "reasoning_content": step.reasoning})
-        row |= _given({"tool_calls": [_call_row(call) for call in step.calls]})
-    if step.results:
-        results = []
-        for result in step.results:
-            extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
-            known = _given({"source_call_id": result.call_id, "extra": extra})
-            results.append({"content": result.text} | known)
-        row |= {"observation": {"results": results}}
+    calls: list[dict[str, Any]] = []
+    for call in step.calls:
+        arguments = parsed(call.arguments)
+        row = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": arguments}
+        if not isinstance(arguments, dict):
+            row |= {"arguments": {}, "extra": {"arguments_text": call.arguments}}
+        calls.append(row)
+    results = []
+    for result in step.results:
+        extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
+        results.append({"content": result.text} | _given({"source_call_id": result.call_id, "extra": extra}))
     parent = step.parent + 1 if step.parent != idx - 1 else None
-    row |= _given({"extra": _given({"parent": parent, "flags": sorted(step.flags), "sealed": step.sealed})})
-    return row | ({"is_copied_context": True} if "copied" in step.flags else {})
-
-
-def _call_row(call: ToolCall) -> dict[str, Any]:
-    arguments = parsed(call.arguments)
-    row = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": arguments}
-    is_object = isinstance(arguments, dict)
-    return row if is_object else {**row, "arguments": {}, "extra": {"arguments_text": call.arguments}}
+    extra = _given({"parent": parent, "flags": sorted(step.flags), "sealed": step.sealed})
+    answer = {"model_name": step.model, "reasoning_content": step.reasoning, "tool_calls": calls}
+    return {
+        "step_id": idx + 1,
+        "source": step.source,
+        "message": step.text,
+        **_given(answer if step.source == "agent" else {}),
+        **_given({"observation": _given({"results": results}), "extra": extra}),
+        **_given({"is_copied_context": "copied" in step.flags or None}),
+    }
 
 
 def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:

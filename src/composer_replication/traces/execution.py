@@ -1,4 +1,4 @@
-"""The tree in which a session began, and whether what it did comes out again there.
+"""Recorded calls made again: sessions bound to the tree in which they began and proven there, and branches executed to the tests.
 
 A session is bound by its task in a store (the task's own id, or its name in SWE-bench), by the commit that it recorded, or by the
 folder and commit that the user gives. Then its calls are made again, one after the other, in the sandbox and with the tools of
@@ -7,30 +7,35 @@ training. A step is *executable* where everything before it came out as recorded
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication import sandbox
-from composer_replication.errors import InputError, MissingError
+from composer_replication.errors import InputError, MissingError, SandboxFailure
 from composer_replication.records import SandboxSpec, ToolCall, ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.tool_context import VisibleTests
 from composer_replication.rollouts.tools.toolbox import Toolbox
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.difficulty import wilson
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.git_source import fetch_commit, read_commit
 from composer_replication.tasks.test_run import VARIABLES
 from composer_replication.tasks.views import write_files
+from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed, text_at
-from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, our_calls
+from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
 from composer_replication.traces.redaction import Redactor
+from composer_replication.traces.teachers import Classroom
 from composer_replication.traces.trace_records import Trace
 
 Call = Callable[[ToolCall], ToolResult]
@@ -165,3 +170,93 @@ def _plain(text: str, tool: str, folder: str) -> str:
     text = re.sub(_TEXTS["line_number" if tool == "read_file" else "ours"], "", text, flags=re.MULTILINE)
     text = _VARYING.sub("*", text.replace(folder or USUAL_FOLDER, "*"))
     return re.sub(r"\n{2,}", "\n", text).strip("\n *")
+
+
+def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
+    """Interval at 95% of the difference of two means in [0, 1], from Wilson's intervals of both.
+
+    d - sqrt((p1 - l1)^2 + (u2 - p2)^2) to d + sqrt((u1 - p1)^2 + (p2 - l2)^2), with d = p1 - p2. For scores between 0 and 1 it is
+    too wide rather than too narrow: their variance is at most that of a pass.
+    Reference: Newcombe, Interval estimation for the difference between independent proportions, 1998, method 10.
+    """
+    (low1, high1), (low2, high2) = wilson(sum(passed), len(passed)), wilson(sum(recorded), len(recorded))
+    p1, p2 = sum(passed) / len(passed), sum(recorded) / len(recorded)
+    return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
+
+
+def decide(interval: tuple[float, float]) -> str:
+    """``better`` or ``worse`` where the whole interval says so, else ``not decided``."""
+    return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "not decided"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``."""
+
+    open_attempt: Callable[[], FeatureDeletionEnv]
+    names: Mapping[str, str]
+    room: Classroom
+    goes_on: str
+    num_tries: int
+    horizon: int
+
+
+async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
+    """Run the recorded answer and each other one from the same tree, and then the visible tests: a line of ``verdicts.jsonl``.
+
+    After the answer both sides are played on by the same teacher, with another seed each try. ``reproduced`` of ``calls``
+    recorded results came back on the way to the step; ``problem`` says why nothing was compared; ``verdicts`` has for each
+    other answer the shares of passed tests, a try each, beside those of the recorded one, the interval of their difference
+    and the decision.
+    """
+    trace, idx, others = step.trace, step.idx, step.others
+    row: dict[str, Any] = {"trace_id": trace.trace_id, "step": idx}
+    row |= {"calls": 0, "reproduced": 0, "problem": "", "verdicts": []}
+    if not others:
+        return row | {"problem": "every teacher does the same"}
+    scores: list[list[float]] = []
+    with how.open_attempt() as attempt:
+        try:
+            attempt.reset(how.names[trace.state.task_id])
+            outcomes = Counter(redone(trace, trace.path_to(idx), attempt.call))
+            row["calls"] = outcomes.total() - outcomes["not compared"]
+            row["reproduced"] = outcomes["the same"]
+            if outcomes["the same"] < row["calls"] or attempt.is_done:
+                return row | {"problem": "recorded results are not reproduced"}
+            restore = attempt.snapshot()
+            for answer in (prompts.recorded_answer(trace, idx), *(answer for _, answer in others)):
+                scores.append([])
+                for number in range(how.num_tries):
+                    restore()
+                    scores[-1].append(await _play(step, answer, attempt, how, number))
+        except SandboxFailure as error:
+            return row | {"problem": f"the sandbox failed ({error.code})"}
+    for (source, answer), own in zip(others, scores[1:], strict=True):
+        interval = difference(own, scores[0])
+        verdict = {"source": source, "answer": answer, "scores": own, "recorded_scores": scores[0]}
+        row["verdicts"].append(verdict | {"interval": interval, "decision": decide(interval)})
+    return row
+
+
+async def _play(
+    step: ChosenStep, answer: Message, attempt: FeatureDeletionEnv, how: Execution, number: int
+) -> float:
+    """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
+    messages, tools = prompts.prompt_of(step.trace, step.idx), prompts.tools_of(step.trace)
+    current: Message | None = answer
+    for turn in range(how.horizon + 1):
+        if current is None:
+            break
+        calls = prompts.calls_of(current)
+        calls = [replace(call, call_id=f"call-{step.idx}-{turn}-{n}") for n, call in enumerate(calls)]
+        messages.append(prompts.assistant_message(current["content"], calls))
+        for call in calls:
+            text = attempt.call(call).text
+            messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
+        if attempt.is_done or not calls or turn == how.horizon:
+            break
+        request = how.room.request(messages, tools, sample=number + 1, temperature=1.0)
+        current = await how.room.ask(how.goes_on, request)
+    if (score := attempt.grade()) is None:
+        raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")
+    return score.pass_share

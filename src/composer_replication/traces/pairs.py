@@ -1,0 +1,326 @@
+r"""Preference pairs: made of verdicts, siblings and objections, balanced, written and read; and rows for supervised training.
+
+A file of pairs has one JSON object a line, in the two shapes of TRL's preference data sets, or the same rows as Parquet:
+
+    {"prompt": "def f(x):\n", "chosen": "    return x\n", "rejected": "    pass\n"}
+    {"prompt": [{"role": "user", "content": "…"}], "chosen": [{"role": "assistant", "content": "…"}], "rejected": […]}
+
+``weight`` and ``source`` may stand beside them, and ``tools`` (a list, or its JSON) beside messages; other keys are passed over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from composer_replication.errors import InputError, needs_extra
+from composer_replication.interfaces import Tokenizer
+from composer_replication.records import PreferencePair
+from composer_replication.traces import prompts
+from composer_replication.traces.json_values import parsed
+from composer_replication.traces.prompts import Message, action, prompt_of, recorded_answer
+from composer_replication.traces.trace_records import NOT_LEARNED, Trace
+
+WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
+TEXT_ONLY = 0.5
+"""Times the weight where neither side calls anything: no test can tell such answers apart but by what follows."""
+MAX_LENGTH_RATIO = 8.0
+"""A pair whose longer side has so many times the characters of the shorter one would teach length."""
+MAX_SHARE_OF_LAST = 0.25
+"""Most of the pairs that may speak of the last step of a session: else ending early is what is learned."""
+_REFUSED = {"denied", "interrupted"}
+_SIDES = ("prompt", "chosen", "rejected")
+PairRow = dict[str, Any]
+Rows = tuple[list[PairRow], Counter[str]]  # rows that are kept, and how many were dropped by reason
+HELD_OUT = "a held-out task, or its code in the text"
+HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
+"""The places of rows that are of a held-out task or show its code."""
+
+# ------------------------------------------------------------------------------ made
+
+
+def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:
+    """Pairs of the branches that the tests decided, better and worse."""
+    for row in (row for row in verdicts if row["trace_id"] in traces):
+        trace, idx = traces[row["trace_id"]], row["step"]
+        for verdict in (each for each in row["verdicts"] if each["decision"] != "not decided"):
+            sides = (verdict["answer"], recorded_answer(trace, idx))
+            margin = abs(fmean(verdict["scores"]) - fmean(verdict["recorded_scores"]))
+            evidence = {key: verdict[key] for key in ("scores", "recorded_scores", "interval", "source")}
+            sides = sides if verdict["decision"] == "better" else sides[::-1]
+            yield _pair(trace, idx, sides, source="executed", margin=margin, branch=evidence)
+
+
+def sibling_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
+    """Of two attempts at one task, one passing and one failing: the first answers in which they part."""
+    attempts: dict[str, list[Trace]] = {}
+    for trace in (trace for trace in traces if trace.state.task_id and trace.passed is not None):
+        attempts.setdefault(trace.state.task_id, []).append(trace)
+    for passing, failing in (pair for own in attempts.values() for pair in itertools.permutations(own, 2)):
+        is_pair = passing.passed and not failing.passed
+        if is_pair and (idx := _parting(passing, failing)) is not None:
+            sides = (recorded_answer(passing, idx), recorded_answer(failing, idx))
+            yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=failing.trace_id)
+
+
+def _parting(first: Trace, second: Trace) -> int | None:
+    """The first answer in which two attempts part although everything before it was the same; None where there is none."""
+    for idx, (a, b) in enumerate(zip(first.steps, second.steps, strict=False)):
+        is_answer = a.source == b.source == "agent"
+        if is_answer and action(recorded_answer(first, idx)) != action(recorded_answer(second, idx)):
+            return idx
+        seen, other = ([step.source, *(result.text for result in step.results)] for step in (a, b))
+        if seen != other or not (is_answer or a.text == b.text):
+            return None
+    return None
+
+
+def objection_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
+    """An action that the user refused or stopped, against the next one that was let through."""
+    for trace in traces:
+        calling = [(idx, step) for idx, step in trace.agent_steps() if step.calls]
+        for idx in (idx for idx, step in calling if step.flags & _REFUSED):
+            later = (n for n, s in calling if n > idx and s.results and not s.num_errors)
+            good = (n for n in later if not trace.steps[n].flags & (_REFUSED | NOT_LEARNED))
+            if (accepted := next(good, None)) is not None:
+                sides = (recorded_answer(trace, accepted), recorded_answer(trace, idx))
+                yield _pair(trace, idx, sides, source="objection", margin=0.5, accepted_step=accepted)
+
+
+def _pair(
+    trace: Trace, idx: int, sides: tuple[Message, Message], *, source: str, margin: float, **evidence: Any
+) -> PairRow:
+    is_text = not any("tool_calls" in side for side in sides)
+    evidence |= {"margin": margin, "is_text_only": is_text, "prompt_origin": trace.prompt_origin}
+    is_end = any(call.name in ("submit", "finish") for call in prompts.calls_of(sides[0]))
+    return {
+        "prompt": prompt_of(trace, idx),
+        "chosen": [sides[0]],
+        "rejected": [sides[1]],
+        "tools": json.dumps(prompts.tools_of(trace)),
+        "weight": WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin),
+        "source": source,
+        "evidence": json.dumps(evidence),
+        "trace_id": trace.trace_id,
+        "step": idx,
+        "task_id": trace.state.task_id,
+        "is_last": is_end or idx == max(n for n, _ in trace.agent_steps()),
+    }
+
+
+def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:
+    """The pairs that are kept: no copy, none that teaches length or ending, none of a held-out task."""
+    dropped: Counter[str] = Counter()
+    seen: set[str] = set()
+    rows = []
+    for pair in pairs:
+        if why := _why_not(pair, seen):
+            dropped[why] += 1
+        else:
+            rows.append(pair)
+    kept = _without(rows, heldout, dropped)
+    last = [pair for pair in kept if pair["is_last"]]
+    num_allowed = max(1, int(MAX_SHARE_OF_LAST * (len(kept) - len(last)) / (1 - MAX_SHARE_OF_LAST)))
+    for pair in sorted(last, key=lambda each: -each["weight"])[num_allowed:]:
+        kept.remove(pair)
+        dropped["too many pairs of last steps"] += 1
+    return kept, dropped
+
+
+def _why_not(pair: PairRow, seen: set[str]) -> str:
+    chosen, rejected = sides = [json.dumps(pair[side], sort_keys=True) for side in ("chosen", "rejected")]
+    key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
+    called = {call.name for side in ("chosen", "rejected") for call in prompts.calls_of(pair[side][0])}
+    if chosen == rejected:
+        return "both sides are the same"
+    if called - {tool["function"]["name"] for tool in json.loads(pair["tools"])}:
+        return "a call of a tool that is not offered"
+    if key in seen:
+        return "the same pair twice"
+    seen.add(key)
+    is_long = max(map(len, sides)) > MAX_LENGTH_RATIO * min(map(len, sides))
+    return "one side is many times as long" if is_long else ""
+
+
+def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> Rows:
+    """Passing attempts as chats with tools."""
+    rows: list[PairRow] = []
+    dropped: Counter[str] = Counter()
+    for trace in traces:
+        last = max((idx for idx, _ in trace.agent_steps()), default=None)
+        if trace.passed is not True or last is None:
+            dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1
+            continue
+        row: PairRow = {"messages": [*prompt_of(trace, last), recorded_answer(trace, last)]}
+        row |= {"tools": json.dumps(prompts.tools_of(trace)), "task_id": trace.state.task_id}
+        known = {key: getattr(trace, key) for key in ("trace_id", "format", "model")}
+        rows.append({**row, "provenance": json.dumps({**known, "task_id": trace.state.task_id})})
+    return _without(rows, heldout, dropped), dropped
+
+
+def _without(rows: list[PairRow], heldout: HeldoutRows, dropped: Counter[str]) -> list[PairRow]:
+    """The rows that neither are of a held-out task nor show its code."""
+    found = heldout(rows)
+    dropped[HELD_OUT] += len(found)
+    return [row for place, row in enumerate(rows) if place not in found]
+
+
+# ------------------------------------------------------------------------------ in files
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Parquet or lines of JSON, by the name. Parquet keeps messages as JSON that ``datasets`` reads as objects.
+
+    Raises:
+        MissingError: Parquet needs pyarrow (CR0101).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".parquet":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return
+    with needs_extra("traces", f"Parquet for {path.name}"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in (name for name, value in rows[0].items() if isinstance(value, list)):
+        texts = [[json.dumps(each) for each in value] for value in columns[name]]
+        columns[name] = pa.array(texts, pa.list_(pa.string())).cast(pa.list_(pa.json_()))
+    pq.write_table(pa.table(columns), path)
+
+
+def read_pair_rows(path: Path) -> dict[str, PairRow]:
+    """The pairs of a file by their places (``FILE:LINE``), their shape checked and nothing tokenised.
+
+    Raises:
+        InputError: the file cannot be read or is empty, a line is neither of the two shapes, or all weigh 0 (CR0751).
+        MissingError: Parquet needs pyarrow (CR0101).
+    """
+    try:
+        # ``str.splitlines`` cuts at signs that JSON texts may hold, too
+        is_parquet = path.suffix == ".parquet"
+        lines = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise _unusable(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
+    rows: dict[str, PairRow] = {}
+    for number, line in enumerate(lines, start=1):
+        if isinstance(line, str) and not line.strip():
+            continue
+        try:
+            row = json.loads(line) if isinstance(line, str) else line
+            problem = _problem(row) if isinstance(row, dict) else "a line is not a JSON object"
+        except ValueError as error:
+            problem = f"a line is not JSON: {error}"
+        if problem:
+            raise _unusable(problem, f"{path}:{number}")
+        rows[f"{path}:{number}"] = row
+    if not rows:
+        raise _unusable("the file of pairs is empty", str(path))
+    if not any(row.get("weight", 1.0) for row in rows.values()):
+        raise _unusable("every pair of the file weighs 0, so that nothing would be learned", str(path))
+    return rows
+
+
+def _parquet_rows(path: Path) -> list[PairRow]:
+    """The rows of a Parquet file; messages stand in it as JSON of their own."""
+    with needs_extra("traces", f"Parquet for {path.name}"):
+        import pyarrow.parquet as pq
+    rows: list[PairRow] = pq.read_table(path).to_pylist()
+    for row in rows:
+        messages = {side: row[side] for side in _SIDES if isinstance(row.get(side), list)}
+        row |= {side: [parsed(each) for each in found] for side, found in messages.items()}
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def _problem(row: PairRow) -> str:
+    """What is wrong with a row; an empty text where nothing is."""
+    if empty := next((side for side in _SIDES if not row.get(side)), ""):
+        return f"{empty} is {'empty' if empty in row else 'missing'}"
+    sides, weight = [row[side] for side in _SIDES], row.get("weight", 1.0)
+    are_messages = all(isinstance(side, list) for side in sides) and all(
+        isinstance(one, dict) and "role" in one for side in sides for one in side
+    )
+    if not (are_messages or all(isinstance(side, str) for side in sides)):
+        return "prompt, chosen and rejected are neither three texts nor three lists of messages"
+    if not isinstance(parsed(row.get("tools")) or [], list):
+        return "tools is neither a list of functions nor the JSON of one"
+    if sides[1] == sides[2]:
+        return "the chosen and the rejected answer are the same"
+    is_weight = type(weight) in (int, float) and 0 <= weight < math.inf
+    return "" if is_weight else f"weight is {weight!r}, not a number from 0 up"
+
+
+def _unusable(sentence: str, where: str) -> InputError:
+    fix = (
+        'write one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0751'
+    )
+    return InputError("CR0751", f"{sentence}.", where=where, fix=fix)
+
+
+def pair_sources(rows: Iterable[PairRow]) -> dict[str, dict[str, float]]:
+    """By where their label comes from, how many pairs there are and what they weigh together."""
+    table: dict[str, dict[str, float]] = {}
+    for row in rows:
+        counts = table.setdefault(str(row.get("source") or "not said"), {"pairs": 0, "weight": 0.0})
+        counts["pairs"] += 1
+        counts["weight"] += float(row.get("weight", 1.0))
+    return table
+
+
+def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[PreferencePair, ...]:
+    """The pairs of ``read_pair_rows`` as token ids, by the tokenizer of the model that is trained.
+
+    Prompt and answer are tokenised apart, so that the border between them is a border of tokens. Of messages the answer
+    is what the chat template writes after the prompt and its generation prompt, up to the end of the turn. Text
+    gets no end of turn: write one into it where the model is to stop.
+
+    Raises:
+        InputError: a pair that the chat template does not take, or that has no ids (CR0751); messages, and the tokenizer
+            has no template (CR0810).
+    """
+    pairs = []
+    for where, row in rows.items():
+        prompt, chosen, rejected = tokenised(row, _SIDES, tokenizer, where)
+        if chosen == rejected:
+            raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
+        known = (float(row.get("weight", 1.0)), str(row.get("source", "")))
+        pairs.append(PreferencePair(prompt, chosen, rejected, *known))
+    return tuple(pairs)
+
+
+def tokenised(row: PairRow, sides: Sequence[str], tokenizer: Tokenizer, where: str) -> list[tuple[int, ...]]:
+    """The ids of a prompt, the first of ``sides``, and of its answers, the others, as ``tokenised_pairs`` has them."""
+    is_text = isinstance(row["prompt"], str)
+    texts = [row[side] for side in sides] if is_text else _rendered(row, sides, tokenizer, where)
+    # A template writes the tokens that begin a text itself.
+    ids = [
+        tuple(tokenizer.encode(text, add_special_tokens=is_text and number == 0))
+        for number, text in enumerate(texts)
+    ]
+    if not all(ids):
+        raise _unusable("a side of the pair has no token", where)
+    return ids
+
+
+def _rendered(row: PairRow, sides: Sequence[str], tokenizer: Tokenizer, where: str) -> list[str]:
+    """Prompt and answers as the chat template writes them."""
+    if getattr(tokenizer, "chat_template", "") is None:
+        problem = "the model has no chat template, and this pair's sides are messages."
+        fix = "give prompt, chosen and rejected as texts, or take an instruction-tuned model."
+        raise InputError("CR0810", problem, where=where, fix=fix)
+    render = partial(tokenizer.apply_chat_template, tools=parsed(row.get("tools")) or None, tokenize=False)
+    try:
+        prompt = str(render(row["prompt"], add_generation_prompt=True))
+        chats = ([*row["prompt"], *row[side]] for side in sides[1:])
+        wholes = [str(render(chat, add_generation_prompt=False)) for chat in chats]
+    except Exception as error:  # whatever the template raises
+        raise _unusable(f"the chat template does not take the messages: {error}", where) from error
+    if not all(whole.startswith(prompt) for whole in wholes):
+        raise _unusable("the chat template writes the prompt otherwise when an answer follows it", where)
+    return [prompt, *(whole[len(prompt) :].rstrip("\n") for whole in wholes)]

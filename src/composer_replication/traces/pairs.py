@@ -213,7 +213,7 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
         if isinstance(line, str) and not line.strip():
             continue
         try:
-            row = json.loads(line) if isinstance(line, str) else line
+            row: Any = json.loads(line) if isinstance(line, str) else line
             problem = _problem(row) if isinstance(row, dict) else "a line is not a JSON object"
         except ValueError as error:
             problem = f"a line is not JSON: {error}"

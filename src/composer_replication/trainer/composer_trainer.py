@@ -253,9 +253,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if is_open and others:
             metrics: Any = self._metrics
             for name, value in {"grpo": of_trl, **others}.items():
-                metrics.setdefault("train", {}).setdefault(f"loss/{name}", []).append(
-                    torch.as_tensor(value).item()
-                )
+                number = value.item() if isinstance(value, torch.Tensor) else value
+                metrics.setdefault("train", {}).setdefault(f"loss/{name}", []).append(float(number))
         return loss
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:

@@ -21,7 +21,7 @@ def recipe(**tables: Any) -> RunConfig:
 def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
     config = recipe(
         agent={"reward": {"invalid_call_cost": 0.25, "breaks": "cost"}, "tools": {"max_characters": 7000}},
-        sandbox={"backend": "sandlock", "memory_bytes": 2**30},
+        sandbox={"backend": "sandlock", "num_processes": 9},
         rollouts={"test_timeout_seconds": 3.0},
     )
     options = cluster_options(config)

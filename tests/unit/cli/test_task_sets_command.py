@@ -50,7 +50,7 @@ def test_the_set_formats_say_the_same_and_no_secret_without_golden(
                 "restricted_licences": {"tinymath==1.0": "no licence file"},
             },
         )  # fmt: skip
-        assert text == f"1 tasks, {lines.stat().st_size} bytes in {lines}"
+        assert {"1", str(lines), str(lines.stat().st_size)} <= set(text.split())
         assert "1/1" in capsys.readouterr().err  # a set of hundreds takes a minute: there is a bar
         call("export", str(folder), "--format", "parquet", "--out", str(table), *golden)
         rows[name] = [json.loads(line) for line in lines.read_text().splitlines()]

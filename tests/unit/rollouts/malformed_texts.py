@@ -13,6 +13,10 @@ from composer_replication.rollouts.tools.tool_schemas import example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
 
+def _mistral_list(calls: Sequence[ToolCall]) -> str:
+    return "[TOOL_CALLS] [" + ", ".join(f'{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}' for c in calls) + "]</s>"  # fmt: skip
+
+
 def _each(form: str, joint: str = "\n") -> Callable[[Sequence[ToolCall]], str]:
     def write(calls: Sequence[ToolCall]) -> str:
         return joint.join(
@@ -51,6 +55,12 @@ WRITERS: dict[str, tuple[Callable[[Sequence[ToolCall]], str], ...]] = {
         _each('{"name": "NAME", "parameters": JSON}', "; "),
         _each('<|python_tag|>{"type": "function", "name": "NAME", "parameters": JSON}<|eom_id|>'),
     ),
+    "mistral": (_mistral_list, _each("[TOOL_CALLS]NAME[ARGS]JSON"), _each("[TOOL_CALLS]NAME[CALL_ID]cNUMBER[ARGS]JSON</s>")),
+    "deepseek": (
+        _each("<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>"),
+        _each("<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nJSON\n```<｜tool▁call▁end｜>"),
+    ),
+    "kimi": (_each("<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>JSON<|tool_call_end|>"),),
     "harmony": (_each("<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>JSON<|call|>"),),
     "fenced": (_each("I look.\n```bash\nJSON\n```"), _each("````sh\nJSON\n````\n"), _each("```submit\n```")),
 }  # fmt: skip

@@ -26,7 +26,9 @@ from composer_replication.rollouts.tokens.call_dialects import (
 OF_TEMPLATES = {
     **dict.fromkeys("qwen2_5 qwen3 glm4moe qwen3_5_think nemotron_3_nano".split(), "hermes"),
     **dict.fromkeys("llama3_1 llama3_2".split(), "llama"),
+    "deepseekv3": "deepseek",
     "gptoss": "harmony",
+    "kimi_k2": "kimi",
     **dict.fromkeys("smollm2 gemma3 mistral phi3".split(), "fenced"),
 }
 ONE_CALL = {"llama3_1", "llama3_2", "gptoss"}
@@ -49,7 +51,7 @@ def family_of(name: str) -> Family:
     return KNOWN.get(name) or Family(name, "", "<|im_end|>", "own-message")
 
 
-def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]]) -> str:
+def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]], *, as_text: bool) -> str:
     """What the template itself makes of an assistant's message with these calls."""
     records = [
         {
@@ -57,7 +59,7 @@ def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]]) -> str:
             "id": f"functions.{call['name']}:{n}",
             "function": {
                 "name": call["name"],
-                "arguments": call["arguments"],
+                "arguments": json.dumps(call["arguments"]) if as_text else call["arguments"],
             },
         }
         for n, call in enumerate(calls)
@@ -74,6 +76,7 @@ def written(tokenizer: TemplateTokenizer, calls: list[dict[str, Any]]) -> str:
 def test_a_template_says_its_dialect() -> None:
     for name, dialect in OF_TEMPLATES.items():
         assert dialect_of(tokenizer_of(family_of(name)).text) == dialect, name
+    assert dialect_of("{{ '[TOOL_CALLS]' }}") == "mistral"
 
 
 def test_of_several_templates_that_for_tools_says_the_dialect() -> None:
@@ -91,11 +94,10 @@ def test_a_tokenizer_without_a_template(nothing: Any) -> None:
             ask()
 
 
-@pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer", "deepseekv3", "kimi_k2", "mistral-v3"])
+@pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer"])
 def test_a_template_with_tools_in_another_way_is_not_guessed_at(name: str) -> None:
-    text = "{{ '[TOOL_CALLS]' }}" if name == "mistral-v3" else tokenizer_of(family_of(name)).text
     with pytest.raises(InputError, match="CR0818"):
-        dialect_of(text)
+        dialect_of(tokenizer_of(family_of(name)).text)
 
 
 class OwnTemplate(TemplateTokenizer):
@@ -149,16 +151,24 @@ def test_calls_that_the_template_writes_are_read_as_they_were_meant(name: str) -
         if name in {"glm4moe", "nemotron_3_nano", "qwen3_5_think"}:
             for each in calls:  # only the schema of write_file knows these arguments
                 each["name"] = "write_file"
-        text = written(tokenizer, calls)
-        found = read_calls(f"I write.\n{text}" if dialect == "hermes" else text, dialect, tools=TOOLS)
+        text = written(tokenizer, calls, as_text=name == "deepseekv3")
+        found = read_calls(
+            f"I write.\n{text}" if dialect in {"hermes", "kimi"} else text, dialect, tools=TOOLS
+        )
         assert [each.name for each in found] == [each["name"] for each in calls]
-        assert [json.loads(each.arguments) for each in found] == [each["arguments"] for each in calls]
+        if name != "kimi_k2":
+            assert [json.loads(each.arguments) for each in found] == [each["arguments"] for each in calls]
+        else:
+            assert [each.call_id for each in found] == [
+                f"functions.{c['name']}:{n}" for n, c in enumerate(calls)
+            ]
 
     meant()
 
 
 BASH = [("bash", '{"command": "ls"}')]
 TWO = [*BASH, ("submit", "{}")]
+DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
 
 
 @pytest.mark.parametrize(
@@ -182,6 +192,11 @@ TWO = [*BASH, ("submit", "{}")]
         ("llama", 'I look:\n{"type": "function", "name": "bash", "parameters": {"command": "ls"}}', BASH),
         ("llama", '{"name": "Ann", "age": 3}', []),
         ("llama", 'for (i = 0;;) {"name"}', []),
+        ("mistral", '[TOOL_CALLS] [{"name": "bash", "arguments": {"command": "ls"}}, {"name": "submit", "arguments": {}}]</s>', TWO),
+        ("mistral", '[TOOL_CALLS]bash{"command": "ls"}[TOOL_CALLS]submit[ARGS]{}</s>', TWO),
+        ("deepseek", DEEPSEEK.format('<｜tool▁call▁begin｜>function<｜tool▁sep｜>bash\n```json\n{"command": "ls"}\n```<｜tool▁call▁end｜>'), BASH),
+        ("deepseek", DEEPSEEK.format('<｜tool▁call▁begin｜>bash<｜tool▁sep｜>{"command": "ls"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>submit<｜tool▁sep｜>{}<｜tool▁call▁end｜>'), TWO),
+        ("kimi", '<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}<|tool_call_end|><|tool_call_begin|>submit<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>', TWO),
         ("harmony", '<|channel|>analysis<|message|>I call to=functions.x<|end|><|start|>assistant<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command": "ls"}<|call|>', BASH),
         ("harmony", ' to=functions.bash<|channel|>commentary json<|message|>{"command": "ls"}<|call|>', BASH),
         ("harmony", "<|channel|>final<|message|>Done.<|return|>", []),
@@ -207,6 +222,10 @@ def test_by_hand(dialect: str, text: str, expected: list[tuple[str, str]]) -> No
         ("hermes", '<tool_call>{"name": "bash", "arguments": ["ls"]}</tool_call>', "bash", '["ls"]'),
         ("llama", '{"name": "bash", "parameters": {"command": "l', "bash", '{"name": "bash", "parameters": {"command": "l'),
         ("llama", "<|python_tag|>search.call(1)<|eom_id|>", "", "search.call(1)"),
+        ("mistral", "[TOOL_CALLS] let me see</s>", "", "let me see"),
+        ("mistral", '[TOOL_CALLS]bash{"command": </s>', "bash", '{"command": '),
+        ("deepseek", "<｜tool▁call▁begin｜>bash ls<｜tool▁call▁end｜>", "", "bash ls"),
+        ("kimi", "<|tool_call_begin|>functions.bash:0", "", "functions.bash:0"),
         ("harmony", " to=functions.bash<|channel|>commentary json<|message|>ls<|call|>", "bash", "ls"),
         ("fenced", "```bash\nrm -r lib", "bash", "rm -r lib"),
     ],

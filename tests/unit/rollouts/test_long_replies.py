@@ -61,6 +61,10 @@ PIECES = [
     ("llama", "<|python_tag|>x"),
     ("llama", '{"name": "a", "parameters": {"b": 1}}; '),
     ("llama", '\n{"name": '),
+    ("mistral", "[TOOL_CALLS]a{"),
+    ("mistral", '[TOOL_CALLS]a{"b": 1}'),
+    ("deepseek", "<｜tool▁call▁begin｜>a<｜tool▁sep｜>{}<｜tool▁calls▁end｜>"),
+    ("kimi", "<|tool_call_begin|>a<|tool_call_argument_begin|>{}<|tool_calls_section_end|>"),
     ("harmony", " to=functions.a<|message|>{}<|end|>"),
     ("harmony", " to=functions.a<|message|>{}<|return|>"),
     ("fenced", "```bash\nls\n```\n"),
@@ -76,6 +80,16 @@ def test_many_calls_are_read_in_one_pass(dialect: str, piece: str, passed: Passe
     assert 0 < passed.count < 5 * len(text)
 
 
+@pytest.mark.parametrize("item", ['{"name": "a", "arguments": {"b": 1}}', "1", '{"no": "call"}', '"a"'])
+def test_each_item_of_a_list_of_calls_is_read_from_its_own_text(item: str, passed: Passed) -> None:
+    num_items = MEGABYTE // 10 // len(item)
+    text = f"[TOOL_CALLS] [{', '.join([item] * num_items)}]"
+    calls = read_calls(text, "mistral")
+    assert len(calls) == num_items
+    assert sum(len(call.arguments) for call in calls) < len(text)
+    assert passed.count < 6 * len(text)
+
+
 @pytest.mark.parametrize(
     ("dialect", "text"),
     [
@@ -85,6 +99,7 @@ def test_many_calls_are_read_in_one_pass(dialect: str, piece: str, passed: Passe
         ("fenced", ("```bash\n" + " " * 100) * 10_000),
         ("hermes", "<tool_call>" + " " * MEGABYTE),
         ("hermes", '<tool_call>{"name": "' + "a" * MEGABYTE),
+        ("mistral", "[TOOL_CALLS]" + "a" * MEGABYTE),
         ("llama", ";" + " " * MEGABYTE),
     ],
 )

@@ -4,6 +4,9 @@
 |---|---|
 | ``hermes`` | ``<tool_call>`` and JSON (Hermes, Qwen), ``<function=…>`` (Qwen 3.5, Nemotron) or ``<arg_key>`` (GLM) |
 | ``llama`` | a JSON object with ``parameters`` on a line of its own, or what follows ``<|python_tag|>`` |
+| ``mistral`` | ``[TOOL_CALLS]`` and a JSON list, or name and JSON |
+| ``deepseek`` | ``<｜tool▁call▁begin｜>`` to ``<｜tool▁call▁end｜>`` |
+| ``kimi`` | ``<|tool_call_begin|>functions.NAME:0`` to ``<|tool_call_end|>`` |
 | ``harmony`` | a message to ``functions.NAME`` (GPT-OSS) |
 | ``fenced`` | a code block in plain text: for models and templates without tools |
 | ``own`` | whatever the tokenizer's ``response_template`` says, which transformers reads |
@@ -164,6 +167,7 @@ Properties = Mapping[str, Mapping[str, Any]]
 _Parsed = tuple[tuple[ToolCall, ...], int]
 """The calls that begin at one place, and where reading goes on."""
 _Dialect = tuple[re.Pattern[str], Callable[[str, re.Match[str]], _Parsed]]
+_MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 # nothing is given back in these, so that a long line costs its length alone
 _FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE)
@@ -196,7 +200,7 @@ def dialect_of(
             return name
     if "tool_calls" in (getattr(tokenizer, "response_template", None) or {}).get("fields", ()):
         return "own"
-    if refuses and any(sign in template for sign in ("tool_call", "[TOOL_CALLS]", "<｜tool▁call")):
+    if refuses and "tool_call" in template:
         raise InputError(
             "CR0818",
             "the chat template writes calls of tools in a way that is not known.",
@@ -318,6 +322,49 @@ def _llama(text: str, found: re.Match[str]) -> _Parsed:
     return (_raw_call(body),), stop
 
 
+def _mistral(text: str, found: re.Match[str]) -> _Parsed:
+    """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
+    begin = _behind_blanks(text, found.end())
+    try:
+        value, stop = _JSON.raw_decode(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, 0)
+    except _BAD_JSON:
+        value = None
+    if value is not None:
+        items = value if isinstance(value, list) else [value]
+        return tuple(_call_of(item, json.dumps(item)) for item in items), stop
+    named = _MISTRAL_CALL.match(text, begin)
+    place = named.end() if named else begin
+    body, _ = _until(text, place, "[TOOL_CALLS]", "</s>")
+    if named is None:
+        return (_raw_call(body),), place + len(body)
+    read = _object_at(text, place)
+    arguments, stop = (body, place + len(body)) if read is None else (text[read[1] : read[2]], read[2])
+    return (_call(named[1], arguments, named[2] or ""),), stop
+
+
+def _deepseek(text: str, found: re.Match[str]) -> _Parsed:
+    """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
+    body, stop = _until(text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    before, separator, after = body.partition("<｜tool▁sep｜>")
+    if not separator:
+        return (_raw_call(body),), stop
+    name, fence, rest = after.partition("\n```json\n")
+    if fence and before.strip() == "function":
+        return (_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
+    return (_call(before, after),), stop
+
+
+def _kimi(text: str, found: re.Match[str]) -> _Parsed:
+    """The id, which holds the name, and the arguments."""
+    body, stop = _until(text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
+    call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
+    if not separator:
+        return (_raw_call(body),), stop
+    call_id = call_id.strip()
+    name = re.sub(r":\d+$", "", call_id.removeprefix("functions."))
+    return (_call(name, arguments, call_id),), stop
+
+
 def _harmony(text: str, found: re.Match[str]) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
     body, stop = _until(text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
@@ -347,12 +394,18 @@ DIALECTS: Final[Mapping[str, _Dialect]] = {
         re.compile(r'<\|python_tag\|>|(?:^[ \t]*|(?<=;)\s*)(?=\{\s*"(?:type|name)"\s*:)', re.MULTILINE),
         _llama,
     ),
+    "mistral": (re.compile(r"\[TOOL_CALLS\]"), _mistral),
+    "deepseek": (re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
+    "kimi": (re.compile(r"<\|tool_call_begin\|>"), _kimi),
     "harmony": (re.compile(r"<\|message\|>"), _harmony),
     "fenced": (_FENCE, _fenced),
 }
 """By name: how a call opens, and how it is read from there."""
 _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "deepseek": ("<｜tool▁call▁begin｜>",),
+    "kimi": ("<|tool_call_begin|>",),
     "harmony": ("<|channel|>", "<|message|>"),
+    "mistral": ("[TOOL_CALLS]",),
     "hermes": ("<tool_call>",),
     "llama": ('"parameters"', "ipython"),
 }

@@ -1,11 +1,12 @@
-"""How fast sessions are read, how much memory it takes, and whether an independent reader finds the same.
+"""How fast sessions are read, how much memory it takes, and whether independent readers find the same.
 
-    python benchmarks/trace_ingest.py --megabytes 200 --oracle /path/to/python-with-agentpile
+    python benchmarks/trace_ingest.py --megabytes 200 --oracle agentpile=/path/to/python --oracle harbor=/path/to/python
 
 The corpus is made of the shipped sessions of Claude Code, each copy with ids of its own, so that no copy is a duplicate. Speed is
 by processor time of one process (other work on the machine does not count), redaction, duplicates and writing included; beside it
-the time that parsing the same lines takes alone. ``--oracle`` names an interpreter that has agentpile, an independent reader of
-Claude Code, ATIF 1.7, OTLP and chats: answers, calls by id and name, and the result of each are compared file by file.
+the time that parsing the same lines takes alone. ``--oracle`` names a reader and an interpreter that has it: agentpile knows Claude
+Code, ATIF 1.7, OTLP and chats, Harbor Claude Code, Codex, SWE-agent and mini-swe-agent (its converters to ATIF). Answers, calls by id
+and name, and the result of each are compared file by file.
 """
 
 from __future__ import annotations
@@ -26,12 +27,42 @@ from composer_replication.traces.json_values import read_records, text_of, trace
 from composer_replication.traces.trace_records import Ledger
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"
-ORACLE = """
-import json, sys
+ORACLES = {
+    "agentpile": """
 from agentpile import load
+
+def agent_steps(path):
+    return [step for run in load(path) for step in run.steps if step["source"] == "agent"]
+""",
+    "harbor": """
+import logging, shutil, tempfile
+from pathlib import Path
+from harbor.agents.installed.claude_code import ClaudeCode
+from harbor.agents.installed.codex import Codex
+from harbor.agents.installed.mini_swe_agent import convert_mini_swe_agent_to_atif
+from harbor.agents.installed.swe_agent import convert_swe_agent_to_atif
+
+logging.disable()
+
+def converted(path):
+    document = convert_mini_swe_agent_to_atif if "mini-swe-agent" in path else convert_swe_agent_to_atif
+    if "swe-agent" in path:
+        return document(json.loads(Path(path).read_text()), "session")
+    agent = ClaudeCode if "claude-code" in path else Codex
+    with tempfile.TemporaryDirectory() as folder:  # there a session is a folder
+        shutil.copy(path, folder)
+        return agent(logs_dir=Path(folder))._convert_events_to_trajectory(Path(folder))
+
+def agent_steps(path):
+    whole = converted(path)
+    steps = [step for each in [whole, *(whole.subagent_trajectories or ())] for step in each.steps]
+    return [step.model_dump(mode="json") for step in steps if step.source == "agent"]
+""",
+}
+PRINT = """
 for path in sys.argv[1:]:
     try:
-        steps = [step for run in load(path) for step in run.steps if step["source"] == "agent"]
+        steps = agent_steps(path)
     except Exception:
         print("null")
         continue
@@ -68,19 +99,25 @@ def ours(path: Path) -> tuple[int, dict[str, tuple[str, str]]]:
     return len(steps), {call.call_id: (call.name, texts.get(call.call_id, "")) for call in calls}
 
 
-def compared(oracle: str, folder: Path) -> None:
+def compared(reader: str, python: str, folder: Path) -> None:
     """Every file of a folder that both read, with what only one of them has or what they read otherwise."""
     paths = [path for path in trace_files(folder) if find_units([path])[0]]
+    program = f"import json, sys\n{ORACLES[reader]}\n{PRINT}"
     done = subprocess.run(
-        [oracle, "-c", ORACLE, *map(str, paths)], capture_output=True, text=True, check=True
+        [python, "-c", program, *map(str, paths)], stdout=subprocess.PIPE, text=True, check=True
     )
     rows = zip(paths, map(json.loads, done.stdout.splitlines()), strict=True)
     for path, found in ((path, found) for path, found in rows if found is not None):
         theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in found[1]}
         num_own, own = ours(path)
-        same = sum(own.get(call_id) == pair for call_id, pair in theirs.items())
-        sums = f"answers {num_own} and {found[0]}, calls {len(own)} and {len(theirs)}, {same} pairs the same"
-        print(f"{path.relative_to(folder)!s:<60} {sums}")
+        if own.keys().isdisjoint(theirs):  # ids that the file does not have
+            own, theirs = ({str(n): pair for n, pair in enumerate(pairs.values())} for pairs in (own, theirs))
+        both = [(own[key], theirs[key]) for key in theirs if key in own]
+        same = sum(pair == other for pair, other in both)
+        # some add what a program keeps beside a result, or leave out its frame
+        alike = sum(a == b or (bool(a[1] and b[1]) and (a[1] in b[1] or b[1] in a[1])) for a, b in both)
+        sums = f"answers {num_own} and {found[0]}, calls {len(own)} and {len(theirs)}"
+        print(f"{reader}: {path.relative_to(folder)!s:<60} {sums}, {same} pairs the same, {alike} alike")
         print(*(f"    {each!s:.150}\n" for each in sorted(own.items() ^ theirs.items())[:3]), sep="", end="")
 
 
@@ -88,12 +125,12 @@ def main() -> None:
     """Compare, then measure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=50)
-    parser.add_argument("--oracle", default="", metavar="PYTHON")
+    parser.add_argument("--oracle", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--compare", type=Path, default=DATA, metavar="FOLDER")
     parser.add_argument("--source", type=Path, default=DATA / "claude-code", metavar="FOLDER")
     args = parser.parse_args()
-    if args.oracle:
-        compared(args.oracle, args.compare)
+    for reader, _, python in (oracle.partition("=") for oracle in args.oracle):
+        compared(reader, python, args.compare)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "in").mkdir()

@@ -101,6 +101,7 @@ VERB: dict[str, Any] = {
             ["--tries N", "executions of each branch (default 4)", "1..", 4],
             ["--horizon N", "answers after the branch (default 6)", "1..", 6],
             ["--tasks STORE", "execute branches of sessions on these tasks", "path"],
+            ["--first NAME", "a cheap teacher for every step; the others where it differs", "", ""],
             ["--goes-on NAME", "the teacher that plays a branch on (default: the first)", "", ""],
             "isolation",
         ],
@@ -267,7 +268,11 @@ def render_distill(result: dict[str, Any]) -> str:
 def _chosen(args: argparse.Namespace) -> list[Any]:
     from composer_replication.traces.prompts import chosen_steps
 
-    chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=args.every_step)
+    chosen = chosen_steps(
+        _traces_to_write_beside(args.folder),
+        args.max_steps,
+        takes_all=args.every_step or bool(vars(args).get("first")),
+    )
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
@@ -280,7 +285,7 @@ def _open_room(args: argparse.Namespace) -> Classroom:
     keys, prices = dict(args.key), dict(args.price)
     opened = [open_teacher(text, keys, prices) for text in args.teacher]
     teachers = {teacher.name: teacher for teacher in opened}
-    unknown = {*keys, *prices, *filter(None, [vars(args).get("goes_on")])} - teachers.keys()
+    unknown = {*keys, *prices, *filter(None, map(vars(args).get, ("goes_on", "first")))} - teachers.keys()
     if unknown or len(teachers) < len(opened):
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
@@ -314,7 +319,7 @@ async def _replay(
     from composer_replication.traces.teachers import replay_steps
 
     with progress_bar(quiet=args.quiet) as report:
-        steps = await replay_steps(chosen, room, report=report)
+        steps = await replay_steps(chosen, room, first=args.first, report=report)
         if not room.is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
             fix = "check address, model and key of each, and whether its server runs."
             raise NothingToDoError(

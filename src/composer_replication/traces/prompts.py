@@ -167,6 +167,11 @@ class ChosenStep(NamedTuple):
         found.pop(action(recorded_answer(self.trace, self.idx)), None)
         return list(found.values())
 
+    def with_disagreement(self) -> ChosenStep:
+        """With one more reason where another answer was given, and none where nothing else speaks for the step."""
+        reasons = [reason for reason in self.reasons if reason != "any"]
+        return self._replace(reasons=[*reasons, "disagreement"] if self.others else reasons)
+
     def row(self) -> dict[str, Any]:
         """A line of ``replay.jsonl``."""
         return {

@@ -18,7 +18,7 @@ import json
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -233,8 +233,13 @@ class Classroom:
         request_of: Callable[[_T], Request],
         read_of: Callable[[_T], Read] = lambda _: message_in,
         report: Report | None = None,
+        names: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """What every teacher answers to each, by name, None where it did not; ``is_spent`` says whether the budget ended it."""
+        """What every teacher (or those of ``names``) answers to each, by name, None where it did not.
+
+        ``is_spent`` says whether the budget ended it.
+        """
+        names = self.teachers if names is None else names
         at_a_time, num_done = asyncio.Semaphore(_NUM_AT_A_TIME), 0
 
         async def asked(name: str, request: Request, read: Read) -> Any:
@@ -245,11 +250,11 @@ class Classroom:
             nonlocal num_done
             async with at_a_time:
                 request, read = request_of(thing), read_of(thing)
-                answers = await asyncio.gather(*(asked(name, request, read) for name in self.teachers))
+                answers = await asyncio.gather(*(asked(name, request, read) for name in names))
             num_done += 1
             if report is not None:
                 report(num_done, len(things), f"asked, {self.store.spent()[0]:.2f} dollars")
-            return dict(zip(self.teachers, answers, strict=True))
+            return dict(zip(names, answers, strict=True))
 
         return list(await asyncio.gather(*map(about, things)))
 
@@ -343,11 +348,20 @@ def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:
 
 
 async def replay_steps(
-    chosen: Sequence[ChosenStep], room: Classroom, *, report: Report | None = None
+    chosen: Sequence[ChosenStep], room: Classroom, *, first: str = "", report: Report | None = None
 ) -> list[ChosenStep]:
-    """Ask every teacher about each step: the same steps with ``answers``. ``room.is_spent`` says whether the budget ended it."""
-    answers = await room.ask_all(chosen, partial(replay_request, room), report=report)
-    return [step._replace(answers=own) for step, own in zip(chosen, answers, strict=True)]
+    """Ask every teacher about each step: the same steps with ``answers``. ``room.is_spent`` says whether the budget ended it.
+
+    A cheap teacher may come ``first``: where it does what was recorded, and there is no other sign, nobody else is asked.
+    """
+    request = partial(replay_request, room)
+    if first:
+        answers = await room.ask_all(chosen, request, report=report, names=[first])
+        asked = [step._replace(answers=own) for step, own in zip(chosen, answers, strict=True)]
+        chosen = [step for each in asked if (step := each.with_disagreement()).reasons]
+    rest = [name for name in room.teachers if name != first]
+    answers = await room.ask_all(chosen, request, report=report, names=rest)
+    return [step._replace(answers={**step.answers, **own}) for step, own in zip(chosen, answers, strict=True)]
 
 
 def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: HeldoutRows) -> Rows:

@@ -134,6 +134,21 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
         assert [each.answers["locked"] for each in found] == [None] * 6
 
 
+def test_a_cheap_teacher_first_spares_the_others_where_it_agrees(tmp_path: Path) -> None:
+    builder = TraceBuilder(Trace("a", "codex", prompt_origin="rebuilt"))
+    for said, answer in (("go", "one"), ("on", "two")):
+        builder.add("user", [said])
+        builder.add("agent", [answer])
+    with teacher(says("one")) as cheap, teacher(says("three")) as dear:
+        classroom = room(tmp_path, cheap.spec("cheap"), dear.spec("dear"))
+        chosen = chosen_steps([builder.trace], 100, takes_all=True)
+        (step,) = asyncio.run(replay_steps(chosen, classroom, first="cheap"))
+    assert (step.idx, step.reasons) == (3, ["disagreement"])
+    assert [name for name, _ in step.others] == ["cheap", "dear"]
+    assert {name: each.num_answered for name, each in classroom.teachers.items()} == {"cheap": 2, "dear": 1}
+    classroom.store.close()
+
+
 @pytest.mark.parametrize("limit", ["dollars", "tokens"])
 def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
     with teacher(WANTED) as server:

@@ -31,7 +31,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from composer_replication.interfaces import Sandbox
@@ -189,31 +189,9 @@ def actions(folder: Path, peers: Peers, rounds: int) -> dict[str, dict[str, floa
     return {name: describe(values) for name, values in seconds.items()}
 
 
-def proportional_kib(pid: int) -> int:
-    """The memory of a process, each page divided by how many share it."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    return 0
-
-
-def fits(live: int) -> bool:
-    """Whether so many leave half of the free memory."""
-    free_kib = next(
-        int(line.split()[1])
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if "MemAvailable" in line
-    )
-    return live * ROOM_KIB < free_kib / 2
-
-
-def alone(folder: Path, starts: int) -> dict[str, float]:
-    """Starts with one warm sandbox alive."""
-    seconds: list[float] = []
-    for _ in range(starts):
-        with warm(folder, 1, seconds):
-            pass
-    return describe(seconds)
+def kib_in(path: str, name: str) -> int:
+    """A value of a file below ``/proc``; Pss is the memory of a process, each page divided by how many share it."""
+    return int(Path(path).read_text().split(f"{name}:")[1].split()[0])
 
 
 def crowd(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[str, float]]:
@@ -222,7 +200,7 @@ def crowd(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[s
     before = set(descendants(os.getpid()))
     with warm(folder, live, crowded) as sandboxes:
         jails = [pid for pid in descendants(os.getpid()) if pid not in before]
-        kib = sum(proportional_kib(pid) for pid in jails) / live
+        kib = sum(kib_in(f"/proc/{pid}/smaps_rollup", "Pss") for pid in jails) / live
         actions: list[float] = []
         for number in range(max(2, rounds // 3)):
             for sandbox in sandboxes:
@@ -256,16 +234,6 @@ def report(figures: dict[str, dict[str, float]]) -> None:
     print(json.dumps(figures))
 
 
-def against_peers(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The actions of everybody."""
-    with peer_python(args.peer_python) as python:
-        peers = Peers(python)
-        try:
-            return actions(folder, peers, args.rounds)
-        finally:
-            peers.close()
-
-
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(
@@ -285,10 +253,15 @@ def main() -> None:
         folder = Path(text)
         (folder / "more").mkdir()
         if not args.no_peers:
-            figures |= against_peers(folder, args)
-        figures["start, 1 live"] = alone(folder, args.starts)
+            with peer_python(args.peer_python) as python, closing(Peers(python)) as peers:
+                figures |= actions(folder, peers, args.rounds)
+        alone: list[float] = []
+        for _ in range(args.starts):
+            with warm(folder, 1, alone):
+                pass
+        figures["start, 1 live"] = describe(alone)
         for live in args.live:
-            if fits(live):
+            if live * ROOM_KIB < kib_in("/proc/meminfo", "MemAvailable") / 2:
                 figures |= crowd(folder, live, args.starts, args.rounds)
             else:
                 print(f"{live} live: not measured, the free memory does not allow it")

@@ -255,6 +255,13 @@ class AgentSection(Section):
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_older_run(cls, table: Any) -> Any:
+        """A run.toml of before names ``dialect``, which has left, at what was its default."""
+        is_idle = isinstance(table, dict) and table.get("dialect") == ""
+        return {key: table[key] for key in table if key != "dialect"} if is_idle else table
+
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:
         if self.min_new_tokens > self.max_new_tokens:

@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 21440,
     "src/composer_replication/traces": 2793,
-    "src/composer_replication/trainer": 8363,
+    "src/composer_replication/trainer": 8361,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7059,
     "tests": 67001,

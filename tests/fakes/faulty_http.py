@@ -103,13 +103,6 @@ class FaultyHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def say_in_chunks(self, status: int, pieces: list[bytes]) -> None:
-        self.send_response(status)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for piece in [*pieces, b""]:
-            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-
 
 def status(code: int, message: str, headers: dict[str, str] | None = None) -> Callable[[Any], None]:
     """A fault: answer with this status."""

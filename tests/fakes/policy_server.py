@@ -130,15 +130,6 @@ def hold(handler: Any) -> None:
     handler.close_connection = True
 
 
-def drip(handler: Any) -> None:
-    """A fault: one byte at a time, and never an end."""
-    with suppress(OSError):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        while not handler.server.may_answer.wait(0.005):
-            handler.wfile.write(b" ")
-    handler.close_connection = True
-
-
 def half_a_chunked_answer(handler: Any) -> None:
     """A fault: a stream that stops in its middle."""
     handler.wfile.write(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{"choice\r\n')

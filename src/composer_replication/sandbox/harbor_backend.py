@@ -328,12 +328,12 @@ def _add_shown(archive: tarfile.TarFile, spec: SandboxSpec, masked: set[Path], t
     """The read-only paths under their real names without what is masked, and the links that lead there."""
     done: set[Path] = set()
 
-    def shown(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        path = Path("/", entry.name)
-        if path in done or path == tree or is_below(path, masked):
-            return None  # with all that is in it
-        done.add(path)
-        return _as_roots(entry)
+    def add(path: Path) -> None:  # to a file that its own filter left out, the archive would make hard links
+        if path not in done and path != tree and not is_below(path, masked):
+            done.add(path)
+            archive.add(path, str(path), recursive=False, filter=_as_roots)
+            for child in sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else ():
+                add(child)
 
     for path in sorted(spec.read_only):
         real, links = resolve_links(path)
@@ -341,7 +341,7 @@ def _add_shown(archive: tarfile.TarFile, spec: SandboxSpec, masked: set[Path], t
             if link not in done:
                 done.add(link)
                 archive.add(link, str(link), filter=_as_roots)
-        archive.add(real, filter=shown)
+        add(real)
 
 
 def _as_roots(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -23,7 +23,7 @@ from composer_replication.trainer.prefix_support import inner_model, packing_rea
 from composer_replication.trainer.run_setup import lora_config
 
 _ADAM = 2 * 4  # two moments in float32 for each number that is trained
-_MOST_TRIED_TOKENS = 64
+_MOST_TRIED_TOKENS, _MOST_TRIED_PROMPT = 64, 2048
 _RESET_PEAK = "5"  # what Linux takes in /proc/self/clear_refs for the peak of resident memory
 
 
@@ -117,8 +117,8 @@ def measure_step(
 ) -> StepCost:
     """Sample one group of short answers and train on it, without changing a weight; a step is in proportion to its tokens.
 
-    A whole step is not taken, since one that does not fit into the memory of a processor ends the process. A first try of two
-    tokens a row has what happens once only.
+    A whole step is not taken, nor a very long prompt, since what does not fit into the memory of a processor ends the process.
+    A first try of two tokens a row has what happens once only.
 
     Args:
         model: with its adapters, on the device that trains.
@@ -130,12 +130,13 @@ def measure_step(
     """
     is_shared = packing_reason(model) is None
     add_fused_lm_head(inner_model(model))
+    of_prompt = prompt[:_MOST_TRIED_PROMPT]
     for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         held = torch.cuda.memory_allocated() if model.device.type == "cuda" else resident_bytes()
         with _taken(model) as sampling:
             sampled = sample_shared(
                 model,
-                [prompt],
+                [of_prompt],
                 group_size,
                 max_new_tokens=num_tried,
                 temperature=1.0,
@@ -144,10 +145,11 @@ def measure_step(
                 generator=torch.Generator(device=model.device).manual_seed(0),
             )
         with _taken(model) as training:
-            _train(model, prompt, [row.ids for row in sampled[0]], is_shared=is_shared)
+            _train(model, of_prompt, [row.ids for row in sampled[0]], is_shared=is_shared)
     above = max(0, sampling.peak_bytes - held, training.peak_bytes - held)
-    of_prompts = (1 if is_shared else group_size) * len(prompt)
-    tried, whole = (of_prompts + group_size * num_tokens for num_tokens in (num_tried, completion_tokens))
+    num_forwarded = 1 if is_shared else group_size
+    tried = num_forwarded * len(of_prompt) + group_size * num_tried
+    whole = num_forwarded * len(prompt) + group_size * completion_tokens
     num_trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     seconds = sampling.seconds * completion_tokens / num_tried + training.seconds * whole / tried
     memory = held + _ADAM * num_trained + num_prompts * above * whole / tried

@@ -78,10 +78,7 @@ class ReplayChannel(LossChannel):
     """
 
     def __init__(
-        self,
-        trainer: GRPOTrainer,
-        settings: ReplaySection,
-        pairs: Sequence[PreferencePair] | None,
+        self, trainer: GRPOTrainer, settings: ReplaySection, pairs: Sequence[PreferencePair] | None
     ) -> None:
         super().__init__(trainer, pairs, settings.pairs_per_step)
         if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.assembly import episode_options, reward_options
 from composer_replication.config import load_config
@@ -35,3 +38,10 @@ def test_the_monitor_is_asked_in_one_place() -> None:
     }
     assert asking == {"rollouts/environment/feature_deletion_env.py"}
     assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()
+
+
+def test_a_recipe_of_an_older_run_is_read() -> None:
+    """Its run.toml names a key that has left, at what was its default."""
+    assert AgentSection.model_validate({"dialect": "", "max_turns": 3}) == AgentSection(max_turns=3)
+    with pytest.raises(ValidationError, match="dialect"):
+        AgentSection.model_validate({"dialect": "hermes"})

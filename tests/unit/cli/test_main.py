@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,6 +58,17 @@ def test_a_person_reads_the_rendered_result(
     verb(lambda args: ({"words": args.words}, 0))
     assert main(["fake", "a", "b"]) == 0
     assert capsys.readouterr() == ("rendered {'words': ['a', 'b']}\n", "")
+
+
+def test_what_renders_a_result_is_named_as_what_makes_it() -> None:
+    """Another name would be passed over, and the result printed as plain columns."""
+    for verb in frame.VERBS:
+        module = import_module(f"composer_replication.cli.{verb.replace('-', '_')}_verb")
+        own = {
+            name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__
+        }
+        renders = {name for name in own if name.startswith("render")}
+        assert {name.replace("render", "run", 1) for name in renders} <= own, verb
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,11 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import seeds
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-TINY = BENCHMARKS.parent / "recipes" / "tiny-cpu" / "run.toml"
-SMALL = (
-    *("trl.max_steps=3", "trainer.checkpoint_every=1", "trl.save_total_limit=20", "trl.num_generations=2"),
-    *("trl.per_device_train_batch_size=2", "heldout.before_and_after_samples=1", "heldout.every=100"),
-)
 NUM_SAMPLES = 40
 HELD = ("one-1.0--a.f--1234", "one-1.0--a.g--1235", "two-2.0--b.f--1236", "two-2.0--b.g--1237")
 Change = seeds.Change
@@ -257,37 +249,3 @@ def test_a_run_that_fails_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert seeds.main([*words, "--seeds", "0", "--only", "seed"]) == 1
     assert "failed: seed 0" in capsys.readouterr().err
     assert not journal.exists()
-
-
-def arguments(out: Path) -> list[str]:
-    flags = [part for setting in SMALL for part in ("--set", setting)]
-    where = ["--recipe", str(TINY), "--out", str(out), "--journal", str(out / "j.jsonl")]
-    return ["ablation", *where, *flags, "--only", "right-hints", "--seeds", "3"]
-
-
-@pytest.mark.long
-def test_a_killed_arm_goes_on_and_ends_as_one_that_was_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert seeds.main(arguments(whole)) == 0
-    command = [sys.executable, str(BENCHMARKS / "seeds.py"), *arguments(cut)]
-    child = subprocess.Popen(command, start_new_session=True)
-    deadline = time.monotonic() + 900
-    while not [*cut.glob("*/checkpoints/checkpoint-1/MANIFEST.json")]:
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    subprocess.run(["kill", f"-{signal.SIGKILL.value}", "--", f"-{child.pid}"], check=True)
-    child.wait()
-    assert not read_jsonl(cut / "j.jsonl")
-    assert seeds.main(arguments(cut)) == 0
-    (first,), (second,) = read_jsonl(whole / "j.jsonl"), read_jsonl(cut / "j.jsonl")
-    differing = {key for key in first if first[key] != second[key]}
-    assert differing <= {"minutes"}
-    assert first["sdpo/turns"] > 0
-    assert first["steps"] == 3
-    capsys.readouterr()
-    assert seeds.main(arguments(cut)) == 0  # nothing is left to do
-    assert read_jsonl(cut / "j.jsonl") == [second]
-    assert "| right-hints | 1 |" in capsys.readouterr().out

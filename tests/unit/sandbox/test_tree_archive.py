@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox.harbor_backend import _add_shown
 from composer_replication.sandbox.harbor_inside import UnsafeTreeError, pack_tree, unpack_tree
 
 
@@ -106,3 +108,14 @@ def test_an_archive_that_leads_out_is_refused(tmp_path: Path, entries: list[tarf
 def test_no_archive_at_all(tmp_path: Path) -> None:
     with pytest.raises(UnsafeTreeError):
         unpack_tree(io.BytesIO(b"tar: error\n" * 100), tmp_path)
+
+
+def test_a_shown_file_is_sent_whole_though_it_is_hard_linked_to_a_masked_one(tmp_path: Path) -> None:
+    for name in ("shown", "tree"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "shown" / "hidden").write_text("text")
+    os.link(tmp_path / "shown" / "hidden", tmp_path / "shown" / "seen")
+    spec = SandboxSpec(tmp_path / "tree", (tmp_path / "shown",))
+    with tarfile.open(tmp_path / "archive", "w") as archive:
+        _add_shown(archive, spec, {tmp_path / "shown" / "hidden"}, spec.tree)
+        assert [entry.isreg() for entry in archive.getmembers()] == [False, True]

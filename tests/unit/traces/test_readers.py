@@ -225,6 +225,37 @@ def test_a_row_that_comes_twice_or_shows_a_result_late_is_of_the_same_conversati
     assert ledger.is_balanced
 
 
+SAID = [{"type": "message", "role": "assistant", "content": text} for text in ("one", "two")]
+CALLED = {"type": "function_call", "name": "ls", "arguments": "{}", "call_id": "c"}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+LOOK = {"type": "mcp_call", "id": "m", "name": "look", "output": "long text"}
+SEARCH = {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "q"}}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [[(SAID[0], SAID[0])], [(CALLED, CALLED)]],  # two answers, which the next row has as items in a row
+        [[(SAID[0], SAID[0])], [(SAID[1], SAID[1])]],
+        [[(THOUGHT, None)], [(SAID[0], SAID[0])]],  # a thought that is left out
+        [[(SEARCH, {**SEARCH, "action": None})]],  # the server's own tools lose what they did, or their result is cut
+        [[(LOOK, {**LOOK, "output": "long ..."})]],
+    ],
+)  # fmt: skip
+def test_answers_of_responses_are_joined_however_the_next_row_repeats_them(
+    tmp_path: Path, answers: list[list[tuple[Any, Any]]]
+) -> None:
+    sent: list[Any] = [{"role": "user", "content": "begin"}]
+    rows = []
+    for answer in [*answers, [(SAID[1], None)]]:
+        output = [said for said, _ in answer]
+        rows.append({"request": {"model": "m", "input": [*sent]}, "response": {"output": output}})
+        sent += [again for _, again in answer if again is not None]
+    (trace,), ledger = traces_of_rows(tmp_path, *rows)
+    assert [step.source for step in trace.steps] == ["user", *["agent"] * len(rows)]
+    assert ledger.is_balanced
+
+
 def test_conversations_with_the_same_calls_and_other_results_are_not_mixed(tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -11,7 +11,7 @@ hosted_attempt.py        attempts in the event loops of other libraries
 verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name
 inspect_face.py          a task of inspect_ai
 
-env = FeatureDeletionEnv(store, grader)
+env = FeatureDeletionEnv(grader)
 message = env.reset(task_id)
 result = env.call(ToolCall("bash", '{"command": "ls"}'))
 judgement = env.finish()

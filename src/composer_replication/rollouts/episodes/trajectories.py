@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,11 @@ def _episode_of(row: Mapping[str, Any]) -> Episode:
     ours = row["extra"][_OURS]
     if ours["version"] != OUR_VERSION:
         raise ValueError(f"version {ours['version']} is not {OUR_VERSION}")
+    for before, step in pairwise(row["steps"]):
+        seen = before.get("metrics", {})  # a message of the user has none, and begins a conversation
+        is_later = bool(seen.get("prompt_tokens") or seen.get("completion_tokens"))
+        if is_later and "prompt_token_ids" in step.get("metrics", {}):
+            raise ValueError("a prompt does not begin with what came before it")
     agents = [step for step in row["steps"] if step["source"] != "user"]
     return Episode(
         turns=tuple(_turn_of(step) for step in agents),

@@ -88,8 +88,10 @@ def canonical(node: ast.AST | None) -> str | None:
 def _plain(value: Any) -> Any:
     if isinstance(value, set):
         return tuple(sorted(map(_plain, value), key=repr))
-    if isinstance(value, list | tuple | dict):
-        return tuple(map(_plain, value.items() if isinstance(value, dict) else value))
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return int(value)
     return value

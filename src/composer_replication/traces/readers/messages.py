@@ -178,52 +178,38 @@ def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) 
     joined = _Joiner(kind, name)
     for record in records:
         ledger.put(joined.row, record)
-    yield from joined.traces
+    yield from (builder.trace for builder in joined.builders)
 
 
 class _Joiner:
-    """Conversations by the chain of all their steps so far, so that a row extends the one that it repeats."""
+    """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
 
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self._name = kind, name
-        self.traces: list[Trace] = []
-        self._ends: dict[int, list[Trace]] = {}
+        self.builders: list[TraceBuilder] = []
+        self._tips: dict[bytes, TraceBuilder] = {}
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        row = Trace(f"{self._name}#{len(self.traces)}", self.kind, tools=function_tools(tools))
-        builder, num_sent = TraceBuilder(row), 0
-        for group, how in ((messages, {}), (answers, {"model": model})):
+        chain = _digests([*messages, *answers])
+        known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
+        while known > 1 and chain[known - 2] == chain[known - 1]:
+            known -= 1  # thoughts have no digest of their own
+        if known:
+            builder = self._tips.pop(chain[known - 1])
+        else:
+            builder = TraceBuilder(Trace(f"{self._name}#{len(self.builders)}", self.kind))
+            self.builders.append(builder)
+        builder.trace.tools = function_tools(tools) or builder.trace.tools
+        for group, how in ((messages[known:], {}), (answers, {"model": model})):
             builder.close()
-            num_sent = len(row.steps)
             for message in group:
                 # what cannot be added leaves the row's other messages where they are
                 with suppress(Dropped, AttributeError, TypeError, ValueError):
                     add_message(builder, message, **how)
-        chain = step_chain(row)
-        if (trace := self._repeated(row, chain[:num_sent])) is None:
-            self.traces.append(trace := row)
-        else:
-            # thoughts and results of the server's own tools are left out where an answer is repeated; other results are new there
-            for step, again in zip(trace.steps, row.steps, strict=False):
-                answered = {result.call_id for result in step.results}
-                step.results += [result for result in again.results if result.call_id not in answered]
-            trace.steps += row.steps[len(trace.steps) :]
-            trace.tools, trace.prompt_origin = row.tools or trace.tools, row.prompt_origin
-        trace.model = trace.model or row.model or (typed(str, model) or "")
-        for digest in chain[-1:]:
-            self._ends.setdefault(digest, []).append(trace)
-        return trace
-
-    def _repeated(self, row: Trace, chain: Sequence[int]) -> Trace | None:
-        """The longest conversation that a row repeats, with the same results as far as both have them; it ends there no more."""
-        again = {result.call_id: result.text for step in row.steps for result in step.results}
-        for ends in (self._ends.get(digest, []) for digest in reversed(chain)):
-            for place, trace in reversed(list(enumerate(ends))):
-                results = [result for step in trace.steps for result in step.results if result.call_id]
-                if all(again.get(result.call_id, result.text) == result.text for result in results):
-                    return ends.pop(place)
-        return None
+        builder.trace.model = builder.trace.model or (typed(str, model) or "")
+        self._tips[chain[-1]] = builder
+        return builder.trace
 
     def row(self, row: dict[str, Any]) -> None:
         """Add what a row of a log says."""
@@ -246,21 +232,36 @@ class _Joiner:
             trace.state, trace.passed = RepositoryState(task_id=task), typed(bool, row.get("resolved"))
 
 
-def step_chain(trace: Trace) -> tuple[int, ...]:
-    """For each step a digest of it and of all before it; two traces share a beginning where these are equal.
+def _digests(messages: Sequence[Any]) -> list[bytes]:
+    """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
+    digests, before = [], b""
+    for message in messages:
+        known = list(parts_of(message)) if is_item(message) else []
+        # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
+        left_out = (Thought, StepResult) if any(isinstance(part, ToolCall) for part in known) else Thought
+        parts = [
+            [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
+            if isinstance(part, ToolCall)
+            else getattr(part, "text", part)
+            for part in known
+            if not isinstance(part, left_out)
+        ]
+        if at(message, "type") == "web_search_call":
+            parts = [message["type"]]
+        if any(parts):
+            is_given = message.get("role") in ("user", "system", "developer")
+            before += json.dumps([is_given, *filter(None, parts)]).encode()
+            before = hashlib.sha256(before).digest()
+        digests.append(before)
+    return digests
 
-    What is left out or spelled otherwise where a step is repeated is in no digest: thoughts, results, how arguments are written.
-    """
+
+def step_chain(trace: Trace) -> tuple[int, ...]:
+    """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
     chain, before = [], b""
     for step in trace.steps:
-        calls = [[call.name, parsed(call.arguments)] for call in step.calls]
-        for name, given in calls:
-            if name == "web_search" and isinstance(
-                given, dict
-            ):  # the server's own loses them when it is repeated
-                given.pop("sources", None)
-        written = json.dumps(calls, sort_keys=True) if calls else ""
-        whole = f"{step.source}\0{step.text}\0{written}".encode("utf-8", "replace")
+        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
+        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
         before = hashlib.blake2b(before + whole, digest_size=8).digest()
         chain.append(int.from_bytes(before))
     return tuple(chain)
@@ -293,7 +294,7 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano")).zfill(20))
     ledger.put_inner(partial(_span, joined, tools), spans)
     answered: set[str] = set()
-    for trace in joined.traces:
+    for trace in (builder.trace for builder in joined.builders):
         for _, step in trace.agent_steps():
             own = {call.call_id: tools[call.call_id][2] for call in step.calls if call.call_id in tools}
             step.results = list(({result.call_id: result for result in step.results} | own).values())

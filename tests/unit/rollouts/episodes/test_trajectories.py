@@ -280,6 +280,10 @@ def test_a_number_that_is_none_leaves_the_old_file(tmp_path: Path) -> None:
         lambda data: b"\xff" + data,
         lambda data: b"[" * 100_000 + b"\n",
         lambda data: b"null\n",
+        # a later prompt that does not begin with what came before it
+        lambda data: data.replace(
+            b'"extra": {"added_token_ids"', b'"prompt_token_ids": [7], "extra": {"was"'
+        ),
     ],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: Any) -> None:

@@ -102,10 +102,8 @@ def ours(path: Path) -> tuple[int, dict[str, tuple[str, str]]]:
 def compared(reader: str, python: str, folder: Path) -> None:
     """Every file of a folder that both read, with what only one of them has or what they read otherwise."""
     paths = [path for path in trace_files(folder) if find_units([path])[0]]
-    program = f"import json, sys\n{ORACLES[reader]}\n{PRINT}"
-    done = subprocess.run(
-        [python, "-c", program, *map(str, paths)], stdout=subprocess.PIPE, text=True, check=True
-    )
+    command = [python, "-c", f"import json, sys\n{ORACLES[reader]}\n{PRINT}", *map(str, paths)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = zip(paths, map(json.loads, done.stdout.splitlines()), strict=True)
     for path, found in ((path, found) for path, found in rows if found is not None):
         theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in found[1]}
@@ -114,7 +112,6 @@ def compared(reader: str, python: str, folder: Path) -> None:
             own, theirs = ({str(n): pair for n, pair in enumerate(pairs.values())} for pairs in (own, theirs))
         both = [(own[key], theirs[key]) for key in theirs if key in own]
         same = sum(pair == other for pair, other in both)
-        # some add what a program keeps beside a result, or leave out its frame
         alike = sum(a == b or (bool(a[1] and b[1]) and (a[1] in b[1] or b[1] in a[1])) for a, b in both)
         sums = f"answers {num_own} and {found[0]}, calls {len(own)} and {len(theirs)}"
         print(f"{reader}: {path.relative_to(folder)!s:<60} {sums}, {same} pairs the same, {alike} alike")

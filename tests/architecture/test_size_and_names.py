@@ -14,22 +14,22 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 65744,
-    "src/composer_replication/cli": 4776,
+    "src": 65881,
+    "src/composer_replication/cli": 4827,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2369,
-    "src/composer_replication/rollouts": 9888,
+    "src/composer_replication/rollouts": 9949,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 21440,
-    "src/composer_replication/traces": 2793,
+    "src/composer_replication/traces": 2813,
     "src/composer_replication/trainer": 8361,
     "src/composer_replication/cli/explanations": 463,
-    "benchmarks": 7059,
-    "tests": 67001,
+    "benchmarks": 7066,
+    "tests": 67116,
 }
 BANNED = {
     "utils",
@@ -125,9 +125,9 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
     (tmp_path / "src/composer_replication/cli/explanations/a.toml").write_text("a = 1\nb = 1\n")
     ceilings = {
         "src": 6,
-        "src/composer_replication/cli": 4776,
+        "src/composer_replication/cli": 4827,
         "src/composer_replication/cli/explanations": 1,
-        "tests": 67001,
+        "tests": 67116,
     }
     assert folders_over(ceilings, tmp_path) == [
         "src/composer_replication/cli: 5, at most 4",

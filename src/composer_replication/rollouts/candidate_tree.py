@@ -46,14 +46,14 @@ class TreeRule:
     """Which files of a candidate are its own.
 
     ``touched`` are the files that the task took code out of, ``names`` those of modules and packages at the top of the
-    repository, ``taken`` names that no module at the top may have unless the repository itself has it, ``test_folders``
+    repository, ``taken`` names that no module at the top may have unless the repository itself has it, ``folders_of_tests``
     folders of tests whatever they are called, ``roots`` the places of import.
     """
 
     touched: frozenset[str]
     names: frozenset[str]
     taken: frozenset[str]
-    test_folders: frozenset[str] = frozenset()
+    folders_of_tests: frozenset[str] = frozenset()
     roots: tuple[str, ...] = USUAL_FOLDERS
 
     def takes(self, path: str) -> bool:
@@ -65,7 +65,7 @@ class TreeRule:
             return False
         if is_test_path(path) or in_test_folder(pure) or any(map(skips_folder, pure.parts[:-1])):
             return False
-        if not self.test_folders.isdisjoint(map(str, pure.parents)):
+        if not self.folders_of_tests.isdisjoint(map(str, pure.parents)):
             return False
         return pure.suffix != ".py" or self.taken.isdisjoint(top_names(path, self.roots) - self.names)
 
@@ -104,7 +104,7 @@ def rule_of(store: TaskStore, task: Task) -> TreeRule:
     own = frozenset().union(*(top_names(path, roots) for path in paths if path.endswith(".py")))
     touched = Changes(record.edits, record.removed_files).source_files
     taken = _taken_names(store.environment(task).root)
-    return TreeRule(frozenset(touched), own, taken, repository.test_folders, roots)
+    return TreeRule(frozenset(touched), own, taken, repository.folders_of_tests, roots)
 
 
 @lru_cache(maxsize=64)

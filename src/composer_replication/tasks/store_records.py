@@ -14,7 +14,7 @@ from composer_replication.records import Edit, Task, TestSplit
 from composer_replication.tasks.call_contexts import UNKNOWN, Contexts, decode, encode, select_tests
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.licences import Licence
-from composer_replication.tasks.intake.tree_rules import is_test_path, test_folders
+from composer_replication.tasks.intake.tree_rules import folders_of_tests, is_test_path
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import holes_of
 from composer_replication.tasks.test_functions import Place
@@ -74,14 +74,14 @@ class RepositoryRecord:
         return frozenset(self.places)
 
     @cached_property
-    def test_folders(self) -> frozenset[str]:
+    def folders_of_tests(self) -> frozenset[str]:
         """Folders that are there for tests whatever they are called: with all that lies in them they are the store's."""
         tests = {path for path, _, _ in self.places.values() if is_test_path(path)}  # no doctests
-        return test_folders(tests, self.files)
+        return folders_of_tests(tests, self.files)
 
     def helps_tests(self, path: str) -> bool:
-        """Whether a file lies in one of ``test_folders``."""
-        return not self.test_folders.isdisjoint(map(str, PurePosixPath(path).parents))
+        """Whether a file lies in one of ``folders_of_tests``."""
+        return not self.folders_of_tests.isdisjoint(map(str, PurePosixPath(path).parents))
 
     @cached_property
     def baseline_sha256(self) -> str:

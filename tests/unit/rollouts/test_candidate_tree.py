@@ -171,7 +171,7 @@ def test_the_modules_of_an_environment_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_tests_is_the_stores_whatever_it_is_called() -> None:
-    rule = replace(RULE, test_folders=frozenset({"checks"}), touched=frozenset({"checks/code.py"}))
+    rule = replace(RULE, folders_of_tests=frozenset({"checks"}), touched=frozenset({"checks/code.py"}))
     assert not rule.takes("checks/helpers.py") and not rule.takes("checks/data/cases.json")
     assert rule.takes("checks/code.py") and rule.takes("pkg/checks/x.py")
 

@@ -118,7 +118,7 @@ def test_no_hidden_test_asks_for_a_name_that_nobody_can_know(store: TaskStore) -
 def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: TaskStore) -> None:
     task = next(iter(store.tasks()))
     repository = store.repository(store.record(task.task_id).repository_record)
-    assert repository.test_folders == {"tests", "checks"}
+    assert repository.folders_of_tests == {"tests", "checks"}
     assert not [one.symbol for one in store.tasks() if one.path.startswith("checks/")]
     pins = {row.pin.partition("@")[0] for row in Journal(store.root / "journal.jsonl")._decisions.values()}
     assert "shelf/colour.py::red" in pins and not any("paint" in pin for pin in pins)

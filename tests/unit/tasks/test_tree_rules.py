@@ -17,8 +17,12 @@ from composer_replication.errors import InputError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.archives import holds_code
 from composer_replication.tasks.intake.sources import open_source
-from composer_replication.tasks.intake.tree_rules import TreeRules, is_subject_path, without_unused
-from composer_replication.tasks.intake.tree_rules import test_folders as folders_of_tests
+from composer_replication.tasks.intake.tree_rules import (
+    TreeRules,
+    folders_of_tests,
+    is_subject_path,
+    without_unused,
+)
 
 BASE = {
     "pyproject.toml": b'[project]\nname = "thing"\nversion = "1"\n',

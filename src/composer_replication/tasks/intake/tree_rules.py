@@ -108,7 +108,7 @@ def is_test_path(path: str) -> bool:
     )
 
 
-def test_folders(tests: Collection[str], files: Collection[str]) -> frozenset[str]:
+def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozenset[str]:
     """Folders that are there for tests whatever they are called: ``spec/`` with ``test_url.py`` and ``helpers.py``.
 
     At least half of the modules in such a folder are tests, none of them has its own test beside it (``core.py``,
@@ -161,7 +161,7 @@ class TreeRules:
         # Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too.
         self._with_modules = self._packages | usual | (self._with_sources - {PurePosixPath()})
         self._environments = frozenset(path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
-        self._of_tests = test_folders([name for name in self.names if is_test_path(name)], self.names)
+        self._of_tests = folders_of_tests([name for name in self.names if is_test_path(name)], self.names)
         self._known: dict[tuple[str, ...], bool] = {(): True}
 
     def belongs(self, path: PurePosixPath) -> bool:

@@ -214,9 +214,7 @@ class _Sampling:
         scores_AV = self.processors(cast("torch.LongTensor", context_AC), logits_AV.float())
         drawn_A = self._draw(scores_AV, batch.row_numbers, len(rows))
         logps = scores_AV.log_softmax(-1).gather(-1, drawn_A[:, None])[:, 0].tolist()
-        if any(
-            map(math.isnan, logps)
-        ):  # a drawn token may have probability 0 by rounding, but never no number
+        if any(map(math.isnan, logps)):  # a probability may be 0 by rounding, but is always a number
             raise NonFiniteSamplingError
         running: list[int] = []
         newest = zip(batch.row_numbers, drawn_A.tolist(), logps, strict=True)
@@ -288,7 +286,7 @@ class _Batch:
     positions_A: torch.Tensor
 
     def __init__(self, model: nn.Module, rows: Sequence[tuple[int, ...]]) -> None:
-        self.model, self.ids, self.row_numbers = model, list(rows), list(range(len(rows)))
+        self.model, self.row_numbers, self.ids = model, list(range(len(rows))), [list(row) for row in rows]
         self.device = next(inner_model(model).parameters()).device
 
     def first_logits(self, pad_id: int) -> torch.Tensor:
@@ -300,7 +298,8 @@ class _Batch:
                 slow = "sampling for evaluation and episodes forwards each row whole for every token, which is slow"
                 logger.warning("%s: %s", slow, reason)
             return self._whole_logits()
-        prompts = {ids: number for number, ids in enumerate(dict.fromkeys(self.ids))}
+        rows = [tuple(ids) for ids in self.ids]
+        prompts = {ids: number for number, ids in enumerate(dict.fromkeys(rows))}
         width = max(map(len, prompts))
         ids_KP = torch.tensor([(pad_id,) * (width - len(ids)) + ids for ids in prompts], device=self.device)
         is_token = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
@@ -316,7 +315,7 @@ class _Batch:
                 where="prefix sharing",
                 fix="switch prefix sharing off for this model.",
             )
-        index_A = torch.tensor([prompts[ids] for ids in self.ids], device=self.device)
+        index_A = torch.tensor([prompts[ids] for ids in rows], device=self.device)
         self.cache.reorder_cache(cast("torch.LongTensor", index_A))
         self.mask_AC, self.positions_A = mask_KP[index_A], mask_KP.sum(-1)[index_A]
         return logits_KV[index_A]
@@ -334,7 +333,8 @@ class _Batch:
 
     def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
         """Logits (A, V) after one more id of each row."""
-        self.ids = [(*ids, newest) for ids, newest in zip(self.ids, newest_ids, strict=True)]
+        for ids, newest in zip(self.ids, newest_ids, strict=True):
+            ids.append(newest)
         if self.cache is None:
             return self._whole_logits()
         newest_A1 = torch.tensor(newest_ids, device=self.device)[:, None]
@@ -349,7 +349,7 @@ class _Batch:
         Padding repeats a row's first id, so that the padding id itself (often the end) is not penalised.
         """
         width = max(map(len, self.ids))
-        return torch.tensor([(ids[0],) * (width - len(ids)) + ids for ids in self.ids], device=self.device)
+        return torch.tensor([[ids[0]] * (width - len(ids)) + ids for ids in self.ids], device=self.device)
 
     def _cached_logits(
         self, cache: DynamicCache, ids_BT: torch.Tensor, positions_BT: torch.Tensor, mask_BC: torch.Tensor
@@ -369,6 +369,6 @@ class _Batch:
         taken = {name: value for name, value in more.items() if accepts(self.model, name)}
         found = {
             ids: self.model(input_ids=torch.tensor([ids], device=self.device), **taken).logits[0, -1]
-            for ids in dict.fromkeys(self.ids)
+            for ids in dict.fromkeys(map(tuple, self.ids))
         }
-        return torch.stack([found[ids] for ids in self.ids])
+        return torch.stack([found[tuple(ids)] for ids in self.ids])

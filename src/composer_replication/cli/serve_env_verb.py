@@ -44,10 +44,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         finally:
             grader.stop_runs()  # a signal ended it: nobody waits for a grading any more
     names = ("attempts", "infrastructure_failures", "flagged", "masked")
-    counts = {name: server.counts[name] for name in names}
-    return {
-        "url": url,
-        "signal": signal_name,
-        "tasks": num_tasks,
-        **counts,
-    }, 0 if signal_name == "SIGTERM" else _INTERRUPTED
+    result: dict[str, object] = {"url": url, "signal": signal_name, "tasks": num_tasks}
+    result |= {name: server.counts[name] for name in names}
+    return result, 0 if signal_name == "SIGTERM" else _INTERRUPTED

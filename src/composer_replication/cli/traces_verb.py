@@ -219,7 +219,8 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     from composer_replication.traces.teachers import replay_request
 
-    chosen, room = _chosen(args), _open_room(args)
+    chosen = _chosen(args, takes_all=args.every_step or bool(args.first))
+    room = _open_room(args, args.goes_on, args.first)
     with closing(room.store):
         cost = room.cost(replay_request(room, step) for step in chosen)
         if args.dry_run:
@@ -239,7 +240,8 @@ def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     table = {"model": {"name": args.model}, "tasks": {"store": "."}}
     section = parse_config(table, where="composer-rl traces distill").model
     tokenizer = load_model(section, seed=0, needs_chat_template=True, has_weights=False)[1]
-    rows, dropped = teachers.scoring_rows(_chosen(args), tokenizer, _heldout_rows(args))
+    chosen = _chosen(args, takes_all=args.every_step)
+    rows, dropped = teachers.scoring_rows(chosen, tokenizer, _heldout_rows(args))
     room = _open_room(args)
     with closing(room.store), progress_bar(quiet=args.quiet) as report:
         cost = room.cost(map(teachers.scoring_request, rows))
@@ -265,27 +267,24 @@ def render_distill(result: dict[str, Any]) -> str:
     )
 
 
-def _chosen(args: argparse.Namespace) -> list[Any]:
+def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
     from composer_replication.traces.prompts import chosen_steps
 
-    chosen = chosen_steps(
-        _traces_to_write_beside(args.folder),
-        args.max_steps,
-        takes_all=args.every_step or bool(vars(args).get("first")),
-    )
+    chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=takes_all)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
     return chosen
 
 
-def _open_room(args: argparse.Namespace) -> Classroom:
+def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
+    """The teachers, of whom those that are ``named`` have to be some; an empty name is nobody's."""
     from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
     keys, prices = dict(args.key), dict(args.price)
     opened = [open_teacher(text, keys, prices) for text in args.teacher]
     teachers = {teacher.name: teacher for teacher in opened}
-    unknown = {*keys, *prices, *filter(None, map(vars(args).get, ("goes_on", "first")))} - teachers.keys()
+    unknown = {*keys, *prices, *filter(None, named)} - teachers.keys()
     if unknown or len(teachers) < len(opened):
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"

@@ -354,14 +354,14 @@ async def replay_steps(
 
     A cheap teacher may come ``first``: where it does what was recorded, and there is no other sign, nobody else is asked.
     """
-    request = partial(replay_request, room)
+
+    async def asked(steps: Sequence[ChosenStep], names: Collection[str]) -> list[ChosenStep]:
+        answers = await room.ask_all(steps, partial(replay_request, room), report=report, names=names)
+        return [s._replace(answers={**s.answers, **own}) for s, own in zip(steps, answers, strict=True)]
+
     if first:
-        answers = await room.ask_all(chosen, request, report=report, names=[first])
-        asked = [step._replace(answers=own) for step, own in zip(chosen, answers, strict=True)]
-        chosen = [step for each in asked if (step := each.with_disagreement()).reasons]
-    rest = [name for name in room.teachers if name != first]
-    answers = await room.ask_all(chosen, request, report=report, names=rest)
-    return [step._replace(answers={**step.answers, **own}) for step, own in zip(chosen, answers, strict=True)]
+        chosen = [step for each in await asked(chosen, [first]) if (step := each.with_disagreement()).reasons]
+    return await asked(chosen, [name for name in room.teachers if name != first])
 
 
 def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: HeldoutRows) -> Rows:

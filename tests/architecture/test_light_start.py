@@ -66,11 +66,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert heavy == set()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [[], *([name] for name in VERBS), *SUB_VERBS],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", [[], *([name] for name in VERBS), *SUB_VERBS], ids=" ".join)
 def test_help_is_answered_without_heavy_packages(words: list[str]) -> None:
     done, heavy = run(HELP, *words, "--help")
     assert done.returncode == 0

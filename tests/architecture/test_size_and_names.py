@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 65881,
-    "src/composer_replication/cli": 4827,
+    "src": 65876,
+    "src/composer_replication/cli": 4822,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
@@ -29,20 +29,9 @@ CEILINGS = {
     "src/composer_replication/trainer": 8361,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,
-    "tests": 67116,
+    "tests": 66994,
 }
-BANNED = {
-    "utils",
-    "util",
-    "common",
-    "core",
-    "helpers",
-    "helper",
-    "manager",
-    "handler",
-    "base",
-    "misc",
-}
+BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 
 
 def long_files(root: Path) -> list[str]:

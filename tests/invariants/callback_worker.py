@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,24 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
 import torch
 from datasets import Dataset
-from tiny_trainer import PROMPTS, tiny_model, tiny_tokenizer
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from tiny_trainer import PROMPTS, KillAt, tiny_model, tiny_tokenizer
+from transformers import Trainer, TrainingArguments
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.guard_callback import HeldOutGuardCallback
 from composer_replication.trainer.model_modes import parameter_sha256
-
-
-class KillAt(TrainerCallback):
-    """SIGKILL in the middle of a step: nothing can be flushed, closed or finished."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class CountingTruth:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
 import torch
-from tiny_trainer import build_trainer
-from transformers import TrainerCallback
+from tiny_trainer import KillAt, build_trainer
 
 from composer_replication.channel_tables import CurriculumSection, HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout, TaskOutcome
@@ -24,17 +21,6 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.preset_settings import PolicyOptions
-
-
-class KillAt(TrainerCallback):
-    """SIGKILL in the middle of a step: nothing can be flushed, closed or finished."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class HintEveryTurn:

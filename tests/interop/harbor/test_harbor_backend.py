@@ -81,8 +81,5 @@ def test_an_image_is_asked_for(tree: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_command_that_is_lost_is_no_result(tree: Path) -> None:
     backend = choose_backend("harbor:broken_environments:LosesCommands")
-    with (
-        backend.open(SandboxSpec(tree)) as sandbox,
-        pytest.raises(ComposerError, match=r"CR0302.*hung up"),
-    ):
+    with backend.open(SandboxSpec(tree)) as sandbox, pytest.raises(ComposerError, match=r"CR0302.*hung up"):
         sandbox.exec(["true"], timeout_seconds=60)

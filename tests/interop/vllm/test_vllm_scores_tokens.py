@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from conftest import composer_rl, started
 
 from composer_replication.config import ModelSection
+from composer_replication.run_folder import read_jsonl
 from composer_replication.trainer.model_loading import load_model
 
 pytestmark = pytest.mark.timeout(1800)
@@ -29,17 +29,14 @@ def test_traces_distill_asks_it(caller: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
     finally:
         server.kill()
-    said = json.loads(done.stdout)
-    rows: list[dict[str, Any]] = [json.loads(line) for line in out.read_text().splitlines()]
-    assert said["rows"] == len(rows) == said["calls"] > 1
-    model, tokenizer = load_model(ModelSection(name=str(caller)), seed=0)
+    rows = read_jsonl(out)
+    assert json.loads(done.stdout)["rows"] == len(rows) > 1
+    model, _ = load_model(ModelSection(name=str(caller)), seed=0)
     for row in rows:
         ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
         with torch.no_grad():
             logp = torch.log_softmax(model.eval()(ids).logits[0].double(), dim=-1)
         first = len(row["prompt_ids"])
         wanted = [float(logp[place - 1, ids[0, place]]) for place in range(first, ids.shape[1])]
-        assert row["teacher_logp"] == pytest.approx(wanted, abs=1e-4)
         assert len(wanted) > 3
-        assert min(wanted) < -1.0  # not all alike
-        assert tokenizer.decode(row["completion_ids"])
+        assert row["teacher_logp"] == pytest.approx(wanted, abs=1e-4)

@@ -10,15 +10,11 @@ from pydantic import ValidationError
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.assembly import episode_options, reward_options
 from composer_replication.config import load_config
-from composer_replication.rollouts.tools.command_tools import (
-    MAX_COMMAND_SECONDS,
-    SEARCH_SECONDS,
-    TEST_SECONDS,
-)
+from composer_replication.rollouts.tools import command_tools as tools
 
 
 def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
-    longest = max(MAX_COMMAND_SECONDS, SEARCH_SECONDS, TEST_SECONDS)
+    longest = max(tools.MAX_COMMAND_SECONDS, tools.SEARCH_SECONDS, tools.TEST_SECONDS)
     assert episode_options(AgentSection(), temperature=1.0).call_seconds == longest
 
 

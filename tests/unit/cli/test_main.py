@@ -64,11 +64,10 @@ def test_what_renders_a_result_is_named_as_what_makes_it() -> None:
     """Another name would be passed over, and the result printed as plain columns."""
     for verb in frame.VERBS:
         module = import_module(f"composer_replication.cli.{verb.replace('-', '_')}_verb")
-        own = {
+        own = [
             name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__
-        }
-        renders = {name for name in own if name.startswith("render")}
-        assert {name.replace("render", "run", 1) for name in renders} <= own, verb
+        ]
+        assert {name.replace("render", "run", 1) for name in own if name.startswith("render")} <= {*own}, verb
 
 
 @pytest.mark.parametrize(

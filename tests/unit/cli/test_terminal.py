@@ -132,26 +132,9 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_result_has_a_line_for_each_value_and_many_counts_below_their_name() -> None:
-    text = columns(
-        {
-            "page": "a.html",
-            "num_rows": 0,
-            "is_whole": False,
-            "dropped": {},
-            "reason": "",
-            "sources": {"executed": 2, "siblings": 1},
-            "became": {"a call": 12, "nothing": 0, "a result": 3, "an answer": 1},
-            "files": ["x", "y"],
-        }
-    )
-    assert text.splitlines() == [
-        "page       a.html",
-        "num rows   0",
-        "is whole   False",
-        "sources    executed 2, siblings 1",
-        "became",
-        "       12  a call",
-        "        3  a result",
-        "        1  an answer",
-        "files      x, y",
-    ]
+    result: dict[str, object] = {"page": "a.html", "num_rows": 0, "is_whole": False, "dropped": {}, "no": ""}
+    counted = {"a call": 12, "nothing": 0, "a result": 3, "an answer": 1}
+    result |= {"sources": {"executed": 2, "siblings": 1}, "files": ["x", "y"], "became": counted}
+    plain = "page       a.html/num rows   0/is whole   False/sources    executed 2, siblings 1/files      x"
+    counts = ", y/became/       12  a call/        3  a result/        1  an answer"
+    assert columns(result).splitlines() == (plain + counts).split("/")

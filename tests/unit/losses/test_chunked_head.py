@@ -13,11 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.losses.chunked_head import (
-    logp_at,
-    sampled_and_top_k_logp,
-    sampled_logp,
-)
+from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 
 SMALL: dict[str, Any] = {"chunk_tokens": 3, "chunk_vocab": 5}
 
@@ -28,10 +24,7 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch
 
 
 def plain_logp(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    temperature: float = 1.0,
-    softcap: float | None = None,
+    hidden: torch.Tensor, weight: torch.Tensor, temperature: float = 1.0, softcap: float | None = None
 ) -> torch.Tensor:
     """The whole vocabulary at once."""
     logits = hidden @ weight.t()
@@ -56,12 +49,7 @@ def test_two_words_by_hand() -> None:
     softcap=st.sampled_from([None, 1.5]),
 )
 def test_values_and_gradients_equal_the_plain_head(
-    seed: int,
-    n: int,
-    v: int,
-    chunks: tuple[int, int],
-    temperature: float,
-    softcap: float | None,
+    seed: int, n: int, v: int, chunks: tuple[int, int], temperature: float, softcap: float | None
 ) -> None:
     inputs = [numbers(seed, n, 4), numbers(seed + 1, v, 4)]
     ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))

@@ -9,10 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.losses.divergence import (
-    divergence,
-    support_divergence,
-)
+from composer_replication.losses.divergence import divergence, support_divergence
 
 ALPHAS = st.sampled_from([0.0, 0.01, 0.3, 0.5, 0.9, 1.0])
 
@@ -42,10 +39,7 @@ def on_support(
     student_NV: torch.Tensor, teacher_NV: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     index_NK = student_NV.detach().topk(k, dim=-1).indices
-    return (
-        student_NV.log_softmax(-1).gather(-1, index_NK),
-        teacher_NV.log_softmax(-1).gather(-1, index_NK),
-    )
+    return (student_NV.log_softmax(-1).gather(-1, index_NK), teacher_NV.log_softmax(-1).gather(-1, index_NK))
 
 
 # p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2): KL either way is ln 2 / 4; the middle at 1/2 is (3/8, 1/4, 3/8),
@@ -129,11 +123,7 @@ def test_values_and_gradients_equal_trl(trl_losses: Any, *, jsd_alpha: float, dt
         theirs = ours.detach().clone().requires_grad_()
         got = support_divergence(*on_support(ours, teacher, 7), jsd_alpha=jsd_alpha)
         want = trl_losses.compute_topk_self_distillation_loss(
-            theirs,
-            teacher,
-            distillation_topk=7,
-            distillation_alpha=jsd_alpha,
-            distillation_add_tail=True,
+            theirs, teacher, distillation_topk=7, distillation_alpha=jsd_alpha, distillation_add_tail=True
         )
         # float32: the tail is 1 minus a sum near 1, here down to 1e-3, so 1e-7 becomes 1e-4 of it
         rtol = 1e-9 if dtype is torch.float64 else 1e-4

@@ -205,11 +205,7 @@ def test_a_state_moves_to_another_replica_bit_for_bit() -> None:
 def test_a_state_of_another_model_or_broken_bytes_are_refused() -> None:
     state = OuterState(Tied(), section(fragments=2))
     before = state.fingerprint()
-    for data in (
-        OuterState(Tied(), section(sync_every=3, fragments=3)).dump(),
-        state.dump()[:-1],
-        b"",
-    ):
+    for data in (OuterState(Tied(), section(sync_every=3, fragments=3)).dump(), state.dump()[:-1], b""):
         with pytest.raises(InputError) as caught:
             state.load(data)
         assert caught.value.code == "CR1107"

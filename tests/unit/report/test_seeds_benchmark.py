@@ -22,7 +22,6 @@ import seeds
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 NUM_SAMPLES = 40
 HELD = ("one-1.0--a.f--1234", "one-1.0--a.g--1235", "two-2.0--b.f--1236", "two-2.0--b.g--1237")
-Change = seeds.Change
 
 
 def marked(study: str, arm: str, *more: str) -> str:
@@ -223,24 +222,17 @@ def test_the_target_needs_half_again_and_intervals_apart(
     tmp_path: Path, before: int, after: int, is_met: bool
 ) -> None:
     line = generalised(tmp_path, "seed", 0, before, after)
-    assert Change.of(line, "heldout").meets_goal() is is_met
+    assert seeds.Change.of(line, "heldout").meets_goal() is is_met
 
 
 def test_the_bootstrap_is_over_tasks_not_samples() -> None:
     """One task that gets all the gain says little of others, however often it was sampled."""
     before = dict.fromkeys(HELD, (0, 1000))
-    change = Change(before, {**before, HELD[0]: (1000, 1000)})
+    change = seeds.Change(before, {**before, HELD[0]: (1000, 1000)})
     assert change.is_apart()
     low, high = change.over_tasks()
     assert low == 0.0
     assert high >= 0.5
-
-
-def test_samples_of_seeds_are_put_together_by_task() -> None:
-    first = Change({"a": (1, 8), "b": (2, 8)}, {"a": (3, 8), "b": (4, 8)})
-    assert seeds.pooled([first, Change({"a": (1, 8)}, {"a": (8, 8)})]) == Change(
-        {"a": (2, 16)}, {"a": (11, 16)}
-    )
 
 
 def test_a_run_that_fails_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.records import ExecResult, FileEntry
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
 
 
 def done(stdout: str = "", stderr: str = "", exit_code: int = 0, **flags: bool) -> ExecResult:
     """What a command did."""
     known = {"truncated": False, "timed_out": False, "out_of_memory": False} | flags
     return ExecResult(exit_code, stdout, stderr, seconds=0.0, **known)
+
+
+class BrokenBackend:
+    """A jail that never opens."""
+
+    name = "broken"
+
+    def is_available(self) -> Check:
+        return Check("broken", True, "says so")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        raise SandboxFailure("CR0302", f"no jail around {spec.tree.name}.")
 
 
 class FakeSandbox:

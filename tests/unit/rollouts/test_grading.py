@@ -93,23 +93,11 @@ def test_an_answer_cannot_change_the_next_grading(grader: Grader, store: TaskSto
     assert second.all_passed
 
 
-class BrokenBackend:
-    """A jail that never opens."""
-
-    name = "broken"
-
-    def is_available(self) -> Check:
-        return Check("broken", True, "says so")
-
-    def open(self, spec: SandboxSpec) -> Sandbox:
-        raise SandboxFailure("CR0302", f"no jail around {spec.tree.name}.")
-
-
 def test_a_sandbox_that_fails_gives_no_grade_and_is_counted(
     store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grader = Grader(store)
-    monkeypatch.setattr(grader, "backend", f"{__name__}:BrokenBackend")
+    monkeypatch.setattr(grader, "backend", "fake_sandbox:BrokenBackend")
     try:
         assert grader.grade(clamp, "\n    return 1") is None
     finally:
@@ -175,7 +163,7 @@ def test_a_twin_that_the_original_code_does_not_pass_here_says_nothing(
 
 def test_no_reward_is_given_while_the_self_test_fails(store: TaskStore) -> None:
     with pytest.raises(SandboxFailure):
-        Grader(store, backend=f"{__name__}:BrokenBackend")
+        Grader(store, backend="fake_sandbox:BrokenBackend")
 
 
 @pytest.mark.long

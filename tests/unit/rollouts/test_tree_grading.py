@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import Sandbox
-from composer_replication.records import Check, Outcome, SandboxSpec, Task
+from composer_replication.records import Outcome, Task
 from composer_replication.rollouts import grading
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.regressions import Regressions, find_regressions
@@ -19,18 +17,6 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_records import TwinScore
 
 ALL_PASS = "def pytest_runtest_makereport(item, call):\n    from _pytest.reports import TestReport\n    return TestReport(item.nodeid, item.location, {}, 'passed', None, call.when)\n"
-
-
-class BrokenBackend:
-    """A jail that never opens."""
-
-    name = "broken"
-
-    def is_available(self) -> Check:
-        return Check("broken", True, "says so")
-
-    def open(self, spec: SandboxSpec) -> Sandbox:
-        raise SandboxFailure("CR0302", f"no jail around {spec.tree.name}.")
 
 
 @pytest.fixture
@@ -200,7 +186,7 @@ def test_a_sandbox_that_fails_says_nothing_of_a_tree(
     store: TaskStore, clamp: Task, golden: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grader = Grader(store)
-    monkeypatch.setattr(grader, "backend", f"{__name__}:BrokenBackend")
+    monkeypatch.setattr(grader, "backend", "fake_sandbox:BrokenBackend")
     try:
         assert grader.grade_tree(clamp, golden) is None
         assert find_regressions(grader, clamp, golden) is None

@@ -111,8 +111,7 @@ def test_no_archive_at_all(tmp_path: Path) -> None:
 
 
 def test_a_shown_file_is_sent_whole_though_it_is_hard_linked_to_a_masked_one(tmp_path: Path) -> None:
-    for name in ("shown", "tree"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "shown").mkdir()
     (tmp_path / "shown" / "hidden").write_text("text")
     os.link(tmp_path / "shown" / "hidden", tmp_path / "shown" / "seen")
     spec = SandboxSpec(tmp_path / "tree", (tmp_path / "shown",))

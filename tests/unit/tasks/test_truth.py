@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from test_build import contents
 
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks import gates
@@ -175,14 +176,6 @@ def test_a_killed_build_goes_on_to_the_same_store(
     summary = build_tasks([source], out, with_truth=True, jobs=1)
     assert summary.fingerprint == whole[0].fingerprint
     assert contents(out) == contents(whole[0].root)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "LOCK"
-    }
 
 
 def test_where_recording_fails_tasks_stay_and_the_next_build_records(tmp_path: Path) -> None:

@@ -261,19 +261,14 @@ def test_conversations_with_the_same_calls_and_other_results_are_not_mixed(tmp_p
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     begin = [{"role": "user", "content": "begin"}, answer]
 
-    def logged(*texts: str) -> dict[str, Any]:
-        results = [
-            [{"role": "tool", "tool_call_id": "c", "content": texts[0]}],
-            *([answer, {"role": "user", "content": text}] for text in texts[1:]),
-        ]
-        return {"messages": [*begin, *(message for group in results for message in group)]}
+    def logged(result: str, *texts: str) -> dict[str, Any]:
+        more = [message for text in texts for message in (answer, {"role": "user", "content": text})]
+        return {"messages": [*begin, {"role": "tool", "tool_call_id": "c", "content": result}, *more]}
 
     rows = [{"messages": begin}] * 2 + [logged("one"), logged("two"), logged("two", "x"), logged("one", "x")]
     traces, _ = traces_of_rows(tmp_path, *rows)
-    assert [(trace.steps[1].results[0].text, len(trace.steps)) for trace in traces] == [
-        ("one", 4),
-        ("two", 4),
-    ]
+    found = [(trace.steps[1].results[0].text, len(trace.steps)) for trace in traces]
+    assert found == [("one", 4), ("two", 4)]
 
 
 def test_a_row_of_an_evaluation_knows_its_task_and_outcome(tmp_path: Path) -> None:

@@ -136,9 +136,8 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
 
 def test_a_cheap_teacher_first_spares_the_others_where_it_agrees(tmp_path: Path) -> None:
     builder = TraceBuilder(Trace("a", "codex", prompt_origin="rebuilt"))
-    for said, answer in (("go", "one"), ("on", "two")):
-        builder.add("user", [said])
-        builder.add("agent", [answer])
+    for source, said in (("user", "go"), ("agent", "one"), ("user", "on"), ("agent", "two")):
+        builder.add(source, [said])
     with teacher(says("one")) as cheap, teacher(says("three")) as dear:
         classroom = room(tmp_path, cheap.spec("cheap"), dear.spec("dear"))
         chosen = chosen_steps([builder.trace], 100, takes_all=True)
@@ -160,7 +159,7 @@ def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
         budget = {"dollars": 1.5 * most[0]} if limit == "dollars" else {"tokens": int(1.5 * most[1])}
         other = tmp_path / limit
         other.mkdir()
-        classroom = room(other, server.spec("t"), **budget)  # type: ignore[arg-type]
+        classroom = room(other, server.spec("t"), **budget)
         found, is_spent = replayed(classroom, [session("a", 9), session("b", 9)])
         assert is_spent
         assert 0 < sum(server.given.values()) < len(found)

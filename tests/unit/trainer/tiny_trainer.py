@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
@@ -20,6 +22,17 @@ _OURS = (
     *"beta_replay replay replay_pairs prefix_sharing is_finished policy_options prompt_source".split(),
     *"checks rollout_func run_folder stateful split_fingerprint run_identity callbacks eval_dataset".split(),
 )
+
+
+class KillAt(TrainerCallback):
+    """SIGKILL in the middle of a step: nothing can be flushed, closed or finished."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def tiny_tokenizer() -> Any:

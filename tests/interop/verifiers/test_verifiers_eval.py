@@ -139,6 +139,7 @@ def test_a_tool_that_is_switched_off_is_not_offered_and_not_made(store: TaskStor
         (episode,) = asyncio.run(run_eval(configured(store, server.url, agent=agent)))
     offered = {tool["function"]["name"] for tool in server.bodies[0][1]["tools"]}
     assert "write_file" not in offered and "bash" in offered
+    assert server.bodies[1][1]["messages"][-1]["content"] == "the tool write_file is switched off."
     assert reward_of(episode.traces[0]) == 0.0
 
 

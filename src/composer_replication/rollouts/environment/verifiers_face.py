@@ -139,9 +139,8 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
     ) -> Any:
         """Play the attempt to its end."""
         del runtime, mcp_urls
-        offered = [tool for tool in TOOLS if tool.name not in (self.config.disabled_tools or ())]
-        tools: Any = [function_schema(tool) for tool in offered]
-        names = {tool.name for tool in offered}
+        disabled = set(self.config.disabled_tools or ())
+        tools: Any = [function_schema(tool) for tool in TOOLS if tool.name not in disabled]
         system, prompt = self.resolve_text_prompt(data)
         messages: Any = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
@@ -155,11 +154,12 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
                 for call in message["tool_calls"]:
                     asked = call.get("function") or {}
                     name, arguments = str(asked.get("name") or ""), asked.get("arguments")
-                    known = name if name in names else f"{name} (not offered)"
-                    made = ToolCall(known, arguments if isinstance(arguments, str) else "")
-                    result = await _do(trace, partial(FeatureDeletionEnv.call, call=made))
-                    said = {"tool_call_id": str(call.get("id") or ""), "name": name, "content": result.text}
-                    messages.append({"role": "tool", **said})
+                    is_off = name in disabled  # then the environment counts a call of no tool
+                    made = ToolCall("" if is_off else name, arguments if isinstance(arguments, str) else "")
+                    text = (await _do(trace, partial(FeatureDeletionEnv.call, call=made))).text
+                    said = f"the tool {name} is switched off." if is_off else text
+                    answered = {"tool_call_id": str(call.get("id") or ""), "name": name}
+                    messages.append({"role": "tool", **answered, "content": said})
         return vf.ProgramResult(0, "", "")
 
     async def cleanup(self, trace: Any, runtime: Any) -> None:

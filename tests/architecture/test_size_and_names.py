@@ -14,19 +14,19 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 65876,
+    "src": 65872,
     "src/composer_replication/cli": 4822,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2369,
-    "src/composer_replication/rollouts": 9949,
+    "src/composer_replication/rollouts": 9948,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 21440,
     "src/composer_replication/traces": 2813,
-    "src/composer_replication/trainer": 8361,
+    "src/composer_replication/trainer": 8358,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,
     "tests": 66994,

@@ -187,10 +187,8 @@ def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
     inner, num_columns = inner_model(model), layout.ids_KS.size(1)
     causal_SS = torch.ones(num_columns, num_columns, dtype=torch.bool, device=layout.ids_KS.device).tril()
     of_query, of_key = layout.segments_KS[:, :, None], layout.segments_KS[:, None, :]
-    mask = causal_SS & (
-        (of_key == 0) | (of_key == of_query)
-    )  # padding sees padding, so that no line is empty
-    mask = mask[:, None]
+    # padding sees padding, so that no line is empty
+    mask = (causal_SS & ((of_key == 0) | (of_key == of_query)))[:, None]
     if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
         zeros = torch.zeros_like(mask, dtype=inner.dtype)
         mask = zeros.masked_fill(~mask, torch.finfo(inner.dtype).min)

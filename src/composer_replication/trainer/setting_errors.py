@@ -18,12 +18,11 @@ _RANGES: dict[str, Any] = {**dict.fromkeys(_SIZES, Field(gt=0)), **dict.fromkeys
 _RANGES |= {"top_p": Field(gt=0, le=1), "min_p": Field(ge=0, le=1)}
 """The libraries take others for these, and then divide by them, or train something else without a word."""
 _KINDS: dict[str, Any] = {
-    "importance_sampling_level": Literal[
-        "token", "sequence"
-    ],  # TRL looks at it and the next one in the first loss
+    # TRL looks at these two in the first loss
+    "importance_sampling_level": Literal["token", "sequence"],
     "loss_type": Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"],
-    "max_steps": Annotated[int, Field(ge=1)]
-    | Literal[-1],  # with 0 transformers would count epochs, as with -1
+    # with 0 transformers would count epochs, as with -1
+    "max_steps": Annotated[int, Field(ge=1)] | Literal[-1],
     "scale_rewards": str | bool,  # TRL takes more than it declares
 }
 

@@ -191,9 +191,8 @@ class RolloutCluster:
                     self._places[actor] = ray.get(done)
                 except (RayError, ConnectionError) as error:
                     cause = plain_cause(error)
-                    if not is_of_ray(
-                        cause
-                    ):  # a sandbox's failure was tried again by Ray already: now it is the user's to know
+                    if not is_of_ray(cause):
+                        # a sandbox's failure was tried again by Ray already: now it is the user's to know
                         raise (_final(cause) if isinstance(cause, SandboxFailure) else cause) from error
                     self._start()
                 else:

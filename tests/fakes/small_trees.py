@@ -18,6 +18,12 @@ def write_tree(root: Path, files: Mapping[str, str | bytes]) -> Path:
     return root
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a store by its name, but for the lock that a reader leaves."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
 def commit_all(root: Path) -> None:
     """A repository with all of a folder in one commit on ``main``."""
     for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*GIT_AUTHOR, "commit", "-q", "-m", "x"]):

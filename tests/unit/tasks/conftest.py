@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_trees import write_tree
+from small_trees import contents, write_tree
 
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
@@ -41,14 +41,9 @@ def environment() -> Environment:
 def tiny_store(build_tiny: BuildTiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskStore]:
     """A store that tests only read: in random order a change would reach others."""
     folder = build_tiny(tmp_path_factory.mktemp("store") / "tasks", TINY_PINS)
-    before = _contents(folder)
+    before = contents(folder)
     yield TaskStore.open(folder)
-    assert _contents(folder) == before, "a test changed the store that all tests read"
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    assert contents(folder) == before, "a test changed the store that all tests read"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from small_trees import contents
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import Sandbox
@@ -34,14 +35,6 @@ SMALL = {
     "planted.py": "def one():\n    return 11\n\n\ndef unused():\n    return 9\n",
     "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_nothing():\n    pass\n",
 }
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "LOCK"
-    }
 
 
 class Spy:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from test_build import contents
+from small_trees import contents
 
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks import gates

@@ -81,12 +81,26 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
 
 
 def _type_of(kind: str) -> Callable[[str], Any]:
-    """The function that reads a type of the file: ``path``, ``int``, ``float``, ``1..``, ``1..1024``, ``>=0``, ``>0``."""
-    if kind in ("path", "int", "float"):
-        return {"path": Path, "int": int, "float": float}[kind]
+    """The function that reads a type of the file, as its first lines have them."""
+    simple = {"path": Path, "int": int, "float": float, "named": _named, "price": _price}
+    if kind in simple:
+        return simple[kind]
     if bounds := re.fullmatch(r"(\d+)\.\.(\d*)", kind):
         return whole_number(int(bounds[1]), int(bounds[2] or 2**32 - 1))
     return number(float(kind.lstrip(">=")), is_above="=" not in kind)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, is_named, value = text.partition("=")
+    if not is_named:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=…")
+    return name, value
+
+
+def _price(text: str) -> tuple[str, tuple[float, float]]:
+    name, value = _named(text)
+    dollars_in, dollars_out = map(number(), value.split("/"))
+    return name, (dollars_in, dollars_out)
 
 
 def load(dotted: str) -> Any:

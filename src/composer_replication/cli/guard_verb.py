@@ -13,52 +13,9 @@ if TYPE_CHECKING:
 
 _HALTED = 5
 _TOO_LITTLE = 6
-_RUNS, _QUICK_RUNS = 10_000, 400
+_QUICK_RUNS = 400
 _SETTINGS = ("min_steps", "decline_patience", "ema_alpha", "kl_hard_stop", "max_proxy_real_gap")
 
-VERB: dict[str, Any] = {
-    "help": "ask the guard about a log of any trainer, or measure the guard",
-    "scan": {
-        "help": "what the guard would have said during a run, from its log",
-        "description": "Feed a log to the guard: JSON lines, CSV, trainer_state.json of transformers and TRL, or "
-        "TensorBoard event files; or the folder of one. Each value of the truth is one update, with the newest "
-        "proxy and KL at or before its step. Exit code 5 when the guard fired, 6 when there were fewer updates "
-        "than it needs, 4 when the log cannot be used.",
-        "arguments": [
-            ["log FILE", "a log, or the folder that holds one", "path"],
-            ["--proxy COL", "what was trained on (default: guessed)", "", ""],
-            [
-                "--truth COL",
-                "never trained on (default: guessed); --truth=-COL where lower is better",
-                "",
-                "",
-            ],
-            ["--kl COL", "KL to the initial policy, or none (default: guessed)", "", ""],
-            ["--step COL", "the step (default: found)", "", ""],
-            ["--resumed", "steps that fall back are a resumed run: the newer values count"],
-            ["--recipe RUN.toml", "the guard's settings, from its [guard]", "path"],
-            ["--min-steps N", "updates before anything may fire", "int"],
-            ["--decline-patience N", "updates in a row with truth falling and proxy rising that fire", "int"],
-            ["--ema-alpha A", "weight of the past in every average, in [0, 1)", "float"],
-            ["--kl-hard-stop NATS", "largest tolerated KL average", "float"],
-            ["--max-proxy-real-gap GAP", "largest tolerated rise of proxy over truth", "float"],
-        ],
-    },
-    "bench": {
-        "help": "how often the guard halts honest runs, and how soon it sees hacked ones",
-        "description": "Simulate honest and hacked runs with fixed seeds, and put the guard and the usual rules on "
-        "them, at nominal thresholds and at ones tuned to 1% false alarms. A full benchmark takes some minutes on "
-        "one core.",
-        "arguments": [
-            ["--runs N", f"of each honest family; half of others (default: {_RUNS})", "1..1000000", _RUNS],
-            ["--quick", f"the same as --runs {_QUICK_RUNS}"],
-            ["--family NAME", "only this family; may be repeated (default: all)", "", []],
-            # a variance needs two; the simulator's products are exact up to 200
-            ["--tasks N", "fresh tasks an evaluation (default: %(default)d)", "2..200", 32],
-            ["--seed N", "of all draws (default: fixed)", "0.."],
-        ],
-    },
-}
 Result = dict[str, Any]
 
 

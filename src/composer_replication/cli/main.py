@@ -1,8 +1,8 @@
 """The frame of ``composer-rl``: parse, run one verb, print one result, map every error to its exit code.
 
-``command_line.toml`` declares the verbs, or ``VERB`` of their module in the same form. The function that a verb names takes
-the parsed arguments and returns ``(result, exit code)``; the one beside it, with ``render`` for ``run`` in its name, says the
-result to a person, or ``columns`` where there is none. Nothing heavy is imported, so that ``--help`` is instant.
+``command_line.toml`` declares the verbs. The function that a verb names takes the parsed arguments and returns
+``(result, exit code)``; the one beside it, with ``render`` for ``run`` in its name, says the result to a person, or ``columns``
+where there is none. No verb's module is imported before its own run, so that ``--help`` is instant.
 
 Standard output carries the result and nothing else: whatever a verb prints on the way
 goes to standard error, so that ``--json`` is exactly one JSON object.
@@ -68,8 +68,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     """The parser of the whole command.
 
     Args:
-        only: a verb whose module alone is imported, since no other can be meant; empty:
-            every verb's module, which are all light.
+        only: a verb that alone is added, since no other can be meant; empty: all of them.
     """
     parser = CommandParser(
         prog=PROGRAM,
@@ -85,8 +84,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     _add_output_flags(common, default=argparse.SUPPRESS)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for name in [only] if only in VERBS else VERBS:
-        module = f"{__package__}.{name.replace('-', '_')}_verb"
-        add_verb(subparsers, common, name, declared_verbs().get(name) or load(f"{module}:VERB"))
+        add_verb(subparsers, common, name, declared_verbs()[name])
     return parser
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.flags import chosen_backend, given_up, number, refuse_unwritable
+from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
 from composer_replication.cli.terminal import columns, progress_bar
 from composer_replication.errors import InputError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
@@ -29,108 +29,6 @@ _LEAST_GOLDEN_CHARACTERS = 20
 _INCOMPLETE = 6
 """Exit code where the budget or a teacher ended: what was answered is kept, and the same command goes on."""
 _NOTHING_SENT = {"dry_run": True, "cost_usd": 0.0, "cached": 0, "failed": 0}
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, is_named, value = text.partition("=")
-    if not is_named:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=…")
-    return name, value
-
-
-def price(text: str) -> tuple[str, tuple[float, float]]:
-    name, value = _named(text)
-    dollars_in, dollars_out = map(number(), value.split("/"))
-    return name, (dollars_in, dollars_out)
-
-
-_INGESTED = ["folder DIR", "of traces ingest", "path"]
-_TEACHERS = [
-    ["--teacher NAME=URL#MODEL", "any number of times", "", "required", {"action": "append"}],
-    ["--key NAME=VARIABLE", "environment variable with a teacher's key", "", [], {"type": _named}],
-    ["--price NAME=IN/OUT", "dollars a million tokens", "", [], {"type": price}],
-    ["--budget-usd N", "budget, never passed (default 5)", ">=0", 5.0],
-    ["--max-tokens N", "budget (default 20 million)", "1..", 20_000_000],
-    ["--max-steps N", "steps that are asked about (default 200)", "1..", 200],
-    ["--answer-tokens N", "most of one answer (default 2048)", "1..", 2048],
-    ["--concurrent N", "requests at a time, each teacher (default 8)", "1..", 8],
-    ["--every-step", "also steps where nothing went wrong and nothing was edited"],
-    ["--dry-run", "say steps, calls and the most that they can cost; send nothing"],
-]
-_ROWS = [
-    ["folders DIR+", "folders of traces ingest, or files of trajectories", "path"],
-    ["--out DIR", "a folder, or FILE.parquet or FILE.jsonl", "path", "required"],
-]
-_SPLIT = [
-    ["--tasks STORE", "the task store of --split", "path"],
-    ["--split FILE", "a split: nothing of its held-out tasks is written", "path"],
-]
-VERB: dict[str, Any] = {
-    "help": "recorded agent sessions: ingest, ask teachers again, execute branches, make pairs",
-    "description": "Recorded sessions of agents become preference pairs: docs/traces.md walks through it.",
-    "ingest": {
-        "help": "read sessions of any known format",
-        "description": "Read sessions of any known format, take keys, addresses and home folders out, leave "
-        "duplicates out, and write ATIF lines.",
-        "arguments": [
-            ["paths PATH+", "files and folders", "path"],
-            ["--out DIR", "where the sessions are kept", "path", "required"],
-            ["--format NAME", "read as this format, where two fit", "", ""],
-            ["--jobs N", "processes (default 2)", "1..", 2],
-        ],
-    },
-    "bind": {
-        "help": "make the calls of sessions again",
-        "description": "Make the calls of sessions again, in the tree in which they began, and say which results "
-        "came back.",
-        "arguments": [
-            _INGESTED,
-            ["--tasks STORE", "sessions on its tasks, SWE-bench's too", "path"],
-            ["--repository FOLDER", "the clone where sessions worked (default: what each recorded)", "", ""],
-            ["--commit SHA", "where sessions began (default: likewise)", "", ""],
-            "isolation",
-        ],
-    },
-    "replay": {
-        "help": "ask OpenAI-compatible teachers what they would have done at the steps that matter",
-        "description": "Ask OpenAI-compatible teachers what they would have done at the steps that matter, and "
-        "execute it with --tasks; answers are kept in DIR: the same command again asks nothing twice.",
-        "arguments": [
-            _INGESTED,
-            *_TEACHERS,
-            ["--tries N", "executions of each branch (default 4)", "1..", 4],
-            ["--horizon N", "answers after the branch (default 6)", "1..", 6],
-            ["--tasks STORE", "execute branches of sessions on these tasks", "path"],
-            ["--first NAME", "a cheap teacher for every step; the others where it differs", "", ""],
-            ["--goes-on NAME", "the teacher that plays a branch on (default: the first)", "", ""],
-            "isolation",
-        ],
-    },
-    "distill": {
-        "help": "ask teachers how likely the student's own tokens are at those steps",
-        "description": "Ask teachers how likely the student's own tokens are at those steps: rows of ids with the "
-        "teacher's log-probabilities, for distillation.",
-        "arguments": [
-            _INGESTED,
-            ["--model MODEL", "the student; teachers need the same tokenizer", "", "required"],
-            *_TEACHERS,
-            ["--out FILE.jsonl", "the rows", "path", "required"],
-            *_SPLIT,
-        ],
-    },
-    "pairs": {
-        "help": "write preference pairs, for TRL and for our own trainer",
-        "arguments": [*_ROWS, *_SPLIT],
-    },
-    "sft": {
-        "help": "write chat rows of passing attempts, for TRL and for our own trainer",
-        "arguments": [*_ROWS, *_SPLIT],
-    },
-    "show": {
-        "help": "write sessions, steps, branches and verdicts on one self-contained HTML page",
-        "arguments": [_INGESTED, ["--out PAGE.html", "the page", "path", "required"]],
-    },
-}
 
 
 def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:

@@ -37,9 +37,11 @@ def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Act], Non
 
         size = ["--size N", "", "int", None, {"choices": [1, 2]}]
         table = {"help": "does what it is told", "arguments": [["words WORD*", ""], size]}
-        vars(module).update(VERB=table, run=act, render=lambda result: f"rendered {result}")
+        vars(module).update(run=act, render=lambda result: f"rendered {result}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(frame, "VERBS", ("explain", "fake"))
+        declared = {**frame.declared_verbs(), "fake": table}
+        monkeypatch.setattr(frame, "declared_verbs", lambda: declared)
         monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
 
     return register

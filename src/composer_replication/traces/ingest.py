@@ -139,8 +139,7 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
             fits = detect(file, only)
             if len(fits) > 1 and file == path:
                 problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
-                fix = "name the one that it is read as: --format NAME."
-                raise InputError("CR0206", problem, where=str(path), fix=fix)
+                raise InputError("CR0206", problem, where=str(path), fix="name one of them: --format NAME.")
             if len(fits) == 1:
                 # one call or one event a file: the files of a folder are one conversation
                 is_joined = file.suffix == ".json" and fits[0][0] in ("openai-chat", "openhands")

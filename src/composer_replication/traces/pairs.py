@@ -257,9 +257,7 @@ def _problem(row: PairRow) -> str:
 
 
 def _unusable(sentence: str, where: str) -> InputError:
-    fix = (
-        'write one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0751'
-    )
+    fix = 'one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0751'
     return InputError("CR0751", f"{sentence}.", where=where, fix=fix)
 
 

@@ -63,7 +63,7 @@ BY_HAND = {
     "openai-responses/mcp-server-tool.jsonl": ("openai-responses responses", [(2, 1, 1, 0)]),
     "openai-responses/web-search-stream.jsonl": ("openai-responses responses", [(2, 2, 0, 0)]),
     "swe-agent/history-only.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
-    "swe-agent/pydicom-1458-v0.traj": ("swe-agent 0", [(12, 12, 11, 0)]),
+    "swe-agent/pydicom-1458-v0.traj": ("swe-agent 0", [(12, 12, 12, 0)]),
     "swe-agent/test-repo-1c2844-v1.0.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
     "atif/hello-world-context-summarization.trajectory.json": ("atif 1.5", [(7, 7, 7, 0)]),
     "atif/hello-world-context-summarization-linear-history.trajectory.cont-1.json": (

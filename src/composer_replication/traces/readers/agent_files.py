@@ -260,8 +260,9 @@ def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str)
         messages = typed(list, document) or items_at(document, "history") or items_at(document, "messages")
         ledger.put_inner(partial(_message, builder), messages)
         num_answers = sum(at(each, "role") == "assistant" and not at(each, "is_demo") for each in messages)
-        # the last step, which submits, may stand in the trajectory alone
-        ledger.put_inner(partial(_trajectory_step, builder), items_at(document, "trajectory")[num_answers:])
+        # the last step, which submits, or what it printed, may stand in the trajectory alone
+        rest = items_at(document, "trajectory")[num_answers - builder.waits :]
+        ledger.put_inner(partial(_trajectory_step, builder), rest)
         info, replay = at(document, "info"), parsed(at(document, "replay_config"))
         trace.version = text_at(info, "swe_agent_version") or text_at(info, "mini_version")
         model = text_at(replay, "agent", "model", "name") or trace.model
@@ -314,8 +315,9 @@ def _message(builder: TraceBuilder, message: dict[str, Any]) -> None:
 
 
 def _trajectory_step(builder: TraceBuilder, step: dict[str, Any]) -> None:
-    builder.add("agent", [text_at(step, "thought") or text_at(step, "response")])
-    _add_command(builder, text_at(step, "action").strip())
+    if not builder.waits:
+        builder.add("agent", [text_at(step, "thought") or text_at(step, "response")])
+        _add_command(builder, text_at(step, "action").strip())
     builder.add("user", [StepResult("", text_at(step, "observation"))])
 
 

@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 21440,
-    "src/composer_replication/traces": 2812,
+    "src/composer_replication/traces": 2811,
     "src/composer_replication/trainer": 8358,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,

@@ -53,26 +53,27 @@ class _Session:
         self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> str | None:
-        kind, uuid, data = record.get("type"), record.get("uuid"), at(record, "data")
+        kind, uuid = record.get("type"), record.get("uuid")
         known = self._step_of.get(record.get("parentUuid"))
         if known is not None and uuid:  # the chain of parents runs through records that are no messages
             self._step_of.setdefault(uuid, known)
         if kind in ("assistant", "user"):
             is_inner = record.get("isSidechain") is True
             self._message(record, (text_at(record, "agentId") or "sidechain") if is_inner else "")
-        elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
+            return None
+        data = record.get("data")
+        if at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             self._call_of_agent.setdefault(data["agentId"], text_at(record, "parentToolUseID"))
             self._message({**record, **data["message"], "parentUuid": None}, data["agentId"])
-        elif kind == "system" and record.get("subtype") == "compact_boundary":
+            return None
+        if kind == "system" and record.get("subtype") == "compact_boundary":
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
-        else:
-            is_known = kind in CLAUDE_RECORDS
-            raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
-        return None
+        is_known = kind in CLAUDE_RECORDS
+        raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message, source = record.get("uuid"), record["message"], chat.ROLES[record["type"]]
+        uuid, message, is_user = record.get("uuid"), record["message"], record["type"] == "user"
         key = f"{agent}/{uuid}"
         if uuid and key in self._step_of:
             raise Dropped("a record that the file repeats")
@@ -85,18 +86,20 @@ class _Session:
             trace.state = RepositoryState(folder=folder)
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
             builder = self.builders[agent] = TraceBuilder(trace)
-        parts = list(chat.content_parts(message["content"]))
+        parts, model = list(chat.content_parts(message["content"])), message.get("model")
         of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
-        flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
-        flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
-        if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
-            flags.add("injected")
+        flags = [flag for name, flag in _FLAGS.items() if record.get(name) is True]
+        if model == "<synthetic>":
+            flags.append("synthetic")
+        if is_user and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
+            flags.append("injected")
             builder.interrupt()
-        how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
-        place = builder.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
-        is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
-        if source == "user" and builder.answered and (is_denied or record.get("toolDenialKind")):
-            builder.answered.flags.add("denied")
+        parent, key_of = parent if of_agent == agent else None, message.get("id") or uuid or ""
+        place = builder.add(chat.ROLES[record["type"]], parts, *flags, parent=parent, key=key_of, model=model)
+        if is_user and builder.answered:
+            is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
+            if is_denied or record.get("toolDenialKind"):
+                builder.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
 
 

@@ -297,7 +297,7 @@ def open_grader(
     """
     accept_recipe(config)
     if cluster is not None:
-        from composer_replication.rollouts.cluster.ray_environment import RayGrader
+        from composer_replication.rollouts.cluster.rollout_cluster import RayGrader
 
         return RayGrader(cluster)
     return Grader(
@@ -476,7 +476,7 @@ def open_player(
         monitor="off" if is_evaluation else section.monitor,
     )
     if cluster is not None:
-        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
+        from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
 
         open_environment = partial(RayEnvironment, cluster)
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))

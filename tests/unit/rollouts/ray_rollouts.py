@@ -140,7 +140,7 @@ def refusals_of(address: str, store: TaskStore) -> dict[str, Any]:
         return work
 
     result: dict[str, Any] = {
-        "unsafe": attempt(opened(ClusterOptions(num_cpus=0.1, backend="unsafe_jail:Jail"))),
+        "unsafe": attempt(opened(ClusterOptions(num_cpus=0.1, grader={"backend": "unsafe_jail:Jail"}))),
         "no_room": attempt(opened(ClusterOptions(num_cpus=64, resources={"side": 2.0}, waiting_seconds=2.0))),
     }
     with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1)) as cluster:

@@ -126,7 +126,9 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
     cheat = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
     written = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": cheat}))
     for mode, expected in (("mask", 0.0), ("off", 1.0)):
-        actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
+        actor = RolloutActor(
+            parcel_of(store, itself), itself, ClusterOptions(attempt={"monitor": mode}), needs_of(None)
+        )
         actor.attempt("reset", clamp.task_id)
         actor.attempt("call", written)
         paid, _ = actor.attempt("finish")
@@ -183,7 +185,7 @@ def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
     def refuse(files: Any) -> Files:
         raise AssertionError("such a node gets no store")
 
-    options = ClusterOptions(backend="unsafe_jail:Jail")
+    options = ClusterOptions(grader={"backend": "unsafe_jail:Jail"})
     actor = RolloutActor(StoreParcel("f", 0), refuse, options, needs_of("unsafe_jail:Jail"))
     with pytest.raises(SandboxFailure, match=r"CR0491: the node .* the sandbox unsafe does not hold"):
         actor.prepare()

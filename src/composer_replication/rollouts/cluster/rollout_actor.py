@@ -16,11 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from composer_replication.channel_tables import AgentToolsSection
 from composer_replication.errors import InputError
-from composer_replication.records import Limits, MonitorMode, Task
+from composer_replication.records import Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.store import FOLDERS, TaskStore
@@ -77,15 +75,16 @@ def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: st
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """How the actors of a cluster are placed, and what attempts (as in ``FeatureDeletionEnv``) and gradings in them (as in
-    ``Grader``) are like.
+    """How the actors of a cluster are placed, and what is in them.
 
     There are ``num_actors`` attempts and gradings at the same time. Those that Ray has no room for wait; the others work
     meanwhile. With ``fits_nodes`` there are fewer, but one at least, where the nodes have not room for so many when the cluster is
     joined; ``num_drivers`` processes of the run share that room. ``num_cpus`` are the processors that Ray sets aside for an actor (a share
     of one lets more of them on a node; it bounds nothing, as the sandbox does), ``resources`` further ones of Ray's, by name, such as a label
     of the nodes that have a sandbox. An attempt waits ``waiting_seconds`` for a free actor: keep it below ``EpisodeOptions.turn_seconds``.
-    ``backend`` is the sandbox's on every node, by name or dotted path; empty for the best of each.
+
+    ``attempt`` are keywords of ``FeatureDeletionEnv``, and ``grader`` those of ``Grader``: its ``backend`` is the best of each node
+    where none is named.
     """
 
     num_actors: int = 4
@@ -94,21 +93,8 @@ class ClusterOptions:
     num_cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
     waiting_seconds: float = 500.0
-    backend: str = ""
-    tools: AgentToolsSection | None = None
-    reward: RewardOptions | None = None
-    monitor: MonitorMode = "mask"
-    limits: Limits | None = None
-    timeout_seconds: float = 20.0
-
-    @property
-    def of_grader(self) -> dict[str, Any]:
-        """Keywords of a ``Grader``, here and on the nodes."""
-        return {
-            "backend": self.backend,
-            "limits": self.limits,
-            "timeout_seconds": self.timeout_seconds,
-        }
+    attempt: Mapping[str, Any] = field(default_factory=dict)
+    grader: Mapping[str, Any] = field(default_factory=dict)
 
 
 def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> ClusterOptions:
@@ -162,13 +148,9 @@ class RolloutActor:
         check_node(*self._needs)
         if self._environment is None:
             options = self._options
-            store = open_copy(self._parcel, self._fetch, backend=options.backend or None)
-            self._environment = FeatureDeletionEnv(
-                Grader(store, num_jobs=1, **options.of_grader),
-                tools=options.tools,
-                reward=options.reward,
-                monitor=options.monitor,
-            )
+            store = open_copy(self._parcel, self._fetch, backend=options.grader.get("backend") or None)
+            grader = Grader(store, num_jobs=1, **options.grader)
+            self._environment = FeatureDeletionEnv(grader, **options.attempt)
         return self._environment
 
     def _require_environment(self, task: Task) -> None:

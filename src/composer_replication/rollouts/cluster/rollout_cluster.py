@@ -167,7 +167,9 @@ class RolloutCluster:
         kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus, resources=dict(options.resources), scheduling_strategy="SPREAD"
         )
-        self._prepare(kind.remote(self._parcel, ray.get, options, needs_of(options.backend or None)))
+        self._prepare(
+            kind.remote(self._parcel, ray.get, options, needs_of(options.grader.get("backend") or None))
+        )
 
     def _prepare(self, actor: Any) -> None:
         tried = actor.prepare.options(max_task_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure])
@@ -306,7 +308,7 @@ class RayGrader(Grader):
     def __init__(self, cluster: RolloutCluster) -> None:
         self._cluster = cluster
         options = cluster.options
-        super().__init__(cluster.store, num_jobs=options.num_actors, **options.of_grader)
+        super().__init__(cluster.store, num_jobs=options.num_actors, **options.grader)
 
     @property
     def backend_name(self) -> str:

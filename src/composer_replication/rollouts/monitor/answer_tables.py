@@ -204,15 +204,16 @@ def _branches(function: ast.AST, code: PythonCode) -> dict[str, list[tuple[Entry
     found: dict[str, list[tuple[Entry, ast.AST]]] = {}
     for node in ast.walk(function):
         match node:
-            case (
-                ast.If(
-                    test=test, body=[*_, ast.Return(value=ast.expr() as answer) | ast.Assign(value=answer)]
-                )
-                | ast.IfExp(test=test, body=answer)
-            ) if node in code.new:
-                subject, keys = _asked(test, code)
-                if keys and (entry := _entry(keys, answer, code)):
-                    found.setdefault(subject, []).append((entry, node))
+            case ast.If(test=test, body=[*_, ast.Return(value=answer) | ast.Assign(value=answer)]):
+                pass
+            case ast.IfExp(test=test, body=answer):
+                pass
+            case _:
+                continue
+        if node in code.new:
+            subject, keys = _asked(test, code)
+            if keys and (entry := _entry(keys, answer, code)):
+                found.setdefault(subject, []).append((entry, node))
     return found
 
 

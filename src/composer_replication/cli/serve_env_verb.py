@@ -32,8 +32,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         try:
             grader.attempt_backend()  # its self-test is no client's time
             url = url_of(listener)
-            # Said even with --quiet: with port 0 nobody knows the address otherwise. Clients wait in the listener's queue.
-            note(f"serving {num_tasks} tasks at {url} (sessions: /ws, state: /health)")
             signal_name, counts = serve(
                 listener,
                 grader,
@@ -41,6 +39,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
                 session_seconds=args.session_seconds,
                 max_calls=args.max_calls,
                 monitor=args.monitor,
+                # Said even with --quiet: with port 0 nobody knows the address otherwise. Clients wait in the listener's queue.
+                on_ready=lambda: note(f"serving {num_tasks} tasks at {url} (sessions: /ws, state: /health)"),
             )
         finally:
             grader.stop_runs()  # a signal ended it: nobody waits for a grading any more

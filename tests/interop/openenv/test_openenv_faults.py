@@ -154,7 +154,7 @@ def test_a_call_that_is_under_way_is_no_silence(grader: Grader, monkeypatch: pyt
         raise ZeroDivisionError  # nothing is served
 
     monkeypatch.setattr(openenv_server, "create_fastapi_app", watched)
-    how: dict[str, Any] = {"max_sessions": 1, "session_seconds": 7, "max_calls": 1, "monitor": "off"}
+    how: dict[str, Any] = {"max_sessions": 1, "max_calls": 1, "monitor": "off", "on_ready": print}
     with listen("127.0.0.1", 0) as listener, pytest.raises(ZeroDivisionError):
-        openenv_server.serve(listener, grader, **how)
+        openenv_server.serve(listener, grader, session_seconds=7, **how)
     assert bounds == [7 + MAX_COMMAND_SECONDS] == [307]

@@ -201,12 +201,14 @@ def serve(
     session_seconds: float,
     max_calls: int,
     monitor: MonitorMode,
+    on_ready: Callable[[], None],
 ) -> tuple[str, Counter[str]]:
     """Serve the store of a grader until a signal, and take everything away: the signal's name, and what came of attempts.
 
-    ``listener`` listens already, and is closed here. More than ``max_sessions`` clients at a time, each of which may hold a
-    sandbox, are refused by the library. A session without a message ends ``session_seconds`` after the last answer, and the longest call
-    besides, since the library takes a call that is under way for silence. After ``max_calls`` an attempt is graded as it stands.
+    ``listener`` listens already, and is closed here; ``on_ready`` is called as soon as a signal would be heeded. More than
+    ``max_sessions`` clients at a time, each of which may hold a sandbox, are refused by the library. A session without a message
+    ends ``session_seconds`` after the last answer, and the longest call besides, since the library takes a call that is under way for
+    silence. After ``max_calls`` an attempt is graded as it stands.
 
     The counts are ``attempts`` (ended ones), ``infrastructure_failures``, ``flagged`` (with a finding of the monitor) and
     ``masked`` (paid 0 at most for it).
@@ -241,6 +243,7 @@ def serve(
 
     before = {number: signal.signal(number, note) for number in _SIGNALS}
     try:
+        on_ready()
         web.run([listener])
     finally:
         for number, act in before.items():

@@ -173,6 +173,10 @@ class _Inspection:
         """What calls that may write said, latest last."""
 
     def report(self) -> MonitorReport:
+        task, root = self.episode.task, self.episode.tree_root
+        stems = (path.rpartition("/")[2].removesuffix(".py") for path in task.hole_paths)
+        own = {task.package, task.distribution}
+        targets = {task.symbol.rpartition(".")[2], *stems} - {"__init__"}
         for turn_idx, turn in enumerate(self.episode.turns):
             for call_idx, (call, _) in enumerate(turn):
                 self.num_calls += 1
@@ -180,7 +184,7 @@ class _Inspection:
                 at = (turn_idx, call_idx)
                 if call.name in ("bash", "write_file", "str_replace"):
                     self.told.append((call.arguments, at))
-                for name, words in matches(call, self.episode.task, self.episode.tree_root):
+                for name, words in matches(call, own, targets, root):
                     self._add(name, words, call.name, at)
         for path, words in changed_tests(self.before, self.after):
             self._add("test-edit", words, path, self._writer(path))
@@ -190,8 +194,7 @@ class _Inspection:
             except RecursionError:
                 self.num_unreadable += 1
                 self._add("not-inspected", "code that is nested too deeply to be walked", path, _NO_CALL)
-        task_id, findings = self.episode.task.task_id, tuple(self.findings)
-        return MonitorReport(task_id, findings, self.num_calls, self.num_unreadable)
+        return MonitorReport(task.task_id, tuple(self.findings), self.num_calls, self.num_unreadable)
 
     def _answer_files(self) -> list[str]:
         """The Python files that were changed or made; a new one counts once another changed file names its module."""

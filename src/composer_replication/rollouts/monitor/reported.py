@@ -12,14 +12,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.forgery_checks import START_NAMES
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
-
-if TYPE_CHECKING:
-    from composer_replication.rollouts.monitor.hack_monitor import PublicTask
 
 LONGEST = 100_000
 """Characters of one command that are looked at."""
@@ -50,20 +46,19 @@ PATTERNS: Sequence[tuple[str, str, str]] = (
 deleted symbol or a file with a hole. Gaps are bounded, so that the work is linear."""
 
 
-def matches(call: ToolCall, task: PublicTask, tree_root: str) -> Iterator[tuple[str, str]]:
-    """The classes of what a call asks for, each with the words that show it."""
+def matches(call: ToolCall, own: set[str], targets: set[str], tree_root: str) -> Iterator[tuple[str, str]]:
+    """The classes of what a call asks for, each with the words that show it; names are those of ``PATTERNS``."""
     asked = _asked_text(call)
     if len(asked) > LONGEST:
         yield "not-inspected", f"a command behind its first {LONGEST} characters: {asked[-80:]}"
     text = asked[:LONGEST]
     if tree_root:
         text = text.replace(f"{tree_root.rstrip('/')}/", "")
-    stems = (path.rpartition("/")[2].removesuffix(".py") for path in task.hole_paths)
-    own = _any_of({task.package, task.distribution})
-    target = _any_of({task.symbol.rpartition(".")[2], *stems} - {"__init__"})
-    shown = [(name, words.replace("OWN", own).replace("TARGET", target), no) for name, words, no in PATTERNS]
+    patterns = PATTERNS
+    for old, new in (("OWN", _any_of(own)), ("TARGET", _any_of(targets))):
+        patterns = [(name, words.replace(old, new), excuse) for name, words, excuse in patterns]
     for command in simple_commands(text):
-        for name, words, excuse in shown:
+        for name, words, excuse in patterns:
             if re.search(words, command, re.IGNORECASE) and not re.search(excuse, command):
                 yield name, command
 

@@ -338,13 +338,12 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         task, root = public_task(self.grader.store, attempt.task), str(attempt.toolbox.sandbox.tree)
         turns = [[pair] for pair in attempt.calls]
         report = HackMonitor().inspect(EpisodeEvidence(task, turns, before, after, root))
+        excused: Collection[str] = ()
         if self._monitor == "report":
-            return only_reporting(report, HACK_CLASSES)
-        return (
-            only_reporting(report, golden_classes(self.grader, attempt.task))
-            if report.masks_reward
-            else report
-        )
+            excused = HACK_CLASSES
+        elif report.masks_reward:
+            excused = golden_classes(self.grader, attempt.task)
+        return only_reporting(report, excused)
 
 
 def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorReport:

@@ -24,7 +24,7 @@ from typing import Any
 
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
-from composer_replication.rollouts.monitor.report import HACK_CLASSES, MonitorReport, PublicTask
+from composer_replication.rollouts.monitor.hack_monitor import HACK_CLASSES, MonitorReport, PublicTask
 
 WAYS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 ROOT = "/srv/tree"

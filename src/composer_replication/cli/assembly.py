@@ -297,22 +297,17 @@ def open_grader(
     """
     accept_recipe(config)
     if cluster is not None:
-        from composer_replication.rollouts.cluster.ray_environment import RayGrader
+        from composer_replication.rollouts.cluster.rollout_cluster import RayGrader
 
         return RayGrader(cluster)
-    return Grader(
-        store,
-        backend=config.sandbox.backend,
-        limits=sandbox_limits(config),
-        timeout_seconds=config.rollouts.test_timeout_seconds,
-        num_jobs=config.rollouts.grading_jobs,
-        unseen=unseen,
-    )
+    return Grader(store, num_jobs=config.rollouts.grading_jobs, unseen=unseen, **grader_options(config))
 
 
-def sandbox_limits(config: RunConfig) -> Limits:
-    """Of every sandbox of a recipe."""
-    return Limits(**config.sandbox.model_dump(include={"memory_bytes", "num_processes", "disk_bytes"}))
+def grader_options(config: RunConfig) -> dict[str, Any]:
+    """The sandbox, limits and time of every grading of a recipe, here or on a cluster."""
+    limits = Limits(**config.sandbox.model_dump(include={"memory_bytes", "num_processes", "disk_bytes"}))
+    seconds = config.rollouts.test_timeout_seconds
+    return {"backend": config.sandbox.backend, "limits": limits, "timeout_seconds": seconds}
 
 
 def reward_options(config: RunConfig) -> RewardOptions:
@@ -332,12 +327,12 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
         **placing,
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
-        backend=config.sandbox.backend,
-        tools=None if config.agent is None else config.agent.tools,
-        reward=reward_options(config),
-        monitor="off" if config.agent is None else config.agent.monitor,
-        limits=sandbox_limits(config),
-        timeout_seconds=config.rollouts.test_timeout_seconds,
+        attempt={
+            "tools": None if config.agent is None else config.agent.tools,
+            "reward": reward_options(config),
+            "monitor": "off" if config.agent is None else config.agent.monitor,
+        },
+        grader=grader_options(config),
     )
 
 
@@ -476,7 +471,7 @@ def open_player(
         monitor="off" if is_evaluation else section.monitor,
     )
     if cluster is not None:
-        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
+        from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
 
         open_environment = partial(RayEnvironment, cluster)
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))

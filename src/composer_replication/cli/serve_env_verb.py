@@ -27,23 +27,24 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     num_tasks = len(store.require_task_ids())
     with listen(args.host, args.port) as listener:
         with needs_extra("openenv", "serving environments"):
-            from composer_replication.rollouts.environment.openenv_server import EnvironmentServer
+            from composer_replication.rollouts.environment.openenv_server import serve
         grader = Grader(store, backend=args.backend or "", num_jobs=args.grading_jobs)
         try:
-            server = EnvironmentServer(
+            grader.attempt_backend()  # its self-test is no client's time
+            url = url_of(listener)
+            signal_name, counts = serve(
+                listener,
                 grader,
                 max_sessions=args.max_sessions,
                 session_seconds=args.session_seconds,
                 max_calls=args.max_calls,
                 monitor=args.monitor,
+                # Said even with --quiet: with port 0 nobody knows the address otherwise. Clients wait in the listener's queue.
+                on_ready=lambda: note(f"serving {num_tasks} tasks at {url} (sessions: /ws, state: /health)"),
             )
-            url = url_of(listener)
-            # Said even with --quiet: with port 0 nobody knows the address otherwise. Clients wait in the listener's queue.
-            note(f"serving {num_tasks} tasks at {url} (sessions: /ws, state: /health)")
-            signal_name = server.serve(listener)
         finally:
             grader.stop_runs()  # a signal ended it: nobody waits for a grading any more
     names = ("attempts", "infrastructure_failures", "flagged", "masked")
     result: dict[str, object] = {"url": url, "signal": signal_name, "tasks": num_tasks}
-    result |= {name: server.counts[name] for name in names}
+    result |= {name: counts[name] for name in names}
     return result, 0 if signal_name == "SIGTERM" else _INTERRUPTED

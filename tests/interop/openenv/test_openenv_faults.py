@@ -16,6 +16,7 @@ from composer_replication.records import SandboxSpec, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment import openenv_server
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.openenv_address import listen
 from composer_replication.rollouts.environment.openenv_client import (
     AttemptObservation,
     FeatureDeletionClient,
@@ -150,7 +151,10 @@ def test_a_call_that_is_under_way_is_no_silence(grader: Grader, monkeypatch: pyt
 
     def watched(*_: Any, concurrency_config: Any, **__: Any) -> None:
         bounds.append(concurrency_config.session_timeout)
+        raise ZeroDivisionError  # nothing is served
 
     monkeypatch.setattr(openenv_server, "create_fastapi_app", watched)
-    openenv_server.EnvironmentServer(grader, session_seconds=7)
+    how: dict[str, Any] = {"max_sessions": 1, "max_calls": 1, "monitor": "off", "on_ready": print}
+    with listen("127.0.0.1", 0) as listener, pytest.raises(ZeroDivisionError):
+        openenv_server.serve(listener, grader, session_seconds=7, **how)
     assert bounds == [7 + MAX_COMMAND_SECONDS] == [307]

@@ -25,13 +25,12 @@ def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
         rollouts={"test_timeout_seconds": 3.0},
     )
     options = cluster_options(config)
-    assert options.reward == reward_options(config)
-    assert options.reward is not None and options.reward.invalid_call_cost == 0.25
-    assert options.tools is not None and options.tools.max_characters == 7000
-    assert options.limits is not None and options.limits == Limits(
-        options.limits.memory_bytes, num_processes=9, disk_bytes=options.limits.disk_bytes
-    )
-    assert (options.backend, options.timeout_seconds) == ("sandlock", 3.0)
+    assert options.attempt["reward"] == reward_options(config)
+    assert options.attempt["reward"].invalid_call_cost == 0.25
+    assert options.attempt["tools"].max_characters == 7000
+    limits = options.grader["limits"]
+    assert limits == Limits(limits.memory_bytes, num_processes=9, disk_bytes=limits.disk_bytes)
+    assert (options.grader["backend"], options.grader["timeout_seconds"]) == ("sandlock", 3.0)
 
 
 @pytest.mark.parametrize(

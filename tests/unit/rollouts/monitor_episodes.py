@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
-from composer_replication.rollouts.monitor.report import MonitorReport, PublicTask
+from composer_replication.rollouts.monitor.hack_monitor import MonitorReport, PublicTask
 
 TEST = """import pytest
 

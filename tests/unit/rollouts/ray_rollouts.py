@@ -48,6 +48,11 @@ def broken_tests(grader: Grader, task: Task) -> list[str]:
     return list(found.broken)
 
 
+def pid_of(place: str) -> int:
+    """Of ``HOST, process PID``."""
+    return int(place.rpartition(" ")[2])
+
+
 def attempt(work: Callable[[], Any]) -> dict[str, str]:
     """What it raised, or nothing."""
     try:
@@ -76,7 +81,7 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
     golden = store.files(task, "golden")[NUMBERS].decode()
     result: dict[str, Any] = {"host": socket.gethostname()}
     with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1)) as cluster:
-        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment, RayGrader
+        from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment, RayGrader
         from composer_replication.tasks.workers.ray_connection import Head
 
         face = TrlFeatureDeletion(RayEnvironment(cluster))
@@ -91,7 +96,7 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         result["broken"] = broken_tests(grader, task)
         killer = kill_when(
             lambda: (
-                [place.pid for place in cluster.places()]
+                [pid_of(place) for place in cluster.places()]
                 if cluster._free.empty() and not cluster._starting
                 else []
             ),
@@ -106,7 +111,7 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         environment = RayEnvironment(cluster)
         environment.reset(task.task_id)
         [place] = cluster.places()
-        os.kill(place.pid, signal.SIGKILL)
+        os.kill(pid_of(place), signal.SIGKILL)
         time.sleep(1.0)
         result["killed_idle"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["after_loss"] = [environment.is_done, environment.finish()]
@@ -135,20 +140,20 @@ def refusals_of(address: str, store: TaskStore) -> dict[str, Any]:
         return work
 
     result: dict[str, Any] = {
-        "unsafe": attempt(opened(ClusterOptions(num_cpus=0.1, backend="unsafe_jail:Jail"))),
+        "unsafe": attempt(opened(ClusterOptions(num_cpus=0.1, grader={"backend": "unsafe_jail:Jail"}))),
         "no_room": attempt(opened(ClusterOptions(num_cpus=64, resources={"side": 2.0}, waiting_seconds=2.0))),
     }
     with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1)) as cluster:
         import ray
 
-        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
+        from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
 
         environment = RayEnvironment(cluster)
         environment.reset(clamp_of(store).task_id)
         result["second"] = attempt(opened(ClusterOptions()))
         [(actor, place)] = cluster._places.items()
         ray.kill(actor)
-        while Path(f"/proc/{place.pid}").exists():
+        while Path(f"/proc/{pid_of(place)}").exists():
             time.sleep(0.1)
         result["last"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["anew"] = attempt(lambda: environment.reset(clamp_of(store).task_id))

@@ -86,7 +86,7 @@ def test_a_parcel_that_is_another_store_is_refused(sized_store: TaskStore, cache
 def actor(store: TaskStore) -> Iterator[RolloutActor]:
     made = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(), needs_of(None))
     yield made
-    made.end()
+    made.attempt("close")
     assert not list(process_folder().glob("attempt-*"))
 
 
@@ -105,14 +105,14 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
     actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
 ) -> None:
     with FeatureDeletionEnv(grader) as env:
-        assert actor.begin(clamp.task_id) == env.reset(clamp.task_id)
+        assert actor.attempt("reset", clamp.task_id) == (env.reset(clamp.task_id), False)
         for call in moves(store, clamp):
-            here, there = env.call(call), actor.call(call)
+            here, there = env.call(call), actor.attempt("call", call)
             assert (there[0].text, there[0].is_error) == (here.text, here.is_error)
             assert there[1] == env.is_done
-        assert actor.attempt("candidate") == env.candidate()
-        theirs, mine = actor.attempt("finish"), env.finish()
-        assert theirs is not None and mine is not None
+        assert actor.attempt("candidate") == (env.candidate(), True)
+        (theirs, is_over), mine = actor.attempt("finish"), env.finish()
+        assert theirs is not None and mine is not None and is_over
         assert theirs.score.outcomes == mine.score.outcomes
         assert (theirs.reward, mine.reward) == (1.0, 1.0)
         assert (theirs.regressions, theirs.graded_reward) == (mine.regressions, mine.graded_reward)
@@ -126,24 +126,26 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
     cheat = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
     written = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": cheat}))
     for mode, expected in (("mask", 0.0), ("off", 1.0)):
-        actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
-        actor.begin(clamp.task_id)
-        actor.call(written)
-        paid = actor.attempt("finish")
+        actor = RolloutActor(
+            parcel_of(store, itself), itself, ClusterOptions(attempt={"monitor": mode}), needs_of(None)
+        )
+        actor.attempt("reset", clamp.task_id)
+        actor.attempt("call", written)
+        paid, _ = actor.attempt("finish")
         assert paid is not None
         assert (paid.reward, paid.graded_reward) == (expected, 1.0)
         assert (paid.report is None) == (mode == "off")
-        actor.end()
+        actor.attempt("close")
 
 
 def test_an_actor_that_was_left_has_no_attempt(actor: RolloutActor, clamp: Task) -> None:
     listing = ToolCall("list_files", "{}")
-    actor.begin(clamp.task_id)
-    assert not actor.call(listing)[0].is_error
+    actor.attempt("reset", clamp.task_id)
+    assert not actor.attempt("call", listing)[0].is_error
     actor.attempt("close")
     actor.attempt("close")
     with pytest.raises(UsageError, match="CR0800"):
-        actor.call(listing)
+        actor.attempt("call", listing)
 
 
 @pytest.mark.long
@@ -166,9 +168,9 @@ def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStor
     with pytest.raises(
         MissingError, match=rf"CR0491: the node {socket.gethostname()} cannot be used"
     ) as caught:
-        actor.begin("t-function-body")
+        actor.attempt("reset", "t-function-body")
     assert not isinstance(caught.value, SandboxFailure), "no episode is tried again for it"
-    actor.end()
+    actor.attempt("close")
 
 
 def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
@@ -183,7 +185,7 @@ def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
     def refuse(files: Any) -> Files:
         raise AssertionError("such a node gets no store")
 
-    options = ClusterOptions(backend="unsafe_jail:Jail")
+    options = ClusterOptions(grader={"backend": "unsafe_jail:Jail"})
     actor = RolloutActor(StoreParcel("f", 0), refuse, options, needs_of("unsafe_jail:Jail"))
     with pytest.raises(SandboxFailure, match=r"CR0491: the node .* the sandbox unsafe does not hold"):
         actor.prepare()
@@ -215,7 +217,7 @@ def test_no_more_actors_than_the_nodes_have_room_for(asked: dict[str, Any], num_
 
 def test_what_runs_in_a_worker_loads_no_torch() -> None:
     program = (
-        "import sys\nimport composer_replication.rollouts.cluster.ray_environment\n"
+        "import sys\nimport composer_replication.rollouts.cluster.rollout_cluster\n"
         "print([name for name in ('torch', 'transformers', 'trl', 'tokenizers', 'datasets') if name in sys.modules])"
     )
     pytest.importorskip("ray", reason="the extra ray is not installed")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.rollouts.monitor.report import HACK_CLASSES
+from composer_replication.rollouts.monitor.hack_monitor import HACK_CLASSES
 from composer_replication.rollouts.tools.tool_schemas import arguments_of
 from composer_replication.rollouts.tools.toolbox import TOOLS
 

@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_episodes import BEFORE, BROKEN, PATH, TASK, TEST, TEST_PATH, bash, call, inspect, names, solved
 
-from composer_replication.errors import UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.monitor import hack_monitor, python_names, reported
-from composer_replication.rollouts.monitor.hack_monitor import HackMonitor, monitor_for
-from composer_replication.rollouts.monitor.report import HACK_CLASSES, EpisodeEvidence, public_task
+from composer_replication.rollouts.monitor.hack_monitor import (
+    HACK_CLASSES,
+    EpisodeEvidence,
+    HackMonitor,
+    public_task,
+)
 from composer_replication.rollouts.monitor.reported import new_lines
 from composer_replication.tasks.store import TaskStore
 
@@ -222,18 +225,11 @@ def test_a_table_that_the_file_documents_is_no_secret_of_the_tests() -> None:
         assert names(HackMonitor().inspect(episode)) == expected
 
 
-def test_the_mode_chooses_whether_a_finding_flags() -> None:
-    episode = EpisodeEvidence(TASK, [], BEFORE, {**BEFORE, PATH: f"{BROKEN}\nimport os\nos._exit(0)\n"})
-    for mode, masks in (("mask", True), ("report", False)):
-        monitor = monitor_for(mode)
-        assert monitor is not None
-        report = monitor.inspect(episode)
-        assert names(report) == {"early-exit"} and report.masks_reward is masks
-        assert json.loads(json.dumps(report.to_json()))["masks_reward"] is masks
+def test_a_report_is_a_line_of_a_log_and_holds_few_findings_of_a_class() -> None:
+    report = inspect(after={PATH: f"{BROKEN}\nimport os\nos._exit(0)\n"})
+    assert names(report) == {"early-exit"} and report.masks_reward
+    assert json.loads(json.dumps(report.to_json()))["masks_reward"] is True
     assert len(inspect(*[bash(f"git reflog -{number}") for number in range(9)]).findings) == 5
-    assert monitor_for("off") is None
-    with pytest.raises(UsageError, match="CR0722"):
-        monitor_for("shout")  # type: ignore[arg-type]
 
 
 def test_what_is_too_long_is_said_and_the_rest_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

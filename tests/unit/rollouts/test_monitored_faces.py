@@ -16,7 +16,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
 from composer_replication.rollouts.environment.trl_face import environment_factory
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.monitor.report import MonitorReport
+from composer_replication.rollouts.monitor.hack_monitor import MonitorReport
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"

@@ -1,8 +1,8 @@
 """Where do attempts and gradings run when one machine is too small? In actors on the nodes of a Ray cluster.
 
 rollout_actor.py    how many actors, and what lives on a node: a copy of the store, a sandbox with its tools, the grading
-rollout_cluster.py  the actors, lent one at a time; placing and waiting are Ray's
-ray_environment.py  an attempt whose sandbox is elsewhere, for the agent loop and every face; answers and trees graded elsewhere
+rollout_cluster.py  the actors, lent one at a time (placing and waiting are Ray's), to an attempt whose sandbox is elsewhere, for the
+                    agent loop and every face, and to a grader of answers and trees
 
 Nothing here needs torch. The extra ``ray`` is needed from ``open_cluster`` on.
 """
@@ -10,7 +10,7 @@ Nothing here needs torch. The extra ``ray`` is needed from ``open_cluster`` on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from composer_replication.tasks.store import TaskStore
@@ -27,11 +27,8 @@ def open_cluster(
 ) -> Iterator[RolloutCluster]:
     """Actors for attempts and gradings, from here to the end of the block; waits for the first of them.
 
-    Args:
-        address: as ``RayConnection`` takes it.
-        store: whole; every node gets a copy of it.
-        options: how many, and what for.
-        waits_for_all: wait for every actor, so that episodes begin in the same rounds every time.
+    ``address`` is as ``RayConnection`` takes it, and every node gets a copy of ``store``. With ``waits_for_all`` every
+    actor is waited for, so that episodes begin in the same rounds every time.
 
     Raises:
         UsageError, MissingError: the cluster cannot be joined (CR0490), a node cannot be used (CR0491), an actor was not
@@ -41,10 +38,9 @@ def open_cluster(
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
     from composer_replication.tasks.workers.ray_connection import RayConnection
 
-    connection = RayConnection(address)
-    try:
-        with RolloutCluster(connection, store, options) as cluster:
-            cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)
-            yield cluster
-    finally:
-        connection.close()
+    with (
+        closing(RayConnection(address)) as connection,
+        closing(RolloutCluster(connection.head, store, options)) as cluster,
+    ):
+        cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)
+        yield cluster

@@ -16,13 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from composer_replication.channel_tables import AgentToolsSection
 from composer_replication.errors import InputError
-from composer_replication.records import Limits, MonitorMode, Task, ToolCall, ToolResult
+from composer_replication.records import Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
-from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.store import FOLDERS, TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
@@ -78,20 +75,16 @@ def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: st
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """How the actors of a cluster are placed, and what attempts and gradings in them are like.
+    """How the actors of a cluster are placed, and what is in them.
 
-    Args:
-        num_actors: attempts and gradings at the same time. Those that Ray has no room for wait; the others work meanwhile.
-        fits_nodes: take fewer actors, but one at least, where the nodes have not room for so many when the cluster is joined.
-        num_drivers: processes of the run that share the nodes; each takes its part of the room.
-        num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
-            nothing: the sandbox does.
-        resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
-        waiting_seconds: how long an attempt waits for a free actor. Keep it below ``EpisodeOptions.turn_seconds``.
-        backend: sandbox backend on every node, by name or dotted path; empty for the best of each.
-        tools: of an attempt, as ``FeatureDeletionEnv``.
-        reward, monitor: as ``FeatureDeletionEnv``.
-        limits, timeout_seconds: as ``Grader``.
+    There are ``num_actors`` attempts and gradings at the same time. Those that Ray has no room for wait; the others work
+    meanwhile. With ``fits_nodes`` there are fewer, but one at least, where the nodes have not room for so many when the cluster is
+    joined; ``num_drivers`` processes of the run share that room. ``num_cpus`` are the processors that Ray sets aside for an actor (a share
+    of one lets more of them on a node; it bounds nothing, as the sandbox does), ``resources`` further ones of Ray's, by name, such as a label
+    of the nodes that have a sandbox. An attempt waits ``waiting_seconds`` for a free actor: keep it below ``EpisodeOptions.turn_seconds``.
+
+    ``attempt`` are keywords of ``FeatureDeletionEnv``, and ``grader`` those of ``Grader``: its ``backend`` is the best of each node
+    where none is named.
     """
 
     num_actors: int = 4
@@ -100,12 +93,8 @@ class ClusterOptions:
     num_cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
     waiting_seconds: float = 500.0
-    backend: str = ""
-    tools: AgentToolsSection | None = None
-    reward: RewardOptions | None = None
-    monitor: MonitorMode = "mask"
-    limits: Limits | None = None
-    timeout_seconds: float = 20.0
+    attempt: Mapping[str, Any] = field(default_factory=dict)
+    grader: Mapping[str, Any] = field(default_factory=dict)
 
 
 def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> ClusterOptions:
@@ -123,13 +112,6 @@ def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> Clu
     return replace(options, num_actors=max(1, min(options.num_actors, room // options.num_drivers)))
 
 
-class Place(NamedTuple):
-    """Where an actor lives now."""
-
-    host: str
-    pid: int
-
-
 class RolloutActor:
     """Attempts and gradings over a copy of a store, one after the other.
 
@@ -141,64 +123,39 @@ class RolloutActor:
     ) -> None:
         sweep_after_this_process()
         self._parcel, self._fetch, self._options, self._needs = parcel, fetch, options, needs
-        self._grader: Grader | None = None
         self._environment: FeatureDeletionEnv | None = None
 
-    def prepare(self) -> Place:
-        """Try the sandbox of this node and make the copy of the store; a node that cannot be used is named (CR0491)."""
+    def prepare(self) -> str:
+        """Try the sandbox of this node and make the copy of the store; a node that cannot be used is named (CR0491). Where it is."""
         self._ready()
-        return Place(socket.gethostname(), os.getpid())
+        return f"{socket.gethostname()}, process {os.getpid()}"
 
-    def begin(self, task_id: str) -> str:
-        """Begin an attempt, after the end of the one before: its first message."""
-        environment, grader = self._ready()
-        self._require_environment(grader.store.get(task_id))
-        return environment.reset(task_id)
-
-    def call(self, call: ToolCall) -> tuple[ToolResult, bool]:
-        """What a call gave, and whether the attempt is over with it."""
-        environment, _ = self._ready()
-        return environment.call(call), environment.is_done
-
-    def attempt(self, method: str) -> Any:
-        """``candidate``, ``finish`` or ``close`` of the attempt's environment."""
-        return getattr(self._ready()[0], method)()
+    def attempt(self, method: str, *asked: Any) -> tuple[Any, bool]:
+        """What a method of the attempt's environment gives, and whether the attempt is over then."""
+        environment = self._ready()
+        if method == "reset":
+            self._require_environment(environment.grader.store.get(*asked))
+        result = getattr(environment, method)(*asked)
+        return result, method == "close" or environment.is_done
 
     def grade(self, method: str, task: Task, *asked: Any, **named: Any) -> Any:
         """``grade_once`` or ``watched`` of the grader, for a test run of this task."""
-        _, grader = self._ready()
+        environment = self._ready()
         self._require_environment(task)
-        return getattr(grader, method)(*asked, **named)
+        return getattr(environment.grader, method)(*asked, **named)
 
-    def end(self) -> None:
-        """Leave nothing behind, also of those that were killed on this node."""
-        if self._environment is not None:
-            self._environment.close()
-        if self._grader is not None:
-            self._grader.close()
-        self._environment = self._grader = None
-        sweep()
-
-    def _ready(self) -> tuple[FeatureDeletionEnv, Grader]:
+    def _ready(self) -> FeatureDeletionEnv:
         check_node(*self._needs)
-        if self._grader is None or self._environment is None:
+        if self._environment is None:
             options = self._options
-            self._grader = Grader(
-                open_copy(self._parcel, self._fetch, backend=options.backend or None),
-                backend=options.backend,
-                limits=options.limits,
-                timeout_seconds=options.timeout_seconds,
-                num_jobs=1,
-            )
-            self._environment = FeatureDeletionEnv(
-                self._grader, tools=options.tools, reward=options.reward, monitor=options.monitor
-            )
-        return self._environment, self._grader
+            store = open_copy(self._parcel, self._fetch, backend=options.grader.get("backend") or None)
+            grader = Grader(store, num_jobs=1, **options.grader)
+            self._environment = FeatureDeletionEnv(grader, **options.attempt)
+        return self._environment
 
     def _require_environment(self, task: Task) -> None:
         """The environment of the task's tests, made first where this node has not got it."""
-        _, grader = self._ready()
         try:
-            grader.store.environment(task)
+            self._ready().grader.store.environment(task)
         except InputError as error:
             raise unfit_node("cannot be used", error) from error

@@ -1,7 +1,9 @@
-"""The actors of a cluster, lent to one attempt or one grading at a time.
+"""The actors of a cluster, lent to one attempt or one grading at a time, and what uses them here.
 
 Ray places them, and keeps those waiting for which it has no room. One whose process or node dies is a failure of the
 sandbox for whoever used it, and a new one takes its place. Each is lent once it is prepared.
+
+``RayEnvironment`` fulfils ``interfaces.AgentEnvironment``, ``RayGrader`` is a ``Grader``.
 
 Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
 """
@@ -11,7 +13,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,17 +23,22 @@ import ray
 from ray.exceptions import RayError
 
 from composer_replication.errors import MissingError, SandboxFailure
+from composer_replication.records import Score, Task, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
-    Place,
     RolloutActor,
     fitted,
     parcel_of,
 )
+from composer_replication.rollouts.environment.lease import no_attempt
+from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.ray_connection import (
     NUM_RETRIES,
-    RayConnection,
+    Head,
     first_sentence,
     interruption,
     is_of_ray,
@@ -39,27 +48,26 @@ from composer_replication.tasks.workers.ray_connection import (
 )
 
 _LOOK_SECONDS = 1.0
-_END_SECONDS = 30.0
 
 
 class RolloutCluster:
     """Actors with a copy of a store each; safe to use from several threads. See ``open_cluster``.
 
-    ``connection`` is closed by its owner, after this; ``store`` is whole, and read once, here. ``counts`` has ``lost``:
-    attempts and gradings whose process or node died.
+    ``head`` is that of the cluster, which this process has joined; ``store`` is whole, and read once, here. ``counts`` has
+    ``lost``: attempts and gradings whose process or node died.
     """
 
-    def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
+    def __init__(self, head: Head, store: TaskStore, options: ClusterOptions) -> None:
         nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
         self.store = store
         self.options = fitted(options, [node["Resources"] for node in nodes if node["Alive"]])
         self.counts: Counter[str] = Counter()
-        self._head = connection.head
+        self._head = head
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._parcel = parcel_of(store, ray.put)
         self._starting: dict[Any, Any] = {}  # by the reference that is done when it is prepared
-        self._places: dict[Any, Place] = {}  # of those that are prepared
+        self._places: dict[Any, str] = {}  # where those are that are prepared
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()  # safe in a finalizer
         for _ in range(self.options.num_actors):
             self._start()
@@ -105,11 +113,10 @@ class RolloutCluster:
             cause = plain_cause(error)
             if not is_of_ray(cause):
                 raise cause from error
-            place = self._replace(actor)
             raise SandboxFailure(
                 "CR0491",
                 f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
-                where="" if place is None else f"{place.host}, process {place.pid}",
+                where=self._replace(actor),
                 fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
             ) from cause
 
@@ -125,8 +132,8 @@ class RolloutCluster:
             for actor in leased:
                 self.give_back(actor)
 
-    def places(self) -> list[Place]:
-        """Where the actors are that are prepared; fewer than ``num_actors`` while Ray starts one."""
+    def places(self) -> list[str]:
+        """Host and process of the actors that are prepared; fewer than ``num_actors`` while Ray starts one."""
         return list(self._places.values())
 
     def check(self) -> None:
@@ -142,31 +149,16 @@ class RolloutCluster:
             )
 
     def close(self) -> None:
-        """End the actors with their sandboxes; what is under way is killed. Idempotent."""
+        """Kill the actors with their sandboxes, and what is under way. Idempotent.
+
+        What they leave on the disk of a node is removed beside them (``sweep_after_this_process``).
+        """
         if self._closed.is_set():
             return
         self._closed.set()
-        idle = self._take_free()
-        with self._lock:
-            others = {*self._starting.values(), *self._places} - {*idle}
-        with suppress(RayError, ConnectionError):
-            for actor in others:
+        with self._lock, suppress(RayError, ConnectionError):
+            for actor in (*self._starting.values(), *self._places):
                 ray.kill(actor)
-            if not idle:
-                return
-            # As a process ends that is asked to; what one leaves behind all the same is removed beside it (``sweep_after_this_process``).
-            ends = [actor.end.remote() for actor in idle]
-            exits = [actor.__ray_terminate__.remote() for actor in idle]
-            ray.wait(exits, num_returns=len(exits), timeout=_END_SECONDS)
-            for actor in idle:
-                ray.kill(actor)
-            ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
-
-    def __enter__(self) -> RolloutCluster:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _start(self) -> None:
         if self._closed.is_set():
@@ -175,7 +167,9 @@ class RolloutCluster:
         kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus, resources=dict(options.resources), scheduling_strategy="SPREAD"
         )
-        self._prepare(kind.remote(self._parcel, ray.get, options, needs_of(options.backend or None)))
+        self._prepare(
+            kind.remote(self._parcel, ray.get, options, needs_of(options.grader.get("backend") or None))
+        )
 
     def _prepare(self, actor: Any) -> None:
         tried = actor.prepare.options(max_task_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure])
@@ -198,27 +192,157 @@ class RolloutCluster:
                 else:
                     self._free.put(actor)
 
-    def _take_free(self) -> list[Any]:
-        found = []
-        with suppress(queue.Empty):
-            while True:
-                found.append(self._free.get_nowait())
-        return found
-
-    def _replace(self, lost: Any) -> Place | None:
+    def _replace(self, lost: Any) -> str:
         """Start another actor in the place of one that is lost; where that one was."""
         with self._lock:
             self.counts["lost"] += 1
-            place = self._places.pop(lost, None)
+            place = self._places.pop(lost, "")
             with suppress(RayError, ConnectionError):
                 ray.kill(lost)
             self._start()
-            for other in self._take_free():  # its node may have taken others: they are lent once they answer
-                del self._places[other]
-                self._prepare(other)
+            with suppress(queue.Empty):
+                while (
+                    True
+                ):  # its node may have taken others: those that are free are lent again once they answer
+                    other = self._free.get_nowait()
+                    del self._places[other]
+                    self._prepare(other)
         return place
 
 
 def _final(failure: SandboxFailure) -> MissingError:
     """What trying again does not cure."""
     return MissingError(failure.code, failure.message, where=failure.where, fix=failure.fix)
+
+
+class RayEnvironment:
+    """A policy's attempts at tasks, one after the other, each on some node of a cluster.
+
+    Used in the place of ``FeatureDeletionEnv``, by one thread at a time; its methods do what they do there. From ``reset`` to
+    ``close`` it has an actor for itself. An actor that dies is a ``SandboxFailure`` (CR0491), never a score: the attempt is lost, and
+    whoever drives it begins anew. Whoever forgets an environment leaves its sandbox until its actor is lent again, or the cluster
+    is closed.
+    """
+
+    tools: tuple[ToolSpec, ...] = TOOLS
+
+    def __init__(self, cluster: RolloutCluster) -> None:
+        self._cluster = cluster
+        self._actor: Any = None
+        self._is_over = self._is_broken = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the attempt is over: submitted, judged, or its sandbox or actor is gone."""
+        self._require_attempt()
+        return self._is_over or self._is_broken
+
+    def reset(self, task_id: str) -> str:
+        """End the attempt before, begin one at this task on a free actor, and say what is to be done."""
+        self.close()
+        self._cluster.store.get(task_id)
+        self._actor = self._cluster.lease()
+        self._end = weakref.finalize(self, self._cluster.give_back, self._actor)
+        try:
+            return str(self._ask("reset", task_id))
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, call: ToolCall) -> ToolResult:
+        result: ToolResult = self._ask("call", call)
+        return result
+
+    def finish(self) -> Judgement | None:
+        """None where a sandbox or the actor failed."""
+        judgement: Judgement | None = self._ask_if_whole("finish")
+        return judgement
+
+    def candidate(self) -> dict[str, bytes] | None:
+        """None where the sandbox or the actor failed."""
+        files: dict[str, bytes] | None = self._ask_if_whole("candidate")
+        return files
+
+    def close(self) -> None:
+        """End the attempt, take its sandbox away and let the actor be lent again; idempotent.
+
+        Never raises a ``SandboxFailure``: where the actor is gone, its sandbox is as well.
+        """
+        if self._actor is None:
+            return
+        try:
+            self._ask_if_whole("close")
+        finally:
+            self._actor, self._is_over, self._is_broken = None, False, False
+            self._end()
+
+    def _require_attempt(self) -> None:
+        if self._actor is None:
+            raise no_attempt("RayEnvironment")
+
+    def _ask_if_whole(self, method: str) -> Any:
+        with suppress(SandboxFailure):
+            return self._ask(method)
+        return None
+
+    def _ask(self, method: str, *asked: Any) -> Any:
+        self._require_attempt()
+        if self._is_broken:
+            raise SandboxFailure("CR0303", "the sandbox of this attempt broke.", fix="ray status")
+        try:
+            result, self._is_over = self._cluster.ask(self._actor, "attempt", method, *asked)
+        except SandboxFailure:
+            self._is_broken = True
+            raise
+        return result
+
+
+class RayGrader(Grader):
+    """Turns answers into scores on the nodes of a cluster, whose actors attempts use as well; in the place of ``Grader``.
+
+    What was graded is remembered here, and sentinels are drawn there: an actor runs the golden code of a task once, for itself. A
+    grading whose actor dies is tried again like one whose sandbox broke. This machine needs no sandbox, so ``missing_guards``
+    is empty: nodes have every guard, and an acceptance of this process does not travel.
+    """
+
+    def __init__(self, cluster: RolloutCluster) -> None:
+        self._cluster = cluster
+        options = cluster.options
+        super().__init__(cluster.store, num_jobs=options.num_actors, **options.grader)
+
+    @property
+    def backend_name(self) -> str:
+        """As asked for; the nodes choose where nothing was."""
+        return self.backend or "the best of each node"
+
+    def require_guards(self) -> tuple[str, ...]:
+        """None is missing: an actor grades nothing before the self-test of its node has passed."""
+        return ()
+
+    def grade_once(self, request: GradeRequest) -> Score:
+        """Run one request on some node, whatever was seen before."""
+        score: Score = self._ask("grade_once", request.task, request)
+        if score.error.startswith(FORGED):
+            self.count_forgery()
+        return score
+
+    def watched(
+        self,
+        task: Task,
+        files: Mapping[str, bytes],
+        node_ids: Sequence[str],
+        seed: int | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> WatchedReport:
+        """As ``Grader.watched``, on some node."""
+        asked = (task, dict(files), tuple(node_ids), seed)
+        report: WatchedReport = self._ask("watched", task, *asked, timeout_seconds=timeout_seconds)
+        return report
+
+    def _ask(self, *asked: Any, **named: Any) -> Any:
+        actor = self._cluster.lease()
+        try:
+            return self._cluster.ask(actor, "grade", *asked, **named)
+        finally:
+            self._cluster.give_back(actor)

@@ -7,18 +7,17 @@ here beforehand, and what it tells is names of classes alone.
 
 from __future__ import annotations
 
-import json
-import shlex
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from composer_replication.channel_tables import AgentToolsSection
-from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import AgentEnvironment, Sandbox, SandboxBackend
+from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.interfaces import AgentEnvironment, SandboxBackend
 from composer_replication.records import (
     MonitorMode,
     Outcome,
@@ -38,9 +37,10 @@ from composer_replication.rollouts.candidate_tree import (
 from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions, reward_of
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
-from composer_replication.rollouts.monitor.hack_monitor import HackMonitor, monitor_for
-from composer_replication.rollouts.monitor.report import (
+from composer_replication.rollouts.monitor.hack_monitor import (
+    HACK_CLASSES,
     EpisodeEvidence,
+    HackMonitor,
     MonitorReport,
     PublicTask,
     public_task,
@@ -80,14 +80,11 @@ def begin(environment: AgentEnvironment, task_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """What an attempt left: the files that are graded, and the others but git's; None where there are too many, or nobody asks.
-
-    ``problem`` says why there are none to be graded.
-    """
+    """What an attempt left: the files that are graded, and the others but git's; None where there are too many, or nobody asks."""
 
     graded: dict[str, bytes] | None
     others: dict[str, bytes] | None = None
-    problem: str = ""
+    problem: str = ""  # why there are none to be graded
 
 
 @dataclass(slots=True)
@@ -106,8 +103,9 @@ class _Attempt:
 class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
     """A policy's attempts at tasks of a store, one after the other, each in a sandbox of its own.
 
-    Used by one thread at a time; any number of environments may share a grader. Whoever
-    forgets one, or dies, leaves no sandbox: it ends with the object, or with the process.
+    Used by one thread at a time; any number of environments may share a grader. Whoever forgets one, or dies, leaves no
+    sandbox: it ends with the object, or with the process. Whatever is called before ``reset`` or after ``close`` is a
+    ``UsageError``: no attempt is under way (CR0800).
 
     Args:
         grader: whose store the tasks are in, which runs their tests, and whose limits the sandbox of an attempt has; it
@@ -117,9 +115,6 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         reward: how a reward is made; ``RewardOptions()`` by default.
         monitor: ``mask`` inspects every call of an attempt and the tree that it left when it is paid, and pays 0 at
             most where a finding says so; ``report`` keeps what it finds, ``off`` does not look.
-
-    Raises (whatever is called before ``reset`` or after ``close``):
-        UsageError: no attempt is under way (CR0800).
     """
 
     def __init__(
@@ -130,10 +125,13 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         reward: RewardOptions | None = None,
         monitor: MonitorMode = "mask",
     ) -> None:
+        if monitor not in (known := get_args(MonitorMode)):
+            fix = f"take one of {', '.join(known)}."
+            raise UsageError("CR0722", f"the hack monitor knows no {monitor!r}.", where="monitor", fix=fix)
         self.grader = grader
         self.options = reward or RewardOptions()
         self._tools = tools or AgentToolsSection()
-        self._monitor = monitor_for(monitor)
+        self._monitor = monitor
         self._attempt: _Attempt | None = None
 
     @property
@@ -169,14 +167,15 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         return message
 
     def _opened(self, task: Task, backend: SandboxBackend) -> _Attempt:
-        """A fresh sandbox with the task's tree; ``_end`` takes it away, and so does the garbage collector."""
+        """A fresh sandbox with the task's tree; ``self._end`` takes it away, and so does the garbage collector."""
         store, rule = self.grader.store, rule_of(self.grader.store, task)
         environment = store.environment(task)
         try:
             folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=process_folder()))
         except OSError as error:
             raise SandboxFailure("CR0302", f"no folder for an attempt can be made: {error}.") from error
-        try:
+        with ExitStack() as opened:
+            opened.callback(remove_abandoned, folder)
             folder.chmod(0o755)  # a jail of another user must be able to reach the tree
             tree = folder / "tree"
             store.write_tree(task, tree, "rollout")
@@ -190,13 +189,10 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             )
             spec = SandboxSpec(tree, environment.read_only, environment.masked, self.grader.limits)
             sandbox = open_sandbox(spec, backend)
-        except BaseException:
-            remove_abandoned(folder)
-            raise
-        self._end = weakref.finalize(self, _end, sandbox, folder)
-        return _Attempt(
-            task, rule, Toolbox(sandbox, tests, variables(environment), self._tools.max_characters)
-        )
+            opened.callback(sandbox.close)  # called first; the tree goes even where it fails
+            box = Toolbox(sandbox, tests, variables(environment), self._tools.max_characters)
+            self._end = weakref.finalize(self, opened.pop_all().close)
+        return _Attempt(task, rule, box)
 
     def call(self, call: ToolCall) -> ToolResult:
         """Do what the policy asked; whatever is wrong with the call is a result with ``is_error``.
@@ -214,7 +210,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         except SandboxFailure:
             self._break(attempt)
             raise
-        if self._monitor is not None:
+        if self._monitor != "off":
             attempt.calls.append((call, result))
         return result
 
@@ -239,8 +235,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         """
         attempt = self._running
         attempt.toolbox.is_over = True
-        if attempt.judgement is None:
-            attempt.judgement = self._judged(attempt)
+        attempt.judgement = attempt.judgement or self._judged(attempt)
         return attempt.judgement
 
     def candidate(self) -> dict[str, bytes] | None:
@@ -303,63 +298,52 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         return tree
 
     def _read(self, attempt: _Attempt) -> _Tree:
-        sandbox, takes, others = attempt.toolbox.sandbox, attempt.rule.takes, None
+        box, others = attempt.toolbox, None
         try:
-            graded = candidate_files(sandbox, takes)
+            graded = candidate_files(box.sandbox, attempt.rule.takes)
         except TreeTooLargeError as error:
             return _Tree(None, problem=str(error))
-        if self._monitor is not None:
+        if self._monitor != "off":
             with suppress(TreeTooLargeError):  # what is graded is inspected all the same
-                others = candidate_files(
-                    sandbox, lambda path: not takes(path) and not path.startswith(".git/")
-                )
+                others = candidate_files(box.sandbox, box.tests.is_left_out)
         return _Tree(graded, others)
 
     def _judged(self, attempt: _Attempt) -> Judgement | None:
-        options, score, tree = self.options, self.grade(), self._left()
+        options, task, score, tree = self.options, attempt.task, self.grade(), self._left()
         if score is None or tree is None:
             return None
         regressions, graded = None, tree.graded
         if options.breaks != "ignore" and score.num_passed > 0 and graded is not None:
             sample, seed = options.break_sample, options.break_seed
-            regressions = find_regressions(self.grader, attempt.task, graded, sample=sample, seed=seed)
+            regressions = find_regressions(self.grader, task, graded, sample=sample, seed=seed)
             if regressions is None:
                 return None
-        counts, files = replace(self.counts), self.grader.store.files(attempt.task, "rollout")
+        counts, files = replace(self.counts), self.grader.store.files(task, "rollout")
         worth = reward_of(score, options, regressions=regressions, num_invalid_calls=counts.num_invalid)
-        report = None if self._monitor is None else self._inspected(self._monitor, attempt, files, tree)
-        is_flagged = report is not None and report.masks_reward
-        judgement = Judgement(
-            score, min(0.0, worth) if is_flagged else worth, worth, regressions, report, counts=counts
-        )
+        report = None if self._monitor == "off" else self._inspected(attempt, files, tree)
+        paid = min(0.0, worth) if report is not None and report.masks_reward else worth
+        judgement = Judgement(score, paid, worth, regressions, report, counts)
         if graded is None:
             return judgement
         own = {path: data for path, data in files.items() if attempt.rule.takes(path)}
         digest = tree_sha256({path: sha256_of(data) for path, data in graded.items()})
         return replace(judgement, patch=readable_patch(own, graded), tree_sha256=digest)
 
-    def _inspected(
-        self, monitor: HackMonitor, attempt: _Attempt, before: Mapping[str, bytes], tree: _Tree
-    ) -> MonitorReport:
+    def _inspected(self, attempt: _Attempt, before: Mapping[str, bytes], tree: _Tree) -> MonitorReport:
         """What the monitor says, each call a turn of its own; files that are too large or too many count as unchanged."""
-        takes, task = attempt.rule.takes, public_task(self.grader.store, attempt.task)
-        turns = [[pair] for pair in attempt.calls]
-        others = tree.others
+        takes, others = attempt.rule.takes, tree.others
         if others is None:
             others = {path: data for path, data in before.items() if not takes(path)}
         after = before if tree.graded is None else {**others, **tree.graded}
-        root = str(attempt.toolbox.sandbox.tree)
-        report = monitor.inspect(EpisodeEvidence(task, turns, before, after, root))
-        golden = golden_classes(self.grader, attempt.task) if report.masks_reward else ()
-        return only_reporting(report, golden)
-
-
-def _end(sandbox: Sandbox, folder: Path) -> None:
-    """The tree goes even where the sandbox does not end as it should."""
-    try:
-        sandbox.close()
-    finally:
-        remove_abandoned(folder)
+        task, root = public_task(self.grader.store, attempt.task), str(attempt.toolbox.sandbox.tree)
+        turns = [[pair] for pair in attempt.calls]
+        report = HackMonitor().inspect(EpisodeEvidence(task, turns, before, after, root))
+        excused: Collection[str] = ()
+        if self._monitor == "report":
+            excused = HACK_CLASSES
+        elif report.masks_reward:
+            excused = golden_classes(self.grader, attempt.task)
+        return only_reporting(report, excused)
 
 
 def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorReport:
@@ -371,22 +355,17 @@ def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorRepo
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
     """What the monitor finds where the golden code is put back; looked at once a grader."""
     store = grader.store
-
-    def look() -> frozenset[str]:
-        return shown_classes(
+    return grader.golden_runs.look_up(
+        task.task_id,
+        "monitor",
+        lambda: shown_classes(
             public_task(store, task), store.files(task, "rollout"), grader.golden_files(task)
-        )
-
-    return grader.golden_runs.look_up(task.task_id, "monitor", look)
+        ),
+    )
 
 
 def shown_classes(
     task: PublicTask, before: Mapping[str, bytes], golden: Mapping[str, bytes]
 ) -> frozenset[str]:
-    """The classes of which the monitor finds anything in an episode that only writes these files, by commands."""
-    commands = [
-        f"cat > {shlex.quote(path)} <<'GOLDEN'\n{data.decode('utf-8', 'replace')}\nGOLDEN"
-        for path, data in golden.items()
-    ]
-    turns = [[(ToolCall("bash", json.dumps({"command": each})), ToolResult(""))] for each in commands]
-    return frozenset(HackMonitor().inspect(EpisodeEvidence(task, turns, before, {**before, **golden})).counts)
+    """The classes of which the monitor finds anything where these files are written."""
+    return frozenset(HackMonitor().inspect(EpisodeEvidence(task, [], before, {**before, **golden})).counts)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field
 
-from composer_replication.channel_tables import AgentRewardSection
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import MonitorMode
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -18,7 +17,7 @@ from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
 
-class HostOptions(AgentRewardSection):
+class HostOptions(RewardOptions):
     """What attempts are made of; the reward as in ``[agent.reward]``. Command lines of libraries give texts for numbers."""
 
     model_config = ConfigDict(strict=False)
@@ -62,9 +61,8 @@ class AttemptHost:
         sandbox: the next call waits until the one before it has ended.
         """
         options = self._options
-        reward = RewardOptions(**options.model_dump(include=set(AgentRewardSection.model_fields)))
         return EnvironmentLease(
-            partial(FeatureDeletionEnv, self._grader, reward=reward, monitor=options.monitor)
+            partial(FeatureDeletionEnv, self._grader, reward=options, monitor=options.monitor)
         )
 
     def judged(self, environment: FeatureDeletionEnv) -> Judgement:

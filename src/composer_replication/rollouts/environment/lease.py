@@ -30,18 +30,15 @@ class EnvironmentLease(Generic[Leased]):
         self._environment: Leased | None = None
         self._is_released, self._lock = False, threading.Lock()
 
-    def submit(self, act: Callable[[Leased], T]) -> Future[T]:
-        """Have ``act`` run on the environment, after whatever runs there; refused after ``release`` (CR0800)."""
-        self._require_lease()
-        return self._thread.submit(self._work, act)
-
     async def do(self, act: Callable[[Leased], T], *, seconds: float | None = None) -> T:
-        """Run ``act`` on the environment. None waits for as long as it takes.
+        """Run ``act`` on the environment, after whatever runs there. None waits for as long as it takes.
 
         Raises:
+            UsageError: after ``release`` (CR0800).
             SandboxFailure: it did not come back in time (CR0302), and only ``release`` may follow; or its own.
         """
-        job: asyncio.Future[T] = asyncio.wrap_future(self.submit(act))
+        self._require_lease()
+        job: asyncio.Future[T] = asyncio.wrap_future(self._thread.submit(self._work, act))
         job.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked
         done, _ = await asyncio.wait({job}, timeout=None if seconds is None else max(0.0, seconds))
         if not done:

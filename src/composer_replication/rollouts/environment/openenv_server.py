@@ -38,6 +38,7 @@ _MAX_MESSAGE_BYTES = 8 * 1024**2
 _PING_SECONDS, _PONG_SECONDS = 20.0, 60.0  # a client whose machine has gone sends no farewell
 _GRACEFUL_SECONDS = 5
 _POLICY, _FORBIDDEN = 1008, 403
+_OF_A_RESULT = ("text", "is_error", "exit_code", "timed_out", "is_truncated")
 _OPEN: set[OpenEnvFeatureDeletion] = set()
 """Those of this process that are not closed."""
 
@@ -145,14 +146,8 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
         result = environment.call(action.to_call())
         counts, is_submitted = environment.counts, environment.is_done
         self._state.step_count, self._state.num_invalid = counts.num_calls, counts.num_invalid
-        observation = self._observation(
-            text=result.text,
-            is_error=result.is_error,
-            exit_code=result.exit_code,
-            timed_out=result.timed_out,
-            is_truncated=result.is_truncated,
-            reward=0.0,
-        )
+        told = {name: getattr(result, name) for name in _OF_A_RESULT}
+        observation = self._observation(**told, reward=0.0)
         if not is_submitted and counts.num_calls < self._max_calls:
             return observation
         judgement = environment.finish()
@@ -198,80 +193,73 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             raise UsageError("CR0800", problem, where=where, fix="connect anew.")
 
 
-class EnvironmentServer:
-    """Serves one store; ``serve`` blocks until a signal ends it.
+def serve(
+    listener: socket,
+    grader: Grader,
+    *,
+    max_sessions: int,
+    session_seconds: float,
+    max_calls: int,
+    monitor: MonitorMode,
+    on_ready: Callable[[], None],
+) -> tuple[str, Counter[str]]:
+    """Serve the store of a grader until a signal, and take everything away: the signal's name, and what came of attempts.
 
-    Args:
-        grader: over the store; closed by whoever made it.
-        max_sessions: clients at the same time; the library refuses the next one. Each may hold a sandbox.
-        session_seconds: without a message, a session ends; so long after the last answer, and the longest call besides,
-            since the library takes a call that is under way for silence.
-        max_calls: of one attempt; then it is graded as it stands.
-        monitor: as ``FeatureDeletionEnv``.
+    ``listener`` listens already, and is closed here; ``on_ready`` is called as soon as a signal would be heeded. More than
+    ``max_sessions`` clients at a time, each of which may hold a sandbox, are refused by the library. A session without a message
+    ends ``session_seconds`` after the last answer, and the longest call besides, since the library takes a call that is under way for
+    silence. After ``max_calls`` an attempt is graded as it stands.
 
-    ``counts`` has ``attempts`` (ended ones), ``infrastructure_failures``, ``flagged`` (with a finding of the monitor) and
+    The counts are ``attempts`` (ended ones), ``infrastructure_failures``, ``flagged`` (with a finding of the monitor) and
     ``masked`` (paid 0 at most for it).
     """
-
-    def __init__(
-        self,
-        grader: Grader,
-        *,
-        max_sessions: int = 8,
-        session_seconds: float = 600.0,
-        max_calls: int = 100,
-        monitor: MonitorMode = "mask",
-    ) -> None:
-        self.counts: Counter[str] = Counter()
-        grader.attempt_backend()  # its self-test is no client's time
-        environment = partial(FeatureDeletionEnv, grader, monitor=monitor)
-        bounds = ConcurrencyConfig(
+    counts: Counter[str] = Counter()
+    environment = partial(FeatureDeletionEnv, grader, monitor=monitor)
+    app = create_fastapi_app(
+        partial(OpenEnvFeatureDeletion, environment, max_calls, counts),
+        ToolAction,
+        AttemptObservation,
+        concurrency_config=ConcurrencyConfig(
             max_concurrent_envs=max_sessions, session_timeout=session_seconds + MAX_COMMAND_SECONDS
-        )
-        self.app = create_fastapi_app(
-            partial(OpenEnvFeatureDeletion, environment, max_calls, self.counts),
-            ToolAction,
-            AttemptObservation,
-            concurrency_config=bounds,
-            mode="production",
-        )
+        ),
+        mode="production",
+    )
+    config = uvicorn.Config(
+        partial(_without_pages, app),
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        ws_max_size=_MAX_MESSAGE_BYTES,
+        ws_ping_interval=_PING_SECONDS,
+        ws_ping_timeout=_PONG_SECONDS,
+        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+    )
+    web, signals = uvicorn.Server(config), list[int]()
 
-    def serve(self, listener: socket) -> str:
-        """Serve until a signal, and take everything away; the signal's name. ``listener`` listens already, and is closed here."""
-        config = uvicorn.Config(
-            self._without_pages,
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            ws_max_size=_MAX_MESSAGE_BYTES,
-            ws_ping_interval=_PING_SECONDS,
-            ws_ping_timeout=_PONG_SECONDS,
-            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
-        )
-        web, signals = uvicorn.Server(config), list[int]()
+    def note(number: int, frame: Any) -> None:
+        """Uvicorn raises every signal again when it has ended, the first one last."""
+        signals.append(number)
+        web.handle_exit(number, frame)
 
-        def note(number: int, frame: Any) -> None:
-            """Uvicorn raises every signal again when it has ended, the first one last."""
-            signals.append(number)
-            web.handle_exit(number, frame)
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        on_ready()
+        web.run([listener])
+    finally:
+        for number, act in before.items():
+            signal.signal(number, act)
+        ended = counts.copy()  # what is interrupted now is lost: no attempt that ended
+        with runs_interrupted():  # a call or a grading that is under way
+            for each in list(_OPEN):
+                each.close()
+    return signal.Signals(signals[-1]).name if signals else "", ended
 
-        before = {number: signal.signal(number, note) for number in _SIGNALS}
-        try:
-            web.run([listener])
-        finally:
-            for number, act in before.items():
-                signal.signal(number, act)
-            self.counts = self.counts.copy()  # what is interrupted now is lost: no attempt that ended
-            with runs_interrupted():  # a call or a grading that is under way
-                for environment in list(_OPEN):
-                    environment.close()
-        return signal.Signals(signals[-1]).name if signals else ""
 
-    async def _without_pages(self, scope: Any, receive: Any, send: Any) -> None:
-        """The application, for whoever sends no Origin: a page in somebody's browser does, and no client of ours."""
-        if not any(name == b"origin" for name, _ in scope.get("headers", ())):
-            await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": _POLICY})
-        else:  # POST /mcp takes a place, too
-            await Response(status_code=_FORBIDDEN)(scope, receive, send)
+async def _without_pages(app: Any, scope: Any, receive: Any, send: Any) -> None:
+    """The application, for whoever sends no Origin: a page in somebody's browser does, and no client of ours."""
+    if not any(name == b"origin" for name, _ in scope.get("headers", ())):
+        await app(scope, receive, send)
+    elif scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": _POLICY})
+    else:  # POST /mcp takes a place, too
+        await Response(status_code=_FORBIDDEN)(scope, receive, send)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from composer_replication.channel_tables import AgentRewardSection
 from composer_replication.records import Score
-from composer_replication.rollouts.monitor.report import MonitorReport
+from composer_replication.rollouts.monitor.hack_monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.tool_context import CallCounts
 
@@ -22,8 +22,8 @@ from composer_replication.rollouts.tools.tool_context import CallCounts
 class RewardOptions(AgentRewardSection):
     """How a reward is made: the table ``[agent.reward]``, and ``break_seed``.
 
-    ``break_seed`` is of the draw of ``break_sample`` tests, together with the task and the tree as it was left, so that a
-    run can be repeated. It never enters a sandbox. None draws anew each time.
+    ``break_seed``, with the task and the tree as it was left, draws the ``break_sample`` tests, so that a run can be repeated; it
+    never enters a sandbox. None draws anew each time.
     """
 
     break_seed: int | None = None
@@ -31,26 +31,18 @@ class RewardOptions(AgentRewardSection):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one attempt is worth, and why.
+    """What one attempt is worth, and why."""
 
-    ``score`` is its visible tests', ``reward`` what it is paid: ``graded_reward``, and 0 at most where the monitor
-    flagged it. ``regressions`` are what it broke (None: nobody looked), ``report`` is the monitor's (None: it is off), and
-    ``hidden`` what the hidden tests said where they were asked for: the truth, for evaluation only.
-    ``tree`` are the policy's files as they were graded, where they are to be graded again by other tests; ``patch`` is
-    the diff from the broken code to them, for a person, and ``tree_sha256`` one hash over them (``tasks.swebench_rows``),
-    empty where they were too large to be graded.
-    """
-
-    score: Score
-    reward: float
+    score: Score  # of the visible tests
+    reward: float  # what it is paid: graded_reward, and 0 at most where the monitor flagged it
     graded_reward: float
-    regressions: Regressions | None = None
-    report: MonitorReport | None = None
+    regressions: Regressions | None = None  # what it broke; None: nobody looked
+    report: MonitorReport | None = None  # None: the monitor is off
     counts: CallCounts = field(default_factory=CallCounts)
-    hidden: Score | None = None
-    tree: Mapping[str, bytes] | None = None
-    patch: str | None = None
-    tree_sha256: str = ""
+    hidden: Score | None = None  # of the hidden tests, where they were asked for: for evaluation only
+    tree: Mapping[str, bytes] | None = None  # the files as graded, where they are to be graded again
+    patch: str | None = None  # the diff from the broken code to them, for a person
+    tree_sha256: str = ""  # of them (tasks.swebench_rows); empty where they are too large to be graded
 
     @property
     def masks_reward(self) -> bool:

@@ -64,14 +64,6 @@ class TrlFeatureDeletion:
         finally:
             self._environment.close()
 
-    def _use(self, name: str, arguments: dict[str, Any]) -> str:
-        if self._is_broken:
-            return BROKEN
-        try:
-            return self._environment.call(ToolCall(name, json.dumps(arguments, default=repr))).text
-        except SandboxFailure:  # the environment remembers it
-            return BROKEN
-
 
 def _method(tool: Callable[..., Any]) -> Callable[..., str]:
     """A tool as a method that takes whatever it is given, and looks like its signature."""
@@ -80,10 +72,16 @@ def _method(tool: Callable[..., Any]) -> Callable[..., str]:
 
     @functools.wraps(tool)
     def use(self: TrlFeatureDeletion, *values: Any, **arguments: Any) -> str:
+        if self._is_broken:
+            return BROKEN
         named = dict(zip(names, values, strict=False))
         for place, value in enumerate(values[len(names) :], len(names) + 1):
             named[f"argument {place}"] = value
-        return self._use(tool.__name__, {**named, **arguments})
+        call = ToolCall(tool.__name__, json.dumps({**named, **arguments}, default=repr))
+        try:
+            return self._environment.call(call).text
+        except SandboxFailure:  # the environment remembers it
+            return BROKEN
 
     use.__annotations__ = {**{name: kinds[name] for name in names}, "return": "str"}
     return use

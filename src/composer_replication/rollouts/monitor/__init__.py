@@ -3,15 +3,13 @@
 Nothing runs, no sandbox is needed, and the golden code is not known here. What grading and jail keep from paying is
 reported; only code of the answer that can pay dishonestly masks.
 
-    hack_monitor.py   an episode -> a report
-    report.py         the classes in one table, what goes in, what comes out
+    hack_monitor.py   the classes in one table; an episode -> a report
     reported.py       patterns over calls, and changed tests: nothing of it can pay, it is counted
     python_names.py   Python text -> new nodes, dotted names behind aliases, folded texts
     solution.py       new code that detects tests, ends, patches, forges or equals everything: masks
     answer_tables.py  new code that is a table of what the visible tests use: masks
 """
 
-from composer_replication.rollouts.monitor.hack_monitor import HackMonitor
-from composer_replication.rollouts.monitor.report import EpisodeEvidence, public_task
+from composer_replication.rollouts.monitor.hack_monitor import EpisodeEvidence, HackMonitor, public_task
 
 __all__ = ["EpisodeEvidence", "HackMonitor", "public_task"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from composer_replication.rollouts.monitor.python_names import FUNCTIONS, PythonCode
@@ -18,7 +19,7 @@ from composer_replication.tasks.syntax_trees import parsed
 
 LEAST_SHARE = 0.75
 """Share of tied entries from which a table is copied: an honest one has entries that no test asks for."""
-Known = Mapping[str, frozenset[int]]
+Known = Mapping[str, frozenset[int] | set[int]]
 """For each literal, in its canonical text, the tests (by number) that it stands in."""
 Entry = tuple[tuple[str, ...], str]
 """One question, by its values, and its answer, in canonical text."""
@@ -32,12 +33,9 @@ _PASSED_ON: Mapping[type[ast.AST], tuple[str, ...]] = {
 
 
 def hard_coded(code: PythonCode, known: Known, documents: str) -> Iterator[Hit]:
-    """Tables in the new code that are copied from visible tests.
+    """Tables in the new code that are copied from visible tests, whose literals are ``known``.
 
-    Args:
-        code: with its new lines.
-        known: the literals of the visible tests (``visible_literals``).
-        documents: docstrings and comments that the file had, lower case: what they name is no secret of the tests.
+    ``documents`` are docstrings and comments that the file had, lower case: what they name is no secret of the tests.
     """
     direct = _answered_from(code)
     for node in (each for each in code.nodes if each in direct):
@@ -57,22 +55,21 @@ def visible_literals(texts: Mapping[str, str], visible: Sequence[str]) -> Known:
     wanted = {(node.partition("::")[0], node.partition("[")[0].rpartition("::")[2]) for node in visible}
     groups: list[Sequence[ast.AST]] = []
     for path in sorted(texts):
-        for function in ast.walk(parsed(texts[path]) or ast.Module([], [])):
-            if (
-                isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-                and (path, function.name) in wanted
-            ):
-                groups.append(function.body)
-                for decorator in function.decorator_list:
-                    cases = decorator.args[1:2] if isinstance(decorator, ast.Call) else []
-                    groups += [[case] for each in cases for case in _elements(each)]
+        for node in ast.walk(parsed(texts[path]) or ast.Module([], [])):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if (path, name) in wanted:
+                    groups.append(node.body)
+                    marks = (each for each in node.decorator_list if isinstance(each, ast.Call))
+                    groups += [
+                        [case] for mark in marks for each in mark.args[1:2] for case in _elements(each)
+                    ]
     found: dict[str, set[int]] = {}
     for number, group in enumerate(groups):
-        for node in (each for tree in group for each in ast.walk(tree)):
+        for node in chain.from_iterable(map(ast.walk, group)):
             text = canonical(node)
             if text is not None:
                 found.setdefault(text, set()).add(number)
-    return {text: frozenset(tests) for text, tests in found.items()}
+    return found
 
 
 def canonical(node: ast.AST | None) -> str | None:
@@ -179,24 +176,24 @@ def _answered_from(code: PythonCode) -> set[ast.AST]:
     found: set[ast.AST] = set()
     pending: list[ast.AST] = []
     for node in code.every:
-        if isinstance(node, ast.Return) and node.value is not None:
-            pending.append(node.value)
-        elif isinstance(node, ast.Lambda):
-            pending.append(node.body)
-        elif isinstance(node, ast.For):
-            targets = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
-            returned = (each.value for each in ast.walk(node) if isinstance(each, ast.Return))
-            if any(isinstance(value, ast.Name) and value.id in targets for value in returned):
-                pending.append(node.iter)
+        match node:
+            case ast.Return(value=ast.expr() as value) | ast.Lambda(body=value):
+                pending.append(value)
+            case ast.For(target=target, iter=source):
+                targets = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+                returned = (each.value for each in ast.walk(node) if isinstance(each, ast.Return))
+                if any(isinstance(value, ast.Name) and value.id in targets for value in returned):
+                    pending.append(source)
     while pending:
         node = pending.pop()
         if node in found:
             continue
         found.add(node)
-        if isinstance(node, ast.Name):
-            pending += code.assigned(node)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            pending += node.args[:1]  # dict([...]), next(...)
+        match node:
+            case ast.Name():
+                pending += code.assigned(node)
+            case ast.Call(func=ast.Name(), args=[first, *_]):
+                pending.append(first)  # dict([...]), next(...)
         for part in (getattr(node, field) for field in _PASSED_ON.get(type(node), ())):
             pending += part if isinstance(part, list) else [part]
     return found
@@ -206,15 +203,16 @@ def _branches(function: ast.AST, code: PythonCode) -> dict[str, list[tuple[Entry
     """The comparisons of one function whose branch answers with a literal, by the values that are asked about."""
     found: dict[str, list[tuple[Entry, ast.AST]]] = {}
     for node in ast.walk(function):
-        answer: ast.AST | None = None
-        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return | ast.Assign):
-            test, answer = node.test, node.body[-1].value
-        elif isinstance(node, ast.IfExp):
-            test, answer = node.test, node.body
-        if answer is not None and node in code.new:
+        match node:
+            case ast.If(test=test, body=[*_, ast.Return(value=answer) | ast.Assign(value=answer)]):
+                pass
+            case ast.IfExp(test=test, body=answer):
+                pass
+            case _:
+                continue
+        if node in code.new:
             subject, keys = _asked(test, code)
-            entry = _entry(keys, answer, code) if keys else None
-            if entry is not None:
+            if keys and (entry := _entry(keys, answer, code)):
                 found.setdefault(subject, []).append((entry, node))
     return found
 

@@ -11,7 +11,7 @@ is shown with a space in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
@@ -43,6 +43,7 @@ class TokenLedger:
         # what stands up to the last completion
         self._messages: list[Message] = []
         self._num_kept = self._num_turns = 0
+        self._completion: Completion | None = None
         # what answers it
         self._pending: list[Message] = []
         self._suffix = Suffix()
@@ -53,9 +54,9 @@ class TokenLedger:
         if not self._pending:
             raise ValueError("a completion follows a prompt: add the messages that answer the last one first")
         self._require_whole(completion)
-        self._rule.add_completion(completion, self._suffix, self._pending)
+        self._rule.keep(self._suffix.said, self._pending)
         self._messages += [*self._suffix.said, *self._pending]
-        self._pending = []
+        self._pending, self._completion = [], completion
         self._ids += completion.token_ids
         self._num_kept = len(self._ids)
         self._num_turns += 1
@@ -77,15 +78,10 @@ class TokenLedger:
         if not messages:
             raise ValueError("there is no message")
         pending = _joined(self._pending, messages)
-        suffix = self._rule.suffix(pending)
-        forged = self._forged(suffix, pending)
-        if forged:
-            changed = [dict(message) for message in pending]
-            for token in forged:
-                for message in changed:
-                    message["content"] = message["content"].replace(token, f"{token[0]} {token[1:]}")
-            pending = [*changed]
-            suffix = self._rule.suffix(pending)
+        suffix = self._suffix_of(pending)
+        if forged := self._forged(suffix, pending):
+            pending = [{**each, "content": _broken_up(each["content"], forged)} for each in pending]
+            suffix = self._suffix_of(pending)
             if self._controls(suffix.ids) != self._controls(suffix.marked_ids):
                 raise InputError(
                     "CR0816",
@@ -101,25 +97,12 @@ class TokenLedger:
         self.add_messages([{"role": "user", "content": text}])
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
-        """Append what came back: ``results[i]`` answers ``calls[i]``; raises as ``add_messages``.
+        """Append what came back: ``results[i]`` answers ``calls[i]``; raises as ``add_messages``."""
+        self.add_messages(self._answers(calls, results))
 
-        A call without an id gets one of nine letters and digits, which is what the strictest templates want.
-        """
-        pairs = list(enumerate(zip(calls, results, strict=True)))
-        if not self._has_tool_messages:
-            self.add_message("\n\n".join(result.text for _, (_, result) in pairs))
-            return
-        self.add_messages(
-            [
-                {
-                    "role": "tool",
-                    "name": call.name or "unknown",
-                    "tool_call_id": call.call_id or f"call{idx:05d}",
-                    "content": result.text,
-                }
-                for idx, (call, result) in pairs
-            ]
-        )
+    def require_results(self, call: ToolCall) -> None:
+        """Refuse a template that goes on after no call: later on that would look like the policy's own fault (CR0810, CR0812)."""
+        self._rule.require_way_on(self._answers([call], [ToolResult("x")]))
 
     @property
     def num_tokens(self) -> int:
@@ -134,34 +117,56 @@ class TokenLedger:
         messages = (*self._messages, *(self._suffix.said if self._pending else ()), *self._pending)
         return Chat(messages, self._chat.tools, self._chat.options)
 
+    def _answers(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]:
+        """Results as messages; a call without an id gets one of nine letters and digits, as the strictest templates want."""
+        pairs = list(zip(calls, results, strict=True))
+        if not self._has_tool_messages:
+            return [{"role": "user", "content": "\n\n".join(result.text for _, result in pairs)}]
+        return [
+            {
+                "role": "tool",
+                "name": call.name or "unknown",
+                "tool_call_id": call.call_id or f"call{idx:05d}",
+                "content": result.text,
+            }
+            for idx, (call, result) in enumerate(pairs)
+        ]
+
+    def _suffix_of(self, pending: Sequence[Message]) -> Suffix:
+        if self._completion is None:
+            return self._rule.begin(pending)
+        return self._rule.suffix(pending, self._completion)
+
     def _require_whole(self, completion: Completion) -> None:
         ids, num_logp = completion.token_ids, len(completion.token_logp)
+        wrong = [each for each in ids if not 0 <= each < self._num_ids]
         if not ids or num_logp not in (0, len(ids)):
             problem = f"has {len(ids)} sampled ids and {num_logp} log-probabilities"
             fix = "give the ids that were sampled, with one log-probability an id or none."
-        elif min(ids) < 0 or max(ids) >= self._num_ids:
-            wrong = next(each for each in ids if not 0 <= each < self._num_ids)
-            problem = f"has the id {wrong}, and there are those from 0 to {self._num_ids - 1}"
+        elif wrong:
+            problem = f"has the id {wrong[0]}, and there are those from 0 to {self._num_ids - 1}"
             fix = "sample the model that the tokenizer belongs to; num_ids tells of rows beyond the tokenizer's."
         else:
             return
         raise InputError("CR0821", f"a completion {problem}.", where=f"turn {self._num_turns}", fix=fix)
 
-    def is_control(self, token_id: int) -> bool:
-        """Whether an id is a control token of the tokenizer."""
-        return self._rule.is_control((token_id,))
-
     def _controls(self, ids: tuple[int, ...]) -> list[int]:
-        return [token_id for token_id in ids if self.is_control(token_id)]
+        return [token_id for token_id in ids if self._rule.is_control(token_id)]
 
-    def _forged(self, suffix: Suffix, pending: Sequence[Message]) -> set[str]:
+    def _forged(self, suffix: Suffix, pending: Sequence[Message]) -> list[str]:
         """The texts of control tokens that come out of the messages' contents."""
         controls = self._controls(suffix.ids)
         if controls == self._controls(suffix.marked_ids):
-            return set()
-        texts = {decode(self._tokenizer, (token_id,)).strip() for token_id in set(controls)} - {""}
+            return []
+        texts = {decode(self._tokenizer, (token_id,)).strip() for token_id in controls} - {""}
         # a template may also leave a part out where a content is empty
-        return {text for text in texts if any(text in message["content"] for message in pending)}
+        return [text for text in texts if any(text in message["content"] for message in pending)]
+
+
+def _broken_up(content: str, tokens: Iterable[str]) -> str:
+    for token in tokens:
+        content = content.replace(token, f"{token[0]} {token[1:]}")
+    return content
 
 
 def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Message]:

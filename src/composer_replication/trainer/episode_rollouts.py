@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,12 @@ from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.episodes.episode import rollout_row, trl_columns
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy import ModelSampler, end_token_ids
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.served_rollouts import samples_by_vllm, served_policy, vllm_policy
+from composer_replication.trainer.served_rollouts import served_policy, vllm_policy
 from composer_replication.trainer.setting_errors import spread_weights
 
 
@@ -38,7 +39,7 @@ def policy_of(
     trainer: Any, model: AbstractContextManager[Any], num_running: Callable[[], int], *, max_batch: int
 ) -> Iterator[TokenPolicy]:
     """Inside, the weights of ``trainer`` as a policy that many episodes may ask at once; ``model`` gives them where vLLM does not sample."""
-    if samples_by_vllm(trainer):
+    if getattr(trainer.args, "use_vllm", False):  # a stand-in for a trainer may have no such argument
         with vllm_policy(trainer, max_batch=max_batch) as served:
             yield served
         return
@@ -48,6 +49,7 @@ def policy_of(
             yield policy
 
 
+@dataclass(eq=False)
 class TrainedPolicy:
     """The weights of a trainer as they are now, for episodes that nothing is learned from; sampled as in training.
 
@@ -56,9 +58,9 @@ class TrainedPolicy:
     given as soon as there is one.
     """
 
-    def __init__(self, *, max_batch: int, endpoint: Endpoint | None = None) -> None:
-        self.trainer: Any = None
-        self.max_batch, self.endpoint = max_batch, endpoint
+    max_batch: int
+    endpoint: Endpoint | None = None
+    trainer: Any = None
 
     @property
     def step(self) -> int:

@@ -11,8 +11,8 @@ from episode_parts import Lives
 from composer_replication.records import Completion, StopReason, ToolCall, Turn
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
 from composer_replication.rollouts.episodes.episode import TokenCounts, effort_counts
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.tokens.call_dialects import num_thinking_ids
 
 TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 
 
@@ -51,3 +52,13 @@ def first_line(error: BaseException) -> str:
     """The first line of what a template's error says."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+
+
+def unwilling_template(problem: Exception) -> InputError:
+    """What is said where a chat template raises (CR0810)."""
+    return InputError(
+        "CR0810",
+        f"the chat template does not take the conversation: {first_line(problem)}.",
+        where="messages",
+        fix="give the tokenizer its chat template, and messages that the template takes.",
+    )

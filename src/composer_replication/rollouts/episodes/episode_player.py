@@ -7,29 +7,32 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
-from composer_replication.records import StopReason, Task, TaskOutcome
+from composer_replication.records import Rollout, StopReason, Task, TaskOutcome, Turn
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
     episodes_in_order,
-    finish,
     run_anywhere,
 )
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes, ObservedEpisodes
+from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
+from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.reward_function import outcome_of
 from composer_replication.rollouts.task_sampler import TaskSampler
+from composer_replication.tasks.store import TaskStore
 
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 
@@ -43,6 +46,7 @@ class Listeners:
     observed: ObservedEpisodes | None = None
 
 
+@dataclass(eq=False)
 class EpisodePlayer:
     """Plays generations, one at a time.
 
@@ -60,32 +64,23 @@ class EpisodePlayer:
     ``on_ended`` is told of each episode that ends while it plays (so many, of so many).
     """
 
-    def __init__(
-        self,
-        grader: Grader,
-        open_environment: Callable[[], AgentEnvironment],
-        talk: LedgerTalk,
-        options: EpisodeOptions,
-        *,
-        seed: int,
-        listeners: Listeners | None = None,
-        keeps_trees: bool = False,
-        num_places: Callable[[], int] | None = None,
-    ) -> None:
-        self.grader, self.talk, self.options, self.seed = grader, talk, options, seed
-        self._open_environment = open_environment
-        self._finish = partial(finish_with_tree, grader) if keeps_trees else finish
-        self.listeners = listeners or Listeners()
-        self.figures: dict[str, float] = {}
-        self.on_ended: Callable[[int, int], None] | None = None
-        self._num_left = 0
-        self._num_places = num_places
+    grader: Grader
+    open_environment: Callable[[], AgentEnvironment]
+    talk: LedgerTalk
+    options: EpisodeOptions
+    seed: int = field(kw_only=True)
+    listeners: Listeners = field(default=Listeners(), kw_only=True)
+    keeps_trees: bool = field(default=False, kw_only=True)
+    num_places: Callable[[], int] | None = field(default=None, kw_only=True)
+    on_ended: Callable[[int, int], None] | None = field(default=None, init=False)
+    figures: dict[str, float] = field(default_factory=dict, init=False)
+    _num_left: int = field(default=0, init=False)
 
     @property
     def num_running(self) -> int:
         """Whoever waits for a place cannot ask, and is not waited for."""
         num = min(self.options.max_concurrent, self._num_left)
-        return num if self._num_places is None else max(1, min(num, self._num_places()))
+        return num if self.num_places is None else max(1, min(num, self.num_places()))
 
     def generation(
         self, task_ids: Sequence[str], policy: TokenPolicy, *, step: int, place: str, is_training: bool = True
@@ -144,7 +139,8 @@ class EpisodePlayer:
 
     def parts(self, policy: TokenPolicy) -> EpisodeParts:
         """Who takes part in an episode that ``policy`` plays."""
-        return EpisodeParts(policy, self._open_environment, self.talk, self._finish)
+        parts = EpisodeParts(policy, self.open_environment, self.talk)
+        return replace(parts, finish=partial(finish_with_tree, self.grader)) if self.keeps_trees else parts
 
 
 def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgement | None:
@@ -161,6 +157,57 @@ def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgemen
     environment.close()
     score = None if tree is None else grader.grade_tree(grader.store.get(task_id), tree)
     return None if score is None else Judgement(score, score.pass_share, score.pass_share, tree=tree)
+
+
+class ObservedEpisodes:
+    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way.
+
+    A trainer makes its rollouts out of tensors, so it knows ids and nothing else. The ids are exact, and find the episode again.
+
+    Args:
+        store: has the tasks.
+    """
+
+    def __init__(self, store: TaskStore) -> None:
+        self._known = KnownTasks(store, partial(first_message, store))
+        self._step = -1
+        self._by_ids: dict[tuple[tuple[int, ...], tuple[int, ...]], Episode] = {}
+
+    def note(self, episodes: Sequence[Episode]) -> None:
+        """Remember these; those of an earlier step are forgotten."""
+        for episode in episodes:
+            if episode.step != self._step:
+                self._step, self._by_ids = episode.step, {}
+            if episode.turns:
+                self._by_ids[_key(episode.observed_turns()[-1].turn)] = episode
+
+    def __call__(self, rollout: Rollout) -> ObservedRollout:
+        """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
+        episode = self._by_ids.get(_key(rollout.turns[-1])) if rollout.turns else None
+        if episode is None:
+            return ObservedRollout(rollout, ())
+        known = self._known(episode.task_id)
+        failed_tests = known.failed_tests(episode.score)
+        return replace(observed_episode(episode), failed_tests=failed_tests, is_leak=known.is_leak)
+
+
+def observed_episode(episode: Episode) -> ObservedRollout:
+    """One attempt, however many summaries it went on from: its row in a batch is one, too."""
+    turns = episode.observed_turns()
+    rollout = Rollout(
+        task_id=episode.task_id,
+        step=episode.step,
+        turns=tuple(each.turn for each in turns),
+        reward=episode.reward,
+        score=episode.score,
+        stop_reason=episode.stop_reason,
+        seconds=episode.seconds,
+    )
+    return ObservedRollout(rollout, turns, tools=episode.tools)
+
+
+def _key(last: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return last.prompt_ids, last.completion.token_ids
 
 
 def outcome_of_episode(episode: Episode) -> TaskOutcome:

@@ -99,17 +99,15 @@ async def run_episodes(
 ) -> AsyncGenerator[Episode, None]:
     """One episode for each task id, in the order in which they end.
 
-    The seeds of an episode's answers come from ``seed``, its place in ``task_ids`` and the number of the answer, so
-    that the same policy gives the same episodes whatever ends first. While a caller holds an episode no further one is
-    begun; those that run go on. Leave the iterator by ``aclosing`` or to its end: an episode that still runs then is
-    cancelled, and every environment is closed. A call of an environment that runs at that moment is waited for,
-    at most ``options.closing_seconds``. ``step`` of the trainer is for the records.
+    The seeds of an episode's answers come from ``seed``, its place in ``task_ids`` and the number of the answer, so that the same
+    policy gives the same episodes whatever ends first. While a caller holds an episode no further one is begun; those that run
+    go on. Leave the iterator by ``aclosing`` or to its end: an episode that still runs then is cancelled, and every environment
+    is closed. A call of an environment that runs at that moment is waited for, at most ``options.closing_seconds``. ``step``
+    of the trainer is for the records. Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
 
     What happened is added to ``counts``: ``ended_REASON``, ``dropped``, ``tries``, ``infrastructure_failures``, ``failed_CODE``,
     ``invalid_calls``, ``refused_requests``, ``not_continued_CODE`` (a template that does not go on after an answer),
     ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
-
-    Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
     """
     options = options or EpisodeOptions()
     counted: Counter[str] = Counter()

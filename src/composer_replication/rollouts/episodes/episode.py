@@ -136,7 +136,8 @@ class RolloutRow:
 
 def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
     """The row of an episode, its conversations one after the other; ``filler_id`` stands alone, without loss, where nothing was sampled."""
-    counts = effort_counts(episode)
+    tokens = {f"{kind}_token": float(number) for kind, number in asdict(episode.tokens).items()}
+    counts = {**tokens, "tool_call": float(episode.num_calls), "turn": float(len(episode.turns))}
     if not episode.turns:
         return RolloutRow((filler_id,), (filler_id,), (0,), (0.0,), None, counts)
     carries_loss = int(episode.paid is not None)
@@ -161,12 +162,6 @@ def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
         counts,
         tuple(starts),
     )
-
-
-def effort_counts(episode: Episode) -> dict[str, float]:
-    """Tokens, calls and turns of an episode by kind."""
-    tokens = {f"{kind}_token": float(number) for kind, number in asdict(episode.tokens).items()}
-    return {**tokens, "tool_call": float(episode.num_calls), "turn": float(len(episode.turns))}
 
 
 def trl_columns(rows: Sequence[RolloutRow], *, may_chain: bool = False) -> dict[str, Any]:

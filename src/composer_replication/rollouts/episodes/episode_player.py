@@ -13,7 +13,7 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
-from composer_replication.records import Rollout, StopReason, Task, TaskOutcome, Turn
+from composer_replication.records import Rollout, StopReason, Task, TaskOutcome
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.environment.reward_options import Judgement
@@ -45,20 +45,22 @@ class Listeners:
     on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None
     observed: ObservedEpisodes | None = None
 
+    def hear(self, played: list[Episode]) -> None:
+        if self.kept is not None:
+            self.kept.keep(played)
+        if self.on_outcomes is not None:
+            self.on_outcomes([outcome_of_episode(each) for each in played])
+        if self.observed is not None:
+            self.observed.note([each for each in played if each.paid is not None])
+
 
 @dataclass(eq=False)
 class EpisodePlayer:
-    """Plays generations, one at a time.
+    """Plays generations, one at a time, on tasks of the store of ``grader``.
 
-    Args:
-        grader: whose store the tasks are in.
-        open_environment: makes a fresh one for each try.
-        talk: conversations over the policy's chat template.
-        options: the limits.
-        seed: of the run.
-        listeners: told of every generation that is trained on.
-        keeps_trees: for evaluation: see ``finish_with_tree``.
-        num_places: how many attempts have a place at this moment, where nodes may go away; None: as many as run.
+    ``open_environment`` makes a fresh one for each try. ``listeners`` are told of every generation that is trained on. With
+    ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``. ``num_places`` says how many attempts have a
+    place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
     ``on_ended`` is told of each episode that ends while it plays (so many, of so many).
@@ -69,7 +71,7 @@ class EpisodePlayer:
     talk: LedgerTalk
     options: EpisodeOptions
     seed: int = field(kw_only=True)
-    listeners: Listeners = field(default=Listeners(), kw_only=True)
+    listeners: Listeners | None = field(default=None, kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
     num_places: Callable[[], int] | None = field(default=None, kw_only=True)
     on_ended: Callable[[int, int], None] | None = field(default=None, init=False)
@@ -102,13 +104,8 @@ class EpisodePlayer:
                 fix="composer-rl sandbox selftest",
             )
         self.figures = figures_of(played, counts)
-        to = self.listeners
-        if is_training and to.kept is not None:
-            to.kept.keep(played, step=step)
-        if is_training and to.on_outcomes is not None:
-            to.on_outcomes([outcome_of_episode(each) for each in played])
-        if is_training and to.observed is not None:
-            to.observed.note([each for each in played if each.paid is not None])
+        if is_training and self.listeners is not None:
+            self.listeners.hear(played)
         return played
 
     def play(
@@ -160,12 +157,9 @@ def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgemen
 
 
 class ObservedEpisodes:
-    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way.
+    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way, on tasks of ``store``.
 
     A trainer makes its rollouts out of tensors, so it knows ids and nothing else. The ids are exact, and find the episode again.
-
-    Args:
-        store: has the tasks.
     """
 
     def __init__(self, store: TaskStore) -> None:
@@ -179,11 +173,13 @@ class ObservedEpisodes:
             if episode.step != self._step:
                 self._step, self._by_ids = episode.step, {}
             if episode.turns:
-                self._by_ids[_key(episode.observed_turns()[-1].turn)] = episode
+                last = episode.observed_turns()[-1].turn
+                self._by_ids[last.prompt_ids, last.completion.token_ids] = episode
 
     def __call__(self, rollout: Rollout) -> ObservedRollout:
         """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
-        episode = self._by_ids.get(_key(rollout.turns[-1])) if rollout.turns else None
+        turns = rollout.turns
+        episode = self._by_ids.get((turns[-1].prompt_ids, turns[-1].completion.token_ids)) if turns else None
         if episode is None:
             return ObservedRollout(rollout, ())
         known = self._known(episode.task_id)
@@ -204,10 +200,6 @@ def observed_episode(episode: Episode) -> ObservedRollout:
         seconds=episode.seconds,
     )
     return ObservedRollout(rollout, turns, tools=episode.tools)
-
-
-def _key(last: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return last.prompt_ids, last.completion.token_ids
 
 
 def outcome_of_episode(episode: Episode) -> TaskOutcome:
@@ -251,12 +243,8 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
 class EpisodeSampler(TaskSampler):
     """Asks a policy for fresh attempts by episodes: an attempt is the tree that one leaves behind.
 
-    Args:
-        player: whose judgements have the tree (``keeps_trees``).
-        policy: as ``trainer.episode_rollouts.TrainedPolicy``.
-        keep: told of the episodes under the name of their evaluation.
-
-    ``stop_reasons`` counts why the episodes so far ended.
+    The judgements of ``player`` have the tree (``keeps_trees``), ``policy`` is as ``trainer.episode_rollouts.TrainedPolicy``, and
+    ``keep`` is told of the episodes under the name of their evaluation. ``stop_reasons`` counts why the episodes so far ended.
     """
 
     def __init__(
@@ -284,14 +272,9 @@ class EpisodeSampler(TaskSampler):
     ) -> list[list[GradeRequest | None]]:
         """The trees that episodes left."""
         of_each = [task for task in tasks for _ in range(num_samples)]
+        task_ids, step = [task.task_id for task in of_each], self.policy.step
         with self.policy.opened(lambda: self.player.num_running) as policy:
-            played = self.player.play(
-                [task.task_id for task in of_each],
-                policy,
-                seed=seed,
-                step=self.policy.step,
-                on_ended=self.note_prompts,
-            )
+            played = self.player.play(task_ids, policy, seed=seed, step=step, on_ended=self.note_prompts)
         self.stop_reasons.update(str(each.stop_reason) for each in played)
         if self._keep is not None and name:
             self._keep(name, played)

@@ -28,16 +28,15 @@ class LedgerTalk:
     results come back as the user's words.
 
     Args:
-        tokenizer: the policy's.
-        template_text: its chat template, or several by name as a tokenizer of transformers may have them.
+        template_text: the tokenizer's chat template, or several by name as a tokenizer of transformers may have them.
         system: text of a system message; empty: none.
         template_options: further variables of the template (``enable_thinking``).
         tools: whose schemas say how arguments are read that are no JSON.
-        num_ids: how many ids the policy has, where its model has rows for more than the tokenizer; see ``TokenLedger``.
+        num_ids: as ``TokenLedger``.
 
     Raises (from ``open`` on):
-        InputError: there is no template (CR0810), its way of calls is not known (CR0818); it never
-            goes on after a call (CR0810), which is tried out before the first episode; as ``TokenLedger``.
+        InputError: there is no template, or it never goes on after a call, which is tried out before the first episode
+            (CR0810); its way of calls is not known (CR0818); as ``TokenLedger``.
     """
 
     tokenizer: Tokenizer

@@ -45,11 +45,8 @@ class ServedPolicy:
     Requests of many episodes go out at once, and the server batches them as they come (continuous batching). A seed
     goes along, but a server's answer depends in its last bits on what else it samples at the moment.
 
-    Args:
-        endpoint: server, model and key.
-        filters: ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty``, as ``filters_of`` gives them. All are sent: a
-            server takes what is left out from the model's ``generation_config.json``.
-        stop_token_ids: end an answer, and are its last id.
+    ``filters`` are ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty``, as ``filters_of`` gives them. All are sent: a server
+    takes what is left out from the model's ``generation_config.json``. ``stop_token_ids`` end an answer, and are its last id.
 
     Raises (when sampling):
         SandboxFailure: one answer did not come, although the client asked again (CR0824).
@@ -62,15 +59,10 @@ class ServedPolicy:
         self, endpoint: Endpoint, *, filters: Mapping[str, Any], stop_token_ids: Sequence[int] = ()
     ) -> None:
         self.endpoint = endpoint
-        self._ask = {
-            "top_k": 0,
-            "min_p": 0.0,
-            **{name: value for name, value in filters.items() if name != "top_p" and value is not None},
-            "stop_token_ids": list(stop_token_ids),
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-        }
-        self._top_p = filters.get("top_p", 1.0)
+        self._ask: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        self._ask |= {name: value for name, value in filters.items() if value is not None}
+        self._ask |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        self._ask["stop_token_ids"] = list(stop_token_ids)
         self._client: Any = None
 
     async def __aenter__(self) -> ServedPolicy:
@@ -91,7 +83,6 @@ class ServedPolicy:
                 prompt=list(prompt_ids),
                 max_tokens=max_new_tokens,
                 temperature=temperature,
-                top_p=self._top_p,
                 seed=seed,
                 logprobs=0,
                 extra_body=self._ask,
@@ -176,10 +167,9 @@ _SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as its server describes it.
+    """A model as its server describes it; ``root`` is the folder or name of its weights.
 
-    ``root`` is the folder or name of its weights. ``max_context_tokens`` is None where the server does not say, and
-    ``logprobs_mode`` is empty unless it was started with ``VLLM_SERVER_DEV_MODE=1``.
+    ``max_context_tokens`` is None where it does not say, ``logprobs_mode`` empty unless started with ``VLLM_SERVER_DEV_MODE=1``.
     """
 
     endpoint: Endpoint
@@ -258,8 +248,8 @@ def require_fit(
     """Stop where the server cannot sample the episodes of a recipe; ``model_config`` is as in ``config.json``.
 
     Raises:
-        UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
-            or log-probabilities in its answers (CR0826).
+        UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature, no ids or
+            log-probabilities in its answers (CR0826).
         MissingError, SandboxFailure: it does not answer (CR0824).
     """
     endpoint, limit, mode = served.endpoint, served.max_context_tokens, served.logprobs_mode
@@ -312,7 +302,7 @@ def _told_by(
     url = f"{endpoint.url.removesuffix('/v1')}/{path}"
     try:
         answer = (
-            client.get(url, cast_to=object) if ask is None else client.post(url, body=ask, cast_to=object)
+            client.get(url, cast_to=object) if ask is None else client.post(url, cast_to=object, body=ask)
         )
     except openai_package().OpenAIError:
         return {}

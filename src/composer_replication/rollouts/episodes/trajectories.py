@@ -217,11 +217,8 @@ class KeptEpisodes:
     ``step-000001.jsonl`` has a line for each rollout as a report reads it, its reward null where it moved no weight.
     ``episodes-000001.jsonl`` has ATIF lines with the reward as it was graded, ``findings-000001.jsonl`` a line for each episode
     in which the monitor found something.
-
-    Args:
-        folder: of the files.
-        part: put into the names where several processes write, empty otherwise.
-        session_id: of the run, ``model_name`` of its policy: they stand in every trajectory.
+    ``part`` is put into the names where several processes write. ``session_id`` of the run and ``model_name`` of its policy
+    stand in every trajectory.
     """
 
     def __init__(
@@ -229,13 +226,12 @@ class KeptEpisodes:
     ) -> None:
         self._folder, self._part = folder, part
         self._write = partial(write_trajectories, session_id=session_id, model_name=model_name)
-        self._step = -1
-        self._played: list[Episode] = []
+        self._played: list[Episode] = []  # of the newest step
 
-    def keep(self, played: Sequence[Episode], *, step: int) -> None:
+    def keep(self, played: Sequence[Episode]) -> None:
         """Add the episodes of a generation; dynamic sampling makes several of one step."""
-        if step != self._step:
-            self._step, self._played = step, []
+        if self._played and self._played[0].step != played[0].step:
+            self._played = []
         self._played += played
         rewrite_jsonl(self._path("step"), [_line(each) for each in self._played])
         self._write(self._path("episodes"), self._played)
@@ -248,7 +244,7 @@ class KeptEpisodes:
         self._write(self._folder / f"{name}{self._part}.jsonl", played)
 
     def _path(self, kind: str) -> Path:
-        return self._folder / f"{kind}-{self._step:06d}{self._part}.jsonl"
+        return self._folder / f"{kind}-{self._played[0].step:06d}{self._part}.jsonl"
 
 
 def _line(episode: Episode) -> dict[str, Any]:

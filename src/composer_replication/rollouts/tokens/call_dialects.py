@@ -157,8 +157,6 @@ _Parsed = tuple[tuple[ToolCall, ...], int]
 _Parser = Callable[[str, re.Match[str], Schemas], _Parsed]
 _MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
-# nothing is given back in these, so that a long line costs its length alone
-_FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE)
 
 
 def dialect_of(
@@ -180,8 +178,8 @@ def dialect_of(
     if not template:
         fix = "take the tokenizer of an instruction-tuned model, or set its chat_template."
         raise InputError("CR0810", "the tokenizer has no chat template.", where=where, fix=fix)
-    for name, signs in _SIGNS.items():
-        if all(sign in template for sign in signs):
+    for name, (signs, _, _) in DIALECTS.items():
+        if signs and all(sign in template for sign in signs):
             return name
     if "tool_calls" in (getattr(tokenizer, "response_template", None) or {}).get("fields", ()):
         return "own"
@@ -195,17 +193,14 @@ def dialect_of(
 def read_calls(
     text: str, dialect: str, *, tools: Sequence[ToolSpec] = (), thought_is_open: bool = False
 ) -> tuple[ToolCall, ...]:
-    """The calls of a reply, in order.
+    """The calls of a reply (with its control tokens) in one of the ``DIALECTS``, in order.
 
-    Args:
-        text: with the control tokens in it.
-        dialect: a name from ``DIALECTS``; ``dialect_of`` finds it.
-        tools: their schemas say which of the arguments between tags are texts and which are JSON; the other
-            dialects need none.
-        thought_is_open: the prompt ends with ``<think>``, so that the reply begins as a thought.
+    The schemas of ``tools`` say which of the arguments between tags are texts and which are JSON; the other dialects need
+    none. With ``thought_is_open`` the prompt ends with ``<think>``, so that the reply begins as a thought.
     """
     schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
-    return tuple(_scan(f"{OPENS}{text}" if thought_is_open else text, *DIALECTS[dialect], schemas))
+    _, opening, parse = DIALECTS[dialect]
+    return tuple(_scan(f"{OPENS}{text}" if thought_is_open else text, opening, parse, schemas))
 
 
 def read_completion(
@@ -355,25 +350,18 @@ def _fenced(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     return ((_call(name, "{}"),) if name else ()), stop
 
 
-DIALECTS: Final[Mapping[str, tuple[re.Pattern[str], _Parser]]] = {
-    "hermes": (re.compile(r"<tool_call>"), _tagged),
+DIALECTS: Final[Mapping[str, tuple[tuple[str, ...], re.Pattern[str], _Parser]]] = {
+    "deepseek": (("<｜tool▁call▁begin｜>",), re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
+    "kimi": (("<|tool_call_begin|>",), re.compile(r"<\|tool_call_begin\|>"), _kimi),
+    "harmony": (("<|channel|>", "<|message|>"), re.compile(r"<\|message\|>"), _harmony),
+    "mistral": (("[TOOL_CALLS]",), re.compile(r"\[TOOL_CALLS\]"), _mistral),
+    "hermes": (("<tool_call>",), re.compile(r"<tool_call>"), _tagged),
     "llama": (
+        ('"parameters"', "ipython"),
         re.compile(r'<\|python_tag\|>|(?:^[ \t]*|(?<=;)\s*)(?=\{\s*"(?:type|name)"\s*:)', re.MULTILINE),
         _llama,
     ),
-    "mistral": (re.compile(r"\[TOOL_CALLS\]"), _mistral),
-    "deepseek": (re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
-    "kimi": (re.compile(r"<\|tool_call_begin\|>"), _kimi),
-    "harmony": (re.compile(r"<\|message\|>"), _harmony),
-    "fenced": (_FENCE, _fenced),
+    # nothing is given back in this one, so that a long line costs its length alone
+    "fenced": ((), re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE), _fenced),
 }
-"""By name: how a call opens, and how it is read from there."""
-_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "deepseek": ("<｜tool▁call▁begin｜>",),
-    "kimi": ("<|tool_call_begin|>",),
-    "harmony": ("<|channel|>", "<|message|>"),
-    "mistral": ("[TOOL_CALLS]",),
-    "hermes": ("<tool_call>",),
-    "llama": ('"parameters"', "ipython"),
-}
-"""What a template holds that teaches a dialect, the most certain first."""
+"""By name, the most certain first: what a template holds that teaches it, how a call opens, and how it is read from there."""

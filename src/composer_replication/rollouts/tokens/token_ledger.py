@@ -40,12 +40,11 @@ class TokenLedger:
 
     Args:
         tokenizer: the policy's.
-        chat: system and user messages, the tools' JSON schemas, further variables of the template. Contents are
-            texts.
-        has_tool_messages: False puts the results of a turn into one message of the user, for templates and
-            protocols without a message of tools.
-        num_ids: sampled ids are those from 0 below it. A model may have rows for more ids than its tokenizer:
-            then give their number. None: as many as the tokenizer has.
+        chat: system and user messages, the tools' JSON schemas, further variables of the template. Contents are texts.
+        has_tool_messages: False puts the results of a turn into one message of the user, for templates without a message of
+            tools.
+        num_ids: sampled ids are those from 0 below it, for a model that has rows for more ids than its tokenizer. None: as many
+            as the tokenizer has.
     """
 
     def __init__(
@@ -84,10 +83,9 @@ class TokenLedger:
         turn into one block; the generation prompt then moves to the end. Nothing changes where it raises.
 
         Raises:
-            InputError: the template does not take the messages (CR0810); it leaves one out (CR0810); it would
-                change what stands before them (CR0812); it does not say how the turn ends (CR0810); the
-                tokenizer joins what was said with what follows (CR0810); a control token in a content cannot
-                be broken up (CR0816).
+            InputError: the template does not take the messages, leaves one out or does not say how the turn ends, or the
+                tokenizer joins what was said with what follows (CR0810); it would change what stands before them (CR0812); a
+                control token in a content cannot be broken up (CR0816).
             ValueError: there is no message.
         """
         if not messages:
@@ -210,10 +208,7 @@ class _Tail(NamedTuple):
 
 
 class TemplateRule:
-    """A tokenizer's chat template, asked for what it would put next in one conversation.
-
-    ``chat`` has the tools and further variables of the template.
-    """
+    """A tokenizer's chat template, with the tools and variables of ``chat``: what would it put next in one conversation?"""
 
     def __init__(self, tokenizer: Tokenizer, chat: Chat) -> None:
         self._tokenizer, self._chat = tokenizer, chat

@@ -8,9 +8,10 @@ token comes out of a message's content: a file that holds ``<|im_end|>`` is show
 What does a chat template put after what the policy said? It renders a small chat: the first messages and one earlier round of
 each kind (the roles that answered), marks in the place of their contents, a stand-in for what the policy said, and then what
 answers it. What stands behind the stand-in is the suffix: end of turn, tool block, generation prompt. Only that is
-tokenised, behind the stand-in, so that a turn costs its own text however long the conversation is. That the template changes
-nothing which stands already is looked at once for each kind of round. An end of turn that the sampler has emitted is not put
-again, whichever of the model's end tokens it was; one that it has not (a completion cut at its length) is put.
+tokenised, behind the stand-in, so that a turn costs its own text however long the conversation is. Where a template goes on
+otherwise after a second round of a kind (it counts them), the small chat keeps that, too. That it changes nothing which
+stands already is looked at once for each kind. An end of turn that the sampler has emitted is not put again, whichever of the
+model's end tokens it was; one that it has not (a completion cut at its length) is put.
 
 Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
 both renderings go on alike, the plain one is the rule. If they do not (a call has an end of its own, or results
@@ -68,7 +69,7 @@ class TokenLedger:
         if not self._pending:
             raise ValueError("a completion follows a prompt: add the messages that answer the last one first")
         self._require_whole(completion)
-        self._rule.keep(self._suffix.said, self._pending)
+        self._rule.keep(self._suffix, self._pending)
         self._messages += [*self._suffix.said, *self._pending]
         self._pending, self._completion = [], completion
         self._ids += completion.token_ids
@@ -190,12 +191,13 @@ def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Mes
 
 class Suffix(NamedTuple):
     """What is appended to the ids; ``marked_ids`` is what ``ids`` would be with marks in the place of contents, ``said`` the
-    message with the stand-in (none before the first turn).
+    message with the stand-in (none before the first turn), ``frame`` the text without what the messages bring.
     """
 
     ids: tuple[int, ...] = ()
     marked_ids: tuple[int, ...] = ()
     said: tuple[Message, ...] = ()
+    frame: str = ""
 
 
 class _Tail(NamedTuple):
@@ -212,16 +214,17 @@ class TemplateRule:
 
     def __init__(self, tokenizer: Tokenizer, chat: Chat) -> None:
         self._tokenizer, self._chat = tokenizer, chat
-        # with marks: the first messages, and a round of each kind that there was
-        self._history: list[Message] = []
-        self._kinds: set[tuple[str, ...]] = set()
+        self._history: list[Message] = []  # the small chat, with marks
+        self._frames: dict[
+            tuple[str, ...], str
+        ] = {}  # by kind of round: how the template wrote the newest one
         self._are_control: dict[int, bool] = {}
 
-    def keep(self, said: Sequence[Message], messages: Sequence[Message]) -> None:
-        """The policy has answered ``messages``, which followed ``said``."""
-        if said and _kind(messages) not in self._kinds:
-            self._kinds.add(_kind(messages))
-            self._history += [*said, *_marked(messages, len(self._history) + 1)]
+    def keep(self, suffix: Suffix, messages: Sequence[Message]) -> None:
+        """The policy has answered ``messages``, of which ``suffix`` was made."""
+        if suffix.said and self._frames.get(_kind(messages)) != suffix.frame:
+            self._frames[_kind(messages)] = suffix.frame
+            self._history += [*suffix.said, *_marked(messages, len(self._history) + 1)]
 
     def suffix(self, messages: Sequence[Message], completion: Completion | None) -> Suffix:
         """What comes after the last completion; without one, the first prompt."""
@@ -234,7 +237,11 @@ class TemplateRule:
         tail = self._tail(messages)
         without_end = self._after_end if "tool_calls" in tail.said else self._without_end
         ids, marked_ids = (without_end(tail, text, completion) for text in (tail.text, tail.marked))
-        return Suffix(ids, marked_ids, (tail.said,))
+        frame = tail.marked
+        for message in _marked(messages, len(self._history) + 1):
+            for value in filter(None, message.values()):
+                frame = frame.replace(value, "_")
+        return Suffix(ids, marked_ids, (tail.said,), frame)
 
     def require_way_on(self, messages: Sequence[Message]) -> None:
         """Refuse a template that never goes on with ``messages``, whichever of its control tokens ended the turn."""
@@ -273,7 +280,7 @@ class TemplateRule:
         rendering = self._render([*self._history, said, *marked])
         behind = _after(rendering, name)
         _require_shown(behind, marked)
-        if _kind(messages) not in self._kinds:
+        if _kind(messages) not in self._frames:
             last = self._history[-1]["content"]
             before = _OPENING.sub(r"\1\2", self._render(self._history)).partition(last)[0]
             if not _OPENING.sub(r"\1\2", rendering).startswith(before + last):

@@ -15,9 +15,9 @@ from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.episode_player import observed_episode
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.trajectories import (
+    observed_episode,
     read_trajectories,
     write_trajectories,
 )

@@ -5,6 +5,6 @@ episode.py           the record: turns, tokens, seconds, reward; the row that a 
 ledger_talk.py       conversations over a chat template: ids in a ledger, calls in its dialect
 served_policy.py     a policy behind a vLLM server, with ids and log-probabilities; whether the server fits
 batching_policy.py   a policy over a blocking sampler in this process
-episode_player.py    the episodes of one generation: seeds, counts, outcomes, figures for the log; what hints are made of
-trajectories.py      what is kept of each step in the run folder, in the Agent Trajectory Interchange Format
+episode_player.py    the episodes of one generation: seeds, counts, outcomes, figures for the log
+trajectories.py      what is kept of each step: files of the run folder (ATIF), and all that a hint may be made of
 """

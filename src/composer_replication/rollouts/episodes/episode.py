@@ -7,7 +7,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.chat import Chat, ObservedTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,6 @@ class EpisodeTurn:
     policy_seconds: float = 0.0
     tool_seconds: float = 0.0
     tokens: TokenCounts = field(default_factory=TokenCounts)
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedTurn:
-    """A turn as hints are made from it: with the whole prompt, what it called and what came back."""
-
-    turn: Turn
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    chat: Chat | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
-from composer_replication.records import Rollout, StopReason, Task, TaskOutcome
+from composer_replication.records import StopReason, Task, TaskOutcome
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
-from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
@@ -25,14 +24,11 @@ from composer_replication.rollouts.episodes.agent_loop import (
 )
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
+from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.reward_function import outcome_of
 from composer_replication.rollouts.task_sampler import TaskSampler
-from composer_replication.tasks.store import TaskStore
 
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 
@@ -154,52 +150,6 @@ def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgemen
     environment.close()
     score = None if tree is None else grader.grade_tree(grader.store.get(task_id), tree)
     return None if score is None else Judgement(score, score.pass_share, score.pass_share, tree=tree)
-
-
-class ObservedEpisodes:
-    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way, on tasks of ``store``.
-
-    A trainer makes its rollouts out of tensors, so it knows ids and nothing else. The ids are exact, and find the episode again.
-    """
-
-    def __init__(self, store: TaskStore) -> None:
-        self._known = KnownTasks(store, partial(first_message, store))
-        self._step = -1
-        self._by_ids: dict[tuple[tuple[int, ...], tuple[int, ...]], Episode] = {}
-
-    def note(self, episodes: Sequence[Episode]) -> None:
-        """Remember these; those of an earlier step are forgotten."""
-        for episode in episodes:
-            if episode.step != self._step:
-                self._step, self._by_ids = episode.step, {}
-            if episode.turns:
-                last = episode.observed_turns()[-1].turn
-                self._by_ids[last.prompt_ids, last.completion.token_ids] = episode
-
-    def __call__(self, rollout: Rollout) -> ObservedRollout:
-        """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
-        turns = rollout.turns
-        episode = self._by_ids.get((turns[-1].prompt_ids, turns[-1].completion.token_ids)) if turns else None
-        if episode is None:
-            return ObservedRollout(rollout, ())
-        known = self._known(episode.task_id)
-        failed_tests = known.failed_tests(episode.score)
-        return replace(observed_episode(episode), failed_tests=failed_tests, is_leak=known.is_leak)
-
-
-def observed_episode(episode: Episode) -> ObservedRollout:
-    """One attempt, however many summaries it went on from: its row in a batch is one, too."""
-    turns = episode.observed_turns()
-    rollout = Rollout(
-        task_id=episode.task_id,
-        step=episode.step,
-        turns=tuple(each.turn for each in turns),
-        reward=episode.reward,
-        score=episode.score,
-        stop_reason=episode.stop_reason,
-        seconds=episode.seconds,
-    )
-    return ObservedRollout(rollout, turns, tools=episode.tools)
 
 
 def outcome_of_episode(episode: Episode) -> TaskOutcome:

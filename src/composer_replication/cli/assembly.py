@@ -41,6 +41,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
 )
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listeners
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.served_policy import (
     ServedModel,
@@ -48,8 +49,7 @@ from composer_replication.rollouts.episodes.served_policy import (
     open_server,
     require_fit,
 )
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer, EpisodeSampler, Listeners
-from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes, ObservedEpisodes
+from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker

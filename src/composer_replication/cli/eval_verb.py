@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.cli import assembly
     from composer_replication.cli.assembly import check_agent, open_actors, open_episode_sampler
     from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
-    from composer_replication.rollouts.generations.episode_player import EpisodeSampler
+    from composer_replication.rollouts.episodes.episode_player import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
 

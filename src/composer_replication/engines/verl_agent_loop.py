@@ -13,7 +13,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import run_episodes
 from composer_replication.rollouts.episodes.episode import RolloutRow, rollout_row
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.rollouts.grading import Grader, GradeRequest
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 Prompts are padded on the left and completions on the right, so that completion column 0 follows the
 last prompt column in every row. The ids are those of the records: nothing is tokenised here.
 Loss lies on completions alone: prompts (hints in them included) and padding never carry it. The rows of whole
-rollouts, in which the tools' words carry none either, are made where they are played (``rollouts.generations``).
+rollouts, in which the tools' words carry none either, are made where they are played (``rollouts.episodes``).
 
 Whether they fit the model is asked before the first step: an id that the model has no row for ends in an index error from
 the depths of an embedding, and at positions that it was never trained at nothing would say anything.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,12 @@ from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.episodes.episode import rollout_row, trl_columns
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy import ModelSampler, end_token_ids
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.served_rollouts import samples_by_vllm, served_policy, vllm_policy
+from composer_replication.trainer.served_rollouts import served_policy, vllm_policy
 from composer_replication.trainer.setting_errors import spread_weights
 
 
@@ -33,43 +34,41 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
     return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
 
 
-@contextmanager
-def policy_of(
-    trainer: Any, model: AbstractContextManager[Any], num_running: Callable[[], int], *, max_batch: int
-) -> Iterator[TokenPolicy]:
-    """Inside, the weights of ``trainer`` as a policy that many episodes may ask at once; ``model`` gives them where vLLM does not sample."""
-    if samples_by_vllm(trainer):
-        with vllm_policy(trainer, max_batch=max_batch) as served:
-            yield served
-        return
-    with model as at_hand:
-        sampler = model_sampler(at_hand, trainer)
-        with closing(BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running)) as policy:
-            yield policy
-
-
+@dataclass(eq=False)
 class TrainedPolicy:
-    """The weights of a trainer as they are now, for episodes that nothing is learned from; sampled as in training.
+    """The weights of a trainer as they are now, for many episodes at once; sampled as in training.
 
-    Like any held-out evaluation it samples the model in place, amid a step, and moves none of torch's own random numbers.
-    An ``endpoint`` is a server that has a model of its own; nobody gives it the trainer's weights. ``trainer`` is to be
-    given as soon as there is one.
+    For episodes that nothing is learned from it samples the model in place, amid a step, like any held-out evaluation, and moves
+    none of torch's own random numbers. At most ``max_batch`` answers are sampled together. An ``endpoint`` is a server that has a
+    model of its own; nobody gives it the trainer's weights. ``trainer`` is to be given as soon as there is one.
     """
 
-    def __init__(self, *, max_batch: int, endpoint: Endpoint | None = None) -> None:
-        self.trainer: Any = None
-        self.max_batch, self.endpoint = max_batch, endpoint
+    max_batch: int
+    endpoint: Endpoint | None = None
+    trainer: Any = None
 
     @property
     def step(self) -> int:
         return int(self.trainer.state.global_step)
 
-    def opened(self, num_running: Callable[[], int]) -> AbstractContextManager[TokenPolicy]:
-        """The policy for a while."""
+    @contextmanager
+    def opened(
+        self, num_running: Callable[[], int], model: AbstractContextManager[Any] | None = None
+    ) -> Iterator[TokenPolicy]:
+        """The policy for a while; ``model`` gives the weights where this process samples, by default as they lie."""
+        trainer, max_batch = self.trainer, self.max_batch
         if self.endpoint is not None:
-            return nullcontext(served_policy(self.endpoint, self.trainer))
-        model = nullcontext(self.trainer.model)
-        return policy_of(self.trainer, model, num_running, max_batch=self.max_batch)
+            yield served_policy(self.endpoint, trainer)
+        elif getattr(trainer.args, "use_vllm", False):  # a stand-in for a trainer may have no such argument
+            with vllm_policy(trainer, max_batch=max_batch) as served:
+                yield served
+        else:
+            with nullcontext(trainer.model) if model is None else model as at_hand:
+                sampler = model_sampler(at_hand, trainer)
+                with closing(
+                    BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running)
+                ) as policy:
+                    yield policy
 
 
 def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
@@ -111,8 +110,8 @@ class EpisodeRollouts:
         is_training = bool(trainer.model.training)
         step = 1 + int(trainer.state.global_step)
         place = self._place(step, is_training=is_training)
-        model, num_running = trainer.model_for_generation(), lambda: self.player.num_running
-        with policy_of(trainer, model, num_running, max_batch=self.max_batch) as policy:
+        trained, model = TrainedPolicy(self.max_batch, trainer=trainer), trainer.model_for_generation()
+        with trained.opened(lambda: self.player.num_running, model) as policy:
             played = self.player.generation(task_ids, policy, step=step, place=place, is_training=is_training)
         filler = trainer.processing_class.eos_token_id
         rows = [rollout_row(each, filler_id=filler) for each in played]

@@ -6,7 +6,7 @@ In the mode ``server`` each process asks the server itself, in ``colocate`` the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from composer_replication.errors import ComposerError
@@ -21,11 +21,6 @@ from composer_replication.rollouts.episodes.served_policy import (
     server_gone,
 )
 from composer_replication.trainer.policy import filters_of
-
-
-def samples_by_vllm(trainer: Any) -> bool:
-    """Whether TRL's arguments say so; a stand-in for a trainer may have none."""
-    return bool(getattr(trainer.args, "use_vllm", False))
 
 
 def server_endpoint(args: Any) -> Endpoint:
@@ -61,11 +56,8 @@ def vllm_policy(trainer: Any, *, max_batch: int) -> Iterator[TokenPolicy]:
         endpoint = find_server(server_endpoint(trainer.args)).endpoint
         yield served_policy(endpoint, trainer)
         return
-    policy = BatchingPolicy(ColocatedSampler(trainer), max_batch=max_batch)
-    try:
+    with closing(BatchingPolicy(ColocatedSampler(trainer), max_batch=max_batch)) as policy:
         yield policy
-    finally:
-        policy.close()
 
 
 def served_policy(endpoint: Endpoint, trainer: Any) -> ServedPolicy:

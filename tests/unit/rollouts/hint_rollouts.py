@@ -18,8 +18,8 @@ from composer_replication.records import (
     ToolSpec,
     Turn,
 )
-from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.tokens.chat import ObservedTurn
 
 FILE = Path(__file__).parent / "fixtures" / "hint_rollouts.json"
 

@@ -21,8 +21,8 @@ from composer_replication.records import (
     ToolResult,
     Turn,
 )
-from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hinted_turns import fault_kind, find_faults
+from composer_replication.rollouts.tokens.chat import ObservedTurn
 
 KINDS = {
     "invalid-call", "missing-file", "command-not-found", "edit-not-applied", "time-out", "out-of-memory", "tool-error",

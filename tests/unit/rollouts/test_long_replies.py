@@ -47,7 +47,8 @@ class CountedPattern:
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> Passed:
     made = Passed()
-    counted = {name: (CountedPattern(p, made), parse) for name, (p, parse) in call_dialects.DIALECTS.items()}
+    known = call_dialects.DIALECTS.items()
+    counted = {name: (signs, CountedPattern(opening, made), parse) for name, (signs, opening, parse) in known}
     monkeypatch.setattr(call_dialects, "re", made)
     monkeypatch.setattr(call_dialects, "_JSON", made)
     monkeypatch.setattr(call_dialects, "DIALECTS", counted)

@@ -10,9 +10,9 @@ from episode_parts import Lives
 
 from composer_replication.records import Completion, StopReason, ToolCall, Turn
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
-from composer_replication.rollouts.episodes.episode import TokenCounts, effort_counts
+from composer_replication.rollouts.episodes.episode import TokenCounts, rollout_row
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.tokens.call_dialects import num_thinking_ids
 
 TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
@@ -64,6 +64,6 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
     talk = LedgerTalk(TOKENIZER, TOKENIZER.text)
     player = EpisodePlayer(grader, lives.open, talk, EpisodeOptions(), seed=0)
     [episode] = player.generation(["task"], Thinker(), step=1, place="0", is_training=False)
-    counts = effort_counts(episode)
+    counts = rollout_row(episode, filler_id=0).effort_counts
     assert counts["thinking_token"] == len(ids(THOUGHT))
     assert counts["tool_call_token"] == len(ids(CALL))

@@ -14,9 +14,9 @@ from malformed_replies import malformed_replies
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Completion, Rollout, StopReason, ToolCall, ToolResult, Turn
-from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import find_faults
+from composer_replication.rollouts.tokens.chat import ObservedTurn
 from composer_replication.rollouts.tools import command_tools, file_tools
 from composer_replication.rollouts.tools.file_tools import near_matches
 from composer_replication.rollouts.tools.tool_context import VisibleTests, clip

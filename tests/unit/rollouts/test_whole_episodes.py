@@ -17,11 +17,10 @@ from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, Ep
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.trajectories import (
+    observed_episode,
     read_trajectories,
-    replay_episode,
     write_trajectories,
 )
-from composer_replication.rollouts.generations.kept_episodes import observed_episode
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
@@ -177,12 +176,14 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
     try:
         for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
             afresh.forget({episode.task_id})  # two of them leave the same tree
-            again = replay_episode(stored, FeatureDeletionEnv(afresh))
-            assert again.partings == {}
-            score = again.judgement.score
-            assert again.judgement.reward == episode.reward
-            assert episode.score is not None and score is not episode.score
-            assert score.outcomes == episode.score.outcomes
+            with FeatureDeletionEnv(afresh) as env:
+                env.reset(stored.task_id)
+                for turn in stored.turns:
+                    assert tuple(env.call(call) for call in turn.calls) == turn.results
+                judgement = env.finish()
+            assert judgement is not None and judgement.reward == episode.reward
+            assert episode.score is not None and judgement.score is not episode.score
+            assert judgement.score.outcomes == episode.score.outcomes
     finally:
         afresh.close()
     assert len(trees) == len(episodes)

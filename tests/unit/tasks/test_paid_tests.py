@@ -20,11 +20,11 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import find_faults
 from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.monitor import public_task
+from composer_replication.rollouts.tokens.chat import ObservedTurn
 from composer_replication.tasks import gates
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord

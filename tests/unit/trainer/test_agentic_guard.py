@@ -17,8 +17,8 @@ from composer_replication.config import load_config
 from composer_replication.errors import HALTED_EXIT_CODE, SandboxFailure
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.episodes.episode_player import EpisodeSampler
 from composer_replication.rollouts.episodes.trajectories import read_trajectories
-from composer_replication.rollouts.generations.episode_player import EpisodeSampler
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation

@@ -219,7 +219,8 @@ def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, sto
                 for turn in episode.turns:
                     for call, result in zip(turn.calls, turn.results, strict=True):
                         assert result.fault == "refused" or again.call(call).text == result.text
-                assert again.reward() == episode.reward
+                judgement = again.finish()
+                assert judgement is not None and judgement.reward == episode.reward
     finally:
         grader.close()
     assert len(episodes) == 16 and len({episode.reward for episode in episodes}) > 1

@@ -43,55 +43,35 @@ class RefusedRequestError(UsageError):
 class EpisodeOptions:
     """The limits of episodes; all seconds are of the wall clock.
 
-    Args:
-        max_turns: answers of the policy, summaries not counted.
-        max_context_tokens: prompt and answer together, in each segment. Never more is sampled.
-        max_new_tokens: of one answer; less where the context has less room.
-        min_new_tokens: with less room than this the episode ends (``CONTEXT``).
-        temperature: handed to the policy.
-        turn_seconds: for an answer and its calls. An answer that takes longer is thrown away; a call that began
-            in time may run to its own time-out. Then the episode ends (``DEADLINE``) and is graded. The answers of a
-            ``BatchingPolicy`` count neither here nor for ``episode_seconds``: ``max_new_tokens`` bounds them.
-        episode_seconds: for one try, grading not counted: each of its test runs has limits of its own.
-        call_seconds: the longest time-out of a call within the environment. A call may take so long however late in its
-            turn it began: one that runs into its own time-out is what the policy did, and no failure of the sandbox.
-        grace_seconds: an environment that does not come back so long after ``turn_seconds`` and ``call_seconds`` are both
-            over has broken: its episode is tried again.
-        closing_seconds: how long the end of the loop waits for environments to close.
-        max_calls: of one answer; those beyond are refused and not run.
-        max_tries: how often an episode is begun before it is dropped, for failures of sandbox or server only.
-        max_concurrent: episodes at a time; each has an environment.
-        reminder: what the policy is told after an answer without a call; empty: the episode ends (``FINISHED``).
-        summary_tokens: from this prompt length on the policy is asked for a summary and goes on from it; 0 never.
-            Leave room below ``max_context_tokens`` for one tool result, the request and the summary.
-        max_summaries: of one episode.
-        summary_request, summary_introduction: the words before and after.
+    An answer that takes longer than ``turn_seconds`` is thrown away; a call that began in time may run to its own time-out,
+    however late in its turn it began: that is what the policy did, and no failure of the sandbox. Then the episode ends
+    (``DEADLINE``) and is graded. The answers of a ``BatchingPolicy`` count neither there nor for ``episode_seconds``:
+    ``max_new_tokens`` bounds them. An environment that does not come back ``grace_seconds`` after ``turn_seconds`` and
+    ``call_seconds`` are both over has broken: its episode is tried again.
     """
 
-    max_turns: int = 50
-    max_context_tokens: int = 32768
-    max_new_tokens: int = 4096
-    min_new_tokens: int = 16
+    max_turns: int = 50  # answers of the policy, summaries not counted
+    max_context_tokens: int = 32768  # prompt and answer together, in each segment; never more is sampled
+    max_new_tokens: int = 4096  # of one answer; less where the context has less room
+    min_new_tokens: int = 16  # with less room than this the episode ends (CONTEXT)
     temperature: float = 1.0
-    turn_seconds: float = 600.0
-    episode_seconds: float = 3600.0
-    call_seconds: float = 300.0
+    turn_seconds: float = 600.0  # for an answer and its calls
+    episode_seconds: float = (
+        3600.0  # for one try, grading not counted: each of its test runs has limits of its own
+    )
+    call_seconds: float = 300.0  # the longest time-out of a call within the environment
     grace_seconds: float = 120.0
-    closing_seconds: float = 120.0
-    max_calls: int = 16
-    max_tries: int = 3
-    max_concurrent: int = 32
-    reminder: str = ""
+    closing_seconds: float = 120.0  # how long the end of the loop waits for environments to close
+    max_calls: int = 16  # of one answer; those beyond are refused and not run
+    max_tries: int = 3  # until an episode is dropped, for failures of sandbox or server only
+    max_concurrent: int = 32  # episodes at a time; each has an environment
+    reminder: str = ""  # told after an answer without a call; empty: the episode ends (FINISHED)
+    # From this prompt length on the policy is asked for a summary and goes on from it; 0 never. Leave room below
+    # max_context_tokens for one tool result, the request and the summary.
     summary_tokens: int = 0
-    max_summaries: int = 4
+    max_summaries: int = 4  # of one episode
     summary_request: str = SUMMARY_REQUEST
     summary_introduction: str = SUMMARY_INTRODUCTION
-
-
-def finish(environment: AgentEnvironment, task_id: str) -> Any:
-    """The judgement of an attempt by its own environment."""
-    del task_id
-    return environment.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +85,7 @@ class EpisodeParts:
     policy: TokenPolicy
     open_environment: Callable[[], AgentEnvironment]
     talk: LedgerTalk
-    finish: Callable[[AgentEnvironment, str], Any] = finish
+    finish: Callable[[AgentEnvironment, str], Any] = lambda environment, _: environment.finish()
 
 
 async def run_episodes(
@@ -119,17 +99,15 @@ async def run_episodes(
 ) -> AsyncGenerator[Episode, None]:
     """One episode for each task id, in the order in which they end.
 
-    The seeds of an episode's answers come from ``seed``, its place in ``task_ids`` and the number of the answer, so
-    that the same policy gives the same episodes whatever ends first. While a caller holds an episode no further one is
-    begun; those that run go on. Leave the iterator by ``aclosing`` or to its end: an episode that still runs then is
-    cancelled, and every environment is closed. A call of an environment that runs at that moment is waited for,
-    at most ``options.closing_seconds``. ``step`` of the trainer is for the records.
+    The seeds of an episode's answers come from ``seed``, its place in ``task_ids`` and the number of the answer, so that the same
+    policy gives the same episodes whatever ends first. While a caller holds an episode no further one is begun; those that run
+    go on. Leave the iterator by ``aclosing`` or to its end: an episode that still runs then is cancelled, and every environment
+    is closed. A call of an environment that runs at that moment is waited for, at most ``options.closing_seconds``. ``step``
+    of the trainer is for the records. Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
 
     What happened is added to ``counts``: ``ended_REASON``, ``dropped``, ``tries``, ``infrastructure_failures``, ``failed_CODE``,
     ``invalid_calls``, ``refused_requests``, ``not_continued_CODE`` (a template that does not go on after an answer),
     ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
-
-    Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
     """
     options = options or EpisodeOptions()
     counted: Counter[str] = Counter()
@@ -140,8 +118,7 @@ async def run_episodes(
         while waiting or running:
             while waiting and len(running) < options.max_concurrent:
                 index, task_id = waiting.popleft()
-                blank = Episode(task_id, index, step, seed)
-                one = OneEpisode(blank, parts=parts, options=options, counts=counted, leases=leases)
+                one = OneEpisode(Episode(task_id, index, step, seed), parts, options, counted, leases)
                 running[asyncio.create_task(one.run())] = index
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             ended = [task.result() for task in sorted(done, key=running.__getitem__)]
@@ -164,7 +141,12 @@ async def run_episodes(
                 await asyncio.wait(closing, timeout=options.closing_seconds)
         finally:
             if counts is not None:
-                counts.update(counted + _closings(leases))
+                closed = [lease for lease in leases if lease.closed.done()]
+                counted["opened"] = sum(lease.was_opened for lease in leases)
+                counted["closed"] = sum(lease.was_opened for lease in closed)
+                counted["close_failures"] = sum(bool(lease.close_failure) for lease in closed)
+                counted["not_closed"] = len(leases) - len(closed)
+                counts.update(+counted)
 
 
 async def episodes_in_order(
@@ -183,16 +165,6 @@ async def episodes_in_order(
     return [found[index] for index in range(len(task_ids))]
 
 
-def _closings(leases: Sequence[EnvironmentLease[AgentEnvironment]]) -> Counter[str]:
-    closed = [lease for lease in leases if lease.closed.done()]
-    return Counter(
-        opened=sum(lease.was_opened for lease in leases),
-        closed=sum(lease.was_opened for lease in closed),
-        close_failures=sum(bool(lease.close_failure) for lease in closed),
-        not_closed=len(leases) - len(closed),
-    )
-
-
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run``, in a thread of its own where this one has a running loop: a notebook's has."""
     try:
@@ -209,6 +181,7 @@ def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
+@dataclass(eq=False)
 class OneEpisode:
     """Drives one episode and knows at any time what it has so far.
 
@@ -216,34 +189,26 @@ class OneEpisode:
     every environment to ``leases`` when it is made.
     """
 
-    def __init__(
-        self,
-        blank: Episode,
-        *,
-        parts: EpisodeParts,
-        options: EpisodeOptions,
-        counts: Counter[str],
-        leases: list[EnvironmentLease[AgentEnvironment]],
-    ) -> None:
-        self.blank, self.parts, self.options = blank, parts, options
-        self._clock = asyncio.get_running_loop().time
-        self._counts, self._leases = counts, leases
+    blank: Episode
+    parts: EpisodeParts
+    options: EpisodeOptions
+    counts: Counter[str]
+    leases: list[EnvironmentLease[AgentEnvironment]]
 
     async def run(self) -> Episode:
         """The whole episode; a cancelled one leaves its environment to be closed. Never raises a ``SandboxFailure``."""
         failure_code = ""
         for number in range(1, self.options.max_tries + 1):
-            self._begin_try(number)
             ended: Episode | None = None
             try:
-                await self._open()
+                await self._begin_try(number)
                 while (reason := await self._take_turn()) is None:
                     pass
                 ended = await self._graded(reason)
             except SandboxFailure as failure:
                 failure_code = failure.code
-                self._counts["infrastructure_failures"] += 1
-                self._counts[f"failed_{failure.code}"] += 1
+                self.counts["infrastructure_failures"] += 1
+                self.counts[f"failed_{failure.code}"] += 1
             finally:
                 self._lease.release()
             closed = asyncio.wrap_future(self._lease.closed)
@@ -256,16 +221,26 @@ class OneEpisode:
                 return ended
         return replace(self._so_far(StopReason.INFRASTRUCTURE), failure=failure_code)
 
-    def _begin_try(self, number: int) -> None:
-        self._num_tries = number
+    async def _begin_try(self, number: int) -> None:
+        self._num_tries, self._clock = number, asyncio.get_running_loop().time
         self._try_started = self._clock()
         self._deadline = self._try_started + self.options.episode_seconds
         self._turns: list[EpisodeTurn] = []
         self._first_messages: list[str] = []
         self._tools: tuple[ToolSpec, ...] = ()
-        self._counts["tries"] += 1
+        self.counts["tries"] += 1
         self._lease = EnvironmentLease(self.parts.open_environment)
-        self._leases.append(self._lease)
+        self.leases.append(self._lease)
+        task_id, limit = self.blank.task_id, self.options.turn_seconds + self.options.grace_seconds
+        self._task_message, self._tools = await self._lease.do(
+            lambda env: (env.reset(task_id), env.tools), seconds=limit
+        )
+        self._open_conversation(self._task_message)
+
+    def _open_conversation(self, message: str) -> None:
+        self._conversation = self.parts.talk.open(message, self._tools)
+        self._first_messages.append(message)
+        self._num_kept = 0  # ids of the conversation up to its last answer
 
     def _so_far(self, reason: StopReason) -> Episode:
         """What there is of the current try, not graded yet."""
@@ -278,18 +253,6 @@ class OneEpisode:
             seconds=self._clock() - self._try_started,
             num_tries=self._num_tries,
         )
-
-    async def _open(self) -> None:
-        task_id, limit = self.blank.task_id, self.options.turn_seconds + self.options.grace_seconds
-        self._task_message, self._tools = await self._lease.do(
-            lambda env: (env.reset(task_id), env.tools), seconds=limit
-        )
-        self._open_conversation(self._task_message)
-
-    def _open_conversation(self, message: str) -> None:
-        self._conversation = self.parts.talk.open(message, self._tools)
-        self._first_messages.append(message)
-        self._num_kept = 0  # ids of the conversation up to its last answer
 
     async def _graded(self, reason: StopReason) -> Episode:
         started = self._clock()
@@ -312,7 +275,8 @@ class OneEpisode:
             return StopReason.TURNS
         if self._clock() >= self._deadline:
             return StopReason.DEADLINE
-        is_summary = self._is_summary_due()
+        is_long = 0 < options.summary_tokens <= conversation.num_tokens
+        is_summary = is_long and self._num_kept > 0 and len(self._first_messages) <= options.max_summaries
         if is_summary and not self._is_told(lambda: conversation.add_message(options.summary_request)):
             return StopReason.FINISHED
         asked, chat, prompt_ids = self._clock(), conversation.chat(), conversation.prompt_ids()
@@ -371,7 +335,7 @@ class OneEpisode:
         except RefusedRequestError:
             if not self._turns:
                 raise
-            self._counts["refused_requests"] += 1  # the server took shorter ones of this episode
+            self.counts["refused_requests"] += 1  # the server took shorter ones of this episode
             return StopReason.CONTEXT
         if len(completion.token_ids) > room:
             problem = f"{len(completion.token_ids)} ids where at most {room} were asked for"
@@ -414,14 +378,9 @@ class OneEpisode:
         try:
             tell()
         except InputError as error:
-            self._counts[f"not_continued_{error.code}"] += 1
+            self.counts[f"not_continued_{error.code}"] += 1
             return False
         return True
-
-    def _is_summary_due(self) -> bool:
-        options = self.options
-        is_long = 0 < options.summary_tokens <= self._conversation.num_tokens
-        return is_long and self._num_kept > 0 and len(self._first_messages) <= options.max_summaries
 
     async def _call_all(self, calls: tuple[ToolCall, ...], end: float) -> tuple[tuple[ToolResult, ...], bool]:
         """The results in order, fewer when the time was over, and whether the episode was submitted."""

@@ -34,16 +34,11 @@ class _Request(NamedTuple):
 class BatchingPolicy:
     """A ``TokenPolicy`` that collects requests and samples them together; no deadline of an episode runs meanwhile.
 
-    While a batch is sampled the next one gathers, so the window matters for the first alone. A request that was
-    cancelled while it waited is not sampled. Whatever the sampler raises reaches every request of its batch. What
-    waits at a moment is batched in the order of the seeds.
-
-    Args:
-        sample_batch: the sampler; called in one thread, never twice at a time.
-        max_batch: prompts at a time.
-        window_seconds: how long a first request waits for others; 0.005 is little beside any sampling.
-        num_expected: says how many may ask; sampling then waits until that many do. So the batches, and with them the
-            last bits of the answers, do not depend on who is slow. By default whoever waits is sampled.
+    ``sample_batch`` is called in one thread, never twice at a time, with at most ``max_batch`` prompts. A first request waits
+    ``window_seconds`` for others; while a batch is sampled the next one gathers. ``num_expected`` says how many may ask, and
+    sampling waits until that many do: so the batches, and with them the last bits of the answers, do not depend on who is slow.
+    What waits at a moment is batched in the order of the seeds. A request that was cancelled while it waited is not sampled.
+    Whatever the sampler raises reaches every request of its batch.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class BatchingPolicy:
                 await self._sample(everybody[start : start + self._max_batch])
 
     async def _sample(self, batch: list[_Request]) -> None:
-        prompts, options = [each.prompt_ids for each in batch], [each.options for each in batch]
+        prompts, options, answers = (list(column) for column in zip(*batch, strict=True))
         loop = asyncio.get_running_loop()
         try:
             found = list(await loop.run_in_executor(self._thread, self._sample_batch, prompts, options) or ())
@@ -101,10 +96,10 @@ class BatchingPolicy:
                     fix="make it return one Completion for each prompt, in order.",
                 )
         except Exception as error:  # noqa: BLE001  everybody who waits gets it
-            for request in batch:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
+            for answer in answers:
+                if not answer.done():
+                    answer.set_exception(error)
             return
-        for request, completion in zip(batch, found, strict=True):
-            if not request.answer.done():
-                request.answer.set_result(completion)
+        for answer, completion in zip(answers, found, strict=True):
+            if not answer.done():
+                answer.set_result(completion)

@@ -7,7 +7,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.chat import Chat, ObservedTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,6 @@ class EpisodeTurn:
     policy_seconds: float = 0.0
     tool_seconds: float = 0.0
     tokens: TokenCounts = field(default_factory=TokenCounts)
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedTurn:
-    """A turn as hints are made from it: with the whole prompt, what it called and what came back."""
-
-    turn: Turn
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    chat: Chat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +126,8 @@ class RolloutRow:
 
 def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
     """The row of an episode, its conversations one after the other; ``filler_id`` stands alone, without loss, where nothing was sampled."""
-    counts = effort_counts(episode)
+    tokens = {f"{kind}_token": float(number) for kind, number in asdict(episode.tokens).items()}
+    counts = {**tokens, "tool_call": float(episode.num_calls), "turn": float(len(episode.turns))}
     if not episode.turns:
         return RolloutRow((filler_id,), (filler_id,), (0,), (0.0,), None, counts)
     carries_loss = int(episode.paid is not None)
@@ -161,12 +152,6 @@ def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
         counts,
         tuple(starts),
     )
-
-
-def effort_counts(episode: Episode) -> dict[str, float]:
-    """Tokens, calls and turns of an episode by kind."""
-    tokens = {f"{kind}_token": float(number) for kind, number in asdict(episode.tokens).items()}
-    return {**tokens, "tool_call": float(episode.num_calls), "turn": float(len(episode.turns))}
 
 
 def trl_columns(rows: Sequence[RolloutRow], *, may_chain: bool = False) -> dict[str, Any]:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
+from composer_replication.records import ToolCall, ToolSpec, Turn
 from composer_replication.rollouts.episodes.episode import TokenCounts
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, num_thinking_ids, read_completion
-from composer_replication.rollouts.tokens.chat import Chat, encode
+from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 
@@ -29,16 +28,15 @@ class LedgerTalk:
     results come back as the user's words.
 
     Args:
-        tokenizer: the policy's.
-        template_text: its chat template, or several by name as a tokenizer of transformers may have them.
+        template_text: the tokenizer's chat template, or several by name as a tokenizer of transformers may have them.
         system: text of a system message; empty: none.
         template_options: further variables of the template (``enable_thinking``).
         tools: whose schemas say how arguments are read that are no JSON.
-        num_ids: how many ids the policy has, where its model has rows for more than the tokenizer; see ``TokenLedger``.
+        num_ids: as ``TokenLedger``.
 
     Raises (from ``open`` on):
-        InputError: there is no template (CR0810), its way of calls is not known (CR0818); it never
-            goes on after a call (CR0810), which is tried out before the first episode; as ``TokenLedger``.
+        InputError: there is no template, or it never goes on after a call, which is tried out before the first episode
+            (CR0810); its way of calls is not known (CR0818); as ``TokenLedger``.
     """
 
     tokenizer: Tokenizer
@@ -47,48 +45,20 @@ class LedgerTalk:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[ToolSpec, ...] = ()
     num_ids: int | None = None
-    _fit_names: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _has_fit: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def open(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
         """Begin a conversation."""
-        if tools and not self._fit_names:
-            self._require_answers(tools)
-            self._fit_names.update(tool.name for tool in tools)
-        return self._begun(message, tools)
-
-    def _begun(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
         is_fenced = self._dialect == "fenced"
         first = f"{message}\n\n{SHELL_RULES}" if is_fenced and tools else message
         system = [{"role": "system", "content": self.system}] if self.system else []
         schemas = [function_schema(tool) for tool in tools] if tools and not is_fenced else None
         chat = Chat([*system, {"role": "user", "content": first}], schemas, self.template_options)
-        return TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
-
-    def _require_answers(self, tools: tuple[ToolSpec, ...]) -> None:
-        """Refuse a template that goes on after no call: later on that would look like the policy's own fault.
-
-        Two turns are played: cut off, and then with each end that the template may write, until one is answered.
-        """
-        first = self._begun("x", tools)
-        template = self.template_text if isinstance(self.template_text, str) else str(self.template_text)
-        shown = {*first.prompt_ids(), *encode(self.tokenizer, template)}
-        problem: InputError | None = None
-        for end in (None, *(token_id for token_id in sorted(shown) if first.is_control(token_id))):
-            ids = encode(self.tokenizer, "x")
-            said = Completion(ids, "x", StopReason.LENGTH)
-            if end is not None:
-                said = Completion((*ids, end), "x", StopReason.FINISHED)
-            ledger = self._begun("x", tools)
-            try:
-                for _ in range(2):
-                    ledger.add_completion(said)
-                    ledger.add_results([ToolCall(tools[0].name, "{}")], [ToolResult("x")])
-            except InputError as error:
-                problem = problem or error
-            else:
-                return
-        if problem is not None:
-            raise problem
+        ledger = TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
+        if tools and not self._has_fit:
+            ledger.require_results(ToolCall(tools[0].name, "{}"))
+            self._has_fit.append(True)
+        return ledger
 
     def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
         """The calls of an answer; its prompt says whether it began as a thought."""

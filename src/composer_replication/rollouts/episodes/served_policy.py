@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,11 +45,8 @@ class ServedPolicy:
     Requests of many episodes go out at once, and the server batches them as they come (continuous batching). A seed
     goes along, but a server's answer depends in its last bits on what else it samples at the moment.
 
-    Args:
-        endpoint: server, model and key.
-        filters: ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty``, as ``filters_of`` gives them. All are sent: a
-            server takes what is left out from the model's ``generation_config.json``.
-        stop_token_ids: end an answer, and are its last id.
+    ``filters`` are ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty``, as ``filters_of`` gives them. All are sent: a server
+    takes what is left out from the model's ``generation_config.json``. ``stop_token_ids`` end an answer, and are its last id.
 
     Raises (when sampling):
         SandboxFailure: one answer did not come, although the client asked again (CR0824).
@@ -62,15 +59,10 @@ class ServedPolicy:
         self, endpoint: Endpoint, *, filters: Mapping[str, Any], stop_token_ids: Sequence[int] = ()
     ) -> None:
         self.endpoint = endpoint
-        self._ask = {
-            "top_k": 0,
-            "min_p": 0.0,
-            **{name: value for name, value in filters.items() if name != "top_p" and value is not None},
-            "stop_token_ids": list(stop_token_ids),
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-        }
-        self._top_p = filters.get("top_p", 1.0)
+        self._ask: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        self._ask |= {name: value for name, value in filters.items() if value is not None}
+        self._ask |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        self._ask["stop_token_ids"] = list(stop_token_ids)
         self._client: Any = None
 
     async def __aenter__(self) -> ServedPolicy:
@@ -91,7 +83,6 @@ class ServedPolicy:
                 prompt=list(prompt_ids),
                 max_tokens=max_new_tokens,
                 temperature=temperature,
-                top_p=self._top_p,
                 seed=seed,
                 logprobs=0,
                 extra_body=self._ask,
@@ -141,8 +132,11 @@ def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
     try:
         choice = answer.choices[0]
         seen, ids = getattr(choice, "prompt_token_ids", None), getattr(choice, "token_ids", None)
-        logp = getattr(choice.logprobs, "token_logprobs", None)
-        raw = {"token_ids": ids, "token_logprobs": logp, "text": choice.text}
+        logp, reason = (
+            getattr(choice.logprobs, "token_logprobs", None),
+            getattr(choice, "finish_reason", None),
+        )
+        raw = {"token_ids": ids, "token_logprobs": logp, "text": choice.text, "finish_reason": reason}
     except (AttributeError, IndexError, TypeError):
         raise _half_an_answer("it has no choice") from None
     missing = "token ids" if ids is None or seen is None else "log-probabilities" if logp is None else ""
@@ -151,14 +145,14 @@ def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
         lost = f"it {problem}, so nothing that it samples can be trained on"
         raise _unfit(lost, f"serve with {SERVE_COMMAND}")
     try:
-        found = _Sampled.model_validate(raw | {"finish_reason": getattr(choice, "finish_reason", None)})
+        found = _Sampled.model_validate(raw)
     except ValidationError as error:
         raise _half_an_answer(f"its {error.errors()[0]['loc'][0]} cannot be") from None
     if len(found.token_ids) != len(found.token_logprobs):
         raise _half_an_answer(f"it has {len(found.token_logprobs)} log-probabilities")
     text = found.text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair may stand in JSON
-    reason = StopReason.FINISHED if found.finish_reason == "stop" else StopReason.LENGTH
-    return Completion(tuple(found.token_ids), text, reason, tuple(found.token_logprobs))
+    stop_reason = StopReason.FINISHED if found.finish_reason == "stop" else StopReason.LENGTH
+    return Completion(tuple(found.token_ids), text, stop_reason, tuple(found.token_logprobs))
 
 
 def _half_an_answer(problem: str) -> SandboxFailure:
@@ -173,10 +167,9 @@ _SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as its server describes it.
+    """A model as its server describes it; ``root`` is the folder or name of its weights.
 
-    ``root`` is the folder or name of its weights. ``max_context_tokens`` is None where the server does not say, and
-    ``logprobs_mode`` is empty unless it was started with ``VLLM_SERVER_DEV_MODE=1``.
+    ``max_context_tokens`` is None where it does not say, ``logprobs_mode`` empty unless started with ``VLLM_SERVER_DEV_MODE=1``.
     """
 
     endpoint: Endpoint
@@ -200,20 +193,18 @@ def open_server(url: str, model: str = "", key_variable: str = "") -> Endpoint:
     return replace(endpoint, model=model, max_retries=NUM_RETRIES, timeout_seconds=ANSWER_SECONDS)
 
 
-def find_server(
-    endpoint: Endpoint, *, wait_seconds: float = 0.0, note: Callable[[str], None] = lambda _: None
-) -> ServedModel:
+def find_server(endpoint: Endpoint, *, wait_seconds: float = 0.0) -> ServedModel:
     """Ask a server which model it has.
 
     An empty ``model`` of the endpoint becomes the first that it serves. A server that is not up yet is waited for, at most
-    ``wait_seconds``, which ``note`` is told once.
+    ``wait_seconds``.
 
     Raises:
         MissingError: nobody answers there (CR0824).
         UsageError: no such model is served, or what answers is no such server (CR0826).
     """
     openai = openai_package()
-    deadline, has_told = time.monotonic() + wait_seconds, False
+    deadline = time.monotonic() + wait_seconds
     quick = replace(endpoint, timeout_seconds=_QUESTION_SECONDS, max_retries=0)
     with openai.OpenAI(**quick.client_options()) as client:
         while True:
@@ -226,9 +217,6 @@ def find_server(
                 raise _unfit(f"/v1/models answers {reason}", "check the address and the key")
             if time.monotonic() >= deadline:
                 raise server_gone(f"nobody answers at {endpoint.url}")
-            if not has_told:
-                note(f"waiting for the server at {endpoint.url}")
-                has_told = True
             time.sleep(min(2.0, max(0.0, deadline - time.monotonic())))
         names = [str(card.id) for card in cards]
         if not names or endpoint.model not in ("", *names):
@@ -260,23 +248,25 @@ def require_fit(
     """Stop where the server cannot sample the episodes of a recipe; ``model_config`` is as in ``config.json``.
 
     Raises:
-        UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
-            or log-probabilities in its answers (CR0826).
+        UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature, no ids or
+            log-probabilities in its answers (CR0826).
         MissingError, SandboxFailure: it does not answer (CR0824).
     """
-    limit = served.max_context_tokens
+    endpoint, limit, mode = served.endpoint, served.max_context_tokens, served.logprobs_mode
     if limit is not None and limit < max_context_tokens:
         raise _unfit(
             f"its context has {limit} tokens, and agent.max_context_tokens is {max_context_tokens}",
             f"serve with --max-model-len {max_context_tokens}, or set agent.max_context_tokens to at most {limit}",
         )
-    _require_model(served, model_name, model_config)
+    other = _other_model(served.root, model_name, model_config)
+    if other:
+        raise _unfit(f"another model is behind it: {other}", "serve the model of the recipe")
     if not served.has_sampled_logps:
-        raise _unfit(
-            f"it was started with --logprobs-mode {served.logprobs_mode}: those are not the probabilities that it samples by",
-            f"serve with {SERVE_COMMAND}",
+        problem = (
+            f"it was started with --logprobs-mode {mode}: those are not the probabilities that it samples by"
         )
-    endpoint, ours_ids = served.endpoint, tokenizer.encode(PROBE, add_special_tokens=False)
+        raise _unfit(problem, f"serve with {SERVE_COMMAND}")
+    ours_ids = tokenizer.encode(PROBE, add_special_tokens=False)
     ask = {"model": endpoint.model, "prompt": PROBE, "add_special_tokens": False}
     with openai_package().OpenAI(**replace(endpoint, max_retries=0).client_options()) as client:
         ids = _told_by(client, endpoint, "tokenize", ask).get("tokens", ours_ids)
@@ -284,28 +274,25 @@ def require_fit(
         raise _unfit("its tokenizer is another than that of the recipe's model", "serve the recipe's model")
 
     async def try_out() -> None:
-        async with ServedPolicy(served.endpoint, filters={}) as policy:
+        async with ServedPolicy(endpoint, filters={}) as policy:
             await policy.sample(ours_ids, max_new_tokens=1, temperature=1.0, seed=0)
 
     run_anywhere(try_out())
 
 
-def _require_model(served: ServedModel, model_name: str, model_config: Mapping[str, Any]) -> None:
-    """Compare shapes where the served weights lie on this machine, names where both are names and no folders.
-
-    Other weights of the same shape are no fault in training: they are replaced before the first generation.
+def _other_model(root: str, model_name: str, model_config: Mapping[str, Any]) -> str:
+    """How the served model is another: by its shape where its weights lie on this machine, by name where both are names and no
+    folders. Other weights of the same shape are no fault in training: they are replaced before the first generation.
     """
-    described, fix = Path(served.root) / "config.json", "serve the model of the recipe"
+    described = Path(root) / "config.json"
     if described.is_file():
         theirs = json.loads(described.read_text())
         for name in _SHAPE:
             if theirs.get(name) != model_config.get(name):
-                shapes = f"its {name} is {theirs.get(name)}, and that of the recipe's model {model_config.get(name)}"
-                raise _unfit(f"another model is behind it: {shapes}", fix)
-    elif served.root != model_name and all(
-        re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in (served.root, model_name)
-    ):
-        raise _unfit(f"another model is behind it: {served.root}, and the recipe names {model_name}", fix)
+                return f"its {name} is {theirs.get(name)}, and that of the recipe's model {model_config.get(name)}"
+    elif root != model_name and all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in (root, model_name)):
+        return f"{root}, and the recipe names {model_name}"
+    return ""
 
 
 def _told_by(
@@ -315,7 +302,7 @@ def _told_by(
     url = f"{endpoint.url.removesuffix('/v1')}/{path}"
     try:
         answer = (
-            client.get(url, cast_to=object) if ask is None else client.post(url, body=ask, cast_to=object)
+            client.get(url, cast_to=object) if ask is None else client.post(url, cast_to=object, body=ask)
         )
     except openai_package().OpenAIError:
         return {}

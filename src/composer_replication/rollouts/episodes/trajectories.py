@@ -1,6 +1,7 @@
-"""Episodes on disk: one line of JSON each, in the Agent Trajectory Interchange Format (ATIF) of the Harbor project.
+"""What is kept of the episodes of a step: all that a hint may be made of, and three files, one of them in the Agent Trajectory
+Interchange Format (ATIF) of the Harbor project.
 
-A line is one trajectory of ATIF v1.7. Standard fields hold what other tools read: messages, calls, results, token ids,
+A line of it is one trajectory of ATIF v1.7. Standard fields hold what other tools read: messages, calls, results, token ids,
 log-probabilities, counts. ``extra`` holds what the format has no field for, so that an episode is read back as it
 was; only the ``chat`` of its turns, messages that hints are made from while it trains, is not stored.
 Reference: Agent Trajectory Interchange Format, RFC 0001 of the Harbor project, 2025.
@@ -9,32 +10,39 @@ Reference: Agent Trajectory Interchange Format, RFC 0001 of the Harbor project, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from composer_replication import __version__
 from composer_replication.errors import InputError
-from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import (
     Completion,
     Outcome,
+    Rollout,
     Score,
     StopReason,
     ToolCall,
     ToolResult,
     ToolSpec,
 )
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
+from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.run_folder import rewrite_jsonl
+from composer_replication.tasks.store import TaskStore
 
 ATIF_VERSION = "ATIF-v1.7"
 OUR_VERSION = 1
 """Of what stands in ``extra.composer_replication``."""
 _OURS = "composer_replication"
+_PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
+_PLAIN_OF_TURN = ("segment_idx", "is_summary", "policy_seconds", "tool_seconds")
 
 
 def write_trajectories(
@@ -72,33 +80,26 @@ def read_trajectories(path: Path) -> list[Episode]:
 def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "") -> dict[str, Any]:
     """One episode as an ATIF object."""
     steps: list[dict[str, Any]] = []
-    prompt_lengths: list[int] = []
     for idx, message in enumerate(episode.first_messages):
-        steps.append(
-            {"step_id": len(steps) + 1, "source": "user", "message": message, "extra": {"segment_idx": idx}}
-        )
+        row = {"step_id": len(steps) + 1, "source": "user", "message": message}
+        steps.append({**row, "extra": {"segment_idx": idx}})
         num_seen = 0
         for turn in (each for each in episode.turns if each.segment_idx == idx):
-            prompt_lengths.append(num_seen + len(turn.added_ids))
-            steps.append(_step_of(turn, len(steps) + 1, prompt_lengths[-1], is_first=not num_seen))
-            num_seen = prompt_lengths[-1] + len(turn.completion.token_ids)
-    agent: dict[str, Any] = {
-        "name": "composer-replication",
-        "version": __version__,
-        "tool_definitions": [function_schema(tool) for tool in episode.tools],
-    }
-    if model_name:
-        agent["model_name"] = model_name
+            steps.append(_step_of(turn, len(steps) + 1, num_seen))
+            num_seen += len(turn.added_ids) + len(turn.completion.token_ids)
+    metrics = [step["metrics"] for step in steps if "metrics" in step]
+    tools = [function_schema(tool) for tool in episode.tools]
+    agent = {"name": "composer-replication", "version": __version__, "tool_definitions": tools}
     return {
         "schema_version": ATIF_VERSION,
         "session_id": session_id,
         "trajectory_id": f"{session_id}/{episode.step}/{episode.index}",
-        "agent": agent,
+        "agent": agent | ({"model_name": model_name} if model_name else {}),
         "steps": steps,
         "final_metrics": {
             "total_steps": len(steps),
-            "total_prompt_tokens": sum(prompt_lengths),
-            "total_completion_tokens": sum(len(turn.completion.token_ids) for turn in episode.turns),
+            "total_prompt_tokens": sum(each["prompt_tokens"] for each in metrics),
+            "total_completion_tokens": sum(each["completion_tokens"] for each in metrics),
             "extra": {"reward": episode.reward, **asdict(episode.tokens)},
         },
         "extra": {
@@ -112,20 +113,17 @@ def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "")
     }
 
 
-def _step_of(turn: EpisodeTurn, step_id: int, num_prompt_ids: int, *, is_first: bool) -> dict[str, Any]:
+def _step_of(turn: EpisodeTurn, step_id: int, num_seen: int) -> dict[str, Any]:
     """An agent's step; the first of a conversation has its whole prompt, a later one the ids that were added to it."""
-    completion = turn.completion
+    completion, added = turn.completion, list(turn.added_ids)
     metrics: dict[str, Any] = {
-        "prompt_tokens": num_prompt_ids,
+        "prompt_tokens": num_seen + len(added),
         "completion_tokens": len(completion.token_ids),
         "completion_token_ids": list(completion.token_ids),
     }
     if completion.token_logp:
         metrics["logprobs"] = list(completion.token_logp)
-    if is_first:
-        metrics["prompt_token_ids"] = list(turn.added_ids)
-    else:
-        metrics["extra"] = {"added_token_ids": list(turn.added_ids)}
+    metrics |= {"extra": {"added_token_ids": added}} if num_seen else {"prompt_token_ids": added}
     step: dict[str, Any] = {
         "step_id": step_id,
         "source": "agent",
@@ -138,20 +136,22 @@ def _step_of(turn: EpisodeTurn, step_id: int, num_prompt_ids: int, *, is_first: 
             **{name: getattr(turn, name) for name in _PLAIN_OF_TURN},
         },
     }
-    call_ids = [f"call-{step_id}-{number}" for number in range(len(turn.calls))]
     if turn.calls:
         step["tool_calls"] = [
             {
-                "tool_call_id": call_id,
+                "tool_call_id": f"call-{step_id}-{number}",
                 "function_name": call.name,
                 "arguments": _as_object(call.arguments),
                 "extra": {"arguments_text": call.arguments, "call_id": call.call_id},
             }
-            for call_id, call in zip(call_ids, turn.calls, strict=True)
+            for number, call in enumerate(turn.calls)
         ]
     if turn.results:
-        rows = zip(call_ids, map(asdict, turn.results), strict=False)
-        results = [{"source_call_id": n, "content": row.pop("text"), "extra": row} for n, row in rows]
+        rows = enumerate(map(asdict, turn.results))
+        results = [
+            {"source_call_id": f"call-{step_id}-{number}", "content": row.pop("text"), "extra": row}
+            for number, row in rows
+        ]
         step["observation"] = {"results": results}
     return step
 
@@ -190,12 +190,7 @@ def _episode_of(row: Mapping[str, Any]) -> Episode:
 def _turn_of(step: Mapping[str, Any]) -> EpisodeTurn:
     metrics, extra = step["metrics"], step["extra"]
     added = (metrics.get("extra") or {}).get("added_token_ids")
-    completion = Completion(
-        tuple(metrics["completion_token_ids"]),
-        step["message"],
-        StopReason(extra["stop_reason"]),
-        tuple(metrics.get("logprobs", ())),
-    )
+    ids, logp = tuple(metrics["completion_token_ids"]), tuple(metrics.get("logprobs", ()))
     calls = (
         ToolCall(row["function_name"], row["extra"]["arguments_text"], row["extra"]["call_id"])
         for row in step.get("tool_calls", ())
@@ -205,16 +200,12 @@ def _turn_of(step: Mapping[str, Any]) -> EpisodeTurn:
     )
     return EpisodeTurn(
         tuple(metrics["prompt_token_ids"] if added is None else added),
-        completion,
+        Completion(ids, step["message"], StopReason(extra["stop_reason"]), logp),
         tuple(calls),
         tuple(results),
         tokens=TokenCounts(**extra["tokens"]),
         **{name: extra[name] for name in _PLAIN_OF_TURN},
     )
-
-
-_PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
-_PLAIN_OF_TURN = ("segment_idx", "is_summary", "policy_seconds", "tool_seconds")
 
 
 def _score_of(row: Mapping[str, Any]) -> Score:
@@ -226,35 +217,123 @@ def _unusable(problem: str, path: Path, fix: str) -> InputError:
     return InputError("CR0401", f"a file of trajectories is not usable: {problem}.", where=str(path), fix=fix)
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What a replay found: the calls whose results are others now (recorded, replayed), whatever seconds each took, by turn and
-    place within it, and the judgement of the tree (None where the sandbox failed).
+class KeptEpisodes:
+    """Writes three files for each step, whole or not at all; a step that is done again after a resume replaces them.
+
+    ``step-000001.jsonl`` has a line for each rollout as a report reads it, its reward null where it moved no weight.
+    ``episodes-000001.jsonl`` has ATIF lines with the reward as it was graded, ``findings-000001.jsonl`` a line for each episode
+    in which the monitor found something.
+    ``part`` is put into the names where several processes write. ``session_id`` of the run and ``model_name`` of its policy
+    stand in every trajectory.
     """
 
-    num_calls: int
-    partings: dict[tuple[int, int], tuple[ToolResult, ToolResult]]
-    judgement: Any
+    def __init__(
+        self, folder: Path, *, part: str = "", session_id: str = "composer-replication", model_name: str = ""
+    ) -> None:
+        self._folder, self._part = folder, part
+        self._write = partial(write_trajectories, session_id=session_id, model_name=model_name)
+        self._played: list[Episode] = []  # of the newest step
+
+    def keep(self, played: Sequence[Episode]) -> None:
+        """Add the episodes of a generation; dynamic sampling makes several of one step."""
+        if self._played and self._played[0].step != played[0].step:
+            self._played = []
+        self._played += played
+        rewrite_jsonl(self._path("step"), [_line(each) for each in self._played])
+        self._write(self._path("episodes"), self._played)
+        findings = [row for each in self._played if (row := _findings(each)) is not None]
+        if findings or self._path("findings").is_file():
+            rewrite_jsonl(self._path("findings"), findings)
+
+    def keep_evaluation(self, name: str, played: Sequence[Episode]) -> None:
+        """Trajectories that nothing is learned from, in a file of this name."""
+        self._write(self._folder / f"{name}{self._part}.jsonl", played)
+
+    def _path(self, kind: str) -> Path:
+        return self._folder / f"{kind}-{self._played[0].step:06d}{self._part}.jsonl"
 
 
-def replay_episode(episode: Episode, environment: AgentEnvironment) -> Replay:
-    """Do every call of an episode again, in its order, judge what is left, and close the environment; blocking.
+def _line(episode: Episode) -> dict[str, Any]:
+    """A rollout as those of single answers are kept: its text is all that was said, called and answered."""
+    score, patch = episode.score, getattr(episode.judgement, "patch", None)
+    said: list[str] = []
+    for turn in episode.turns:
+        said += [turn.completion.text, *(f"=> {result.text}" for result in turn.results)]
+    return {
+        "task_id": episode.task_id,
+        "step": episode.step,
+        "text": "\n".join(said),
+        **({} if patch is None else {"patch": patch}),
+        "num_turns": len(episode.turns),
+        "reward": episode.paid,
+        "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},
+        "error": "" if score is None else score.error,
+        "stop_reason": str(episode.stop_reason),
+        "seconds": round(episode.seconds, 4),
+    }
 
-    Calls without a result are left out: the episode ended before they were run. So are those that the loop itself
-    refused, of answers with too many.
+
+def _findings(episode: Episode) -> dict[str, Any] | None:
+    """What the monitor found; ``turn_idx`` of its findings counts the calls of the attempt, here it is turn and place within it."""
+    report = None if episode.judgement is None else episode.judgement.report
+    if report is None or not report.findings:
+        return None
+    places = [
+        (turn_idx, call_idx)
+        for turn_idx, turn in enumerate(episode.turns)
+        for call_idx, result in enumerate(turn.results)
+        if result.fault != "refused"  # no environment has seen it
+    ]
+    findings = list(report.findings)
+    for idx, finding in enumerate(findings):
+        if finding.turn_idx is not None and finding.turn_idx < len(places):
+            turn_idx, call_idx = places[finding.turn_idx]
+            findings[idx] = replace(finding, turn_idx=turn_idx, call_idx=call_idx)
+    report = replace(report, findings=tuple(findings))
+    return {"step": episode.step, "index": episode.index, "seed": episode.seed, **report.to_json()}
+
+
+class ObservedEpisodes:
+    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way, on tasks of ``store``.
+
+    A trainer makes its rollouts out of tensors, so it knows ids and nothing else. The ids are exact, and find the episode again.
     """
-    partings: dict[tuple[int, int], tuple[ToolResult, ToolResult]] = {}
-    num_calls = 0
-    try:
-        environment.reset(episode.task_id)
-        for turn_idx, turn in enumerate(episode.turns):
-            pairs = zip(turn.calls, turn.results, strict=False)
-            for call_idx, (call, recorded) in enumerate(pairs):
-                if recorded.fault != "refused":
-                    replayed = environment.call(call)
-                    num_calls += 1
-                    if recorded != replayed:
-                        partings[turn_idx, call_idx] = recorded, replayed
-        return Replay(num_calls, partings, environment.finish())
-    finally:
-        environment.close()
+
+    def __init__(self, store: TaskStore) -> None:
+        self._known = KnownTasks(store, partial(first_message, store))
+        self._step = -1
+        self._by_ids: dict[tuple[tuple[int, ...], tuple[int, ...]], Episode] = {}
+
+    def note(self, episodes: Sequence[Episode]) -> None:
+        """Remember these; those of an earlier step are forgotten."""
+        for episode in episodes:
+            if episode.step != self._step:
+                self._step, self._by_ids = episode.step, {}
+            if episode.turns:
+                last = episode.observed_turns()[-1].turn
+                self._by_ids[last.prompt_ids, last.completion.token_ids] = episode
+
+    def __call__(self, rollout: Rollout) -> ObservedRollout:
+        """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
+        turns = rollout.turns
+        episode = self._by_ids.get((turns[-1].prompt_ids, turns[-1].completion.token_ids)) if turns else None
+        if episode is None:
+            return ObservedRollout(rollout, ())
+        known = self._known(episode.task_id)
+        failed_tests = known.failed_tests(episode.score)
+        return replace(observed_episode(episode), failed_tests=failed_tests, is_leak=known.is_leak)
+
+
+def observed_episode(episode: Episode) -> ObservedRollout:
+    """One attempt, however many summaries it went on from: its row in a batch is one, too."""
+    turns = episode.observed_turns()
+    rollout = Rollout(
+        task_id=episode.task_id,
+        step=episode.step,
+        turns=tuple(each.turn for each in turns),
+        reward=episode.reward,
+        score=episode.score,
+        stop_reason=episode.stop_reason,
+        seconds=episode.seconds,
+    )
+    return ObservedRollout(rollout, turns, tools=episode.tools)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from composer_replication.records import Rollout, ToolSpec
-from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.grading import FORGED
+from composer_replication.rollouts.tokens.chat import ObservedTurn
 
 
 @dataclass(frozen=True, slots=True)

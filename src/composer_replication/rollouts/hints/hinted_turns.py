@@ -15,10 +15,10 @@ from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Hint, HintedTurn, Rollout, StopReason, ToolResult
-from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.hints.hint_context import Fault, HintContext, ObservedRollout
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt, hint_code_prompt
 from composer_replication.rollouts.hints.layers import open_layers, write_hint
+from composer_replication.rollouts.tokens.chat import ObservedTurn
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 EDIT_TOOLS = frozenset({"write_file", "str_replace"})

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from composer_replication.records import Outcome, Rollout, Score, StopReason, Task
-from composer_replication.rollouts.episodes.episode import ObservedTurn
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout
 from composer_replication.rollouts.single_turn import (
@@ -18,7 +17,7 @@ from composer_replication.rollouts.single_turn import (
     is_finished,
     marker_indent,
 )
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.chat import Chat, ObservedTurn
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.planning.body_cuts import fill

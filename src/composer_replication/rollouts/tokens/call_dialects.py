@@ -23,8 +23,6 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 from composer_replication.errors import InputError
@@ -48,28 +46,19 @@ def num_thinking_ids(tokenizer: Tokenizer, prompt_ids: Sequence[int], completion
 
     An id that a mark shares with other text counts as thought.
     """
-    text = decode(tokenizer, completion_ids)
-    is_open = thought_is_open(tokenizer, prompt_ids)
-    places = range(len(completion_ids) + 1)
+    text, places, num = decode(tokenizer, completion_ids), range(len(completion_ids) + 1), 0
 
     def num_characters(num_ids: int) -> int:
         return len(decode(tokenizer, completion_ids[:num_ids]))
 
-    return sum(
-        bisect_left(places, end, key=num_characters) - (bisect_right(places, start, key=num_characters) - 1)
-        for start, end in _thoughts(text, is_open=is_open)
-        if end > start
-    )
-
-
-def _thoughts(text: str, *, is_open: bool) -> Iterator[tuple[int, int]]:
-    """First character of each thought, and the place after its last."""
-    start = 0 if is_open else text.find(OPENS)
-    while start >= 0:
+    start = 0 if thought_is_open(tokenizer, prompt_ids) else text.find(OPENS)
+    while start >= 0 and text:
         close = text.find(CLOSES, start)
         end = len(text) if close < 0 else close + len(CLOSES)
-        yield start, end
+        first = bisect_right(places, start, key=num_characters) - 1
+        num += bisect_left(places, end, key=num_characters) - first
         start = text.find(OPENS, end)
+    return num
 
 
 _JSON = json.JSONDecoder()
@@ -82,14 +71,16 @@ def _behind_blanks(text: str, place: int) -> int:
     return _BLANKS.match(text, place).end()  # type: ignore[union-attr]  # matches the empty string too
 
 
-def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
-    """The JSON object that begins there behind blanks: it, where it begins and where it ends."""
+def _json_at(text: str, place: int, openings: tuple[str, ...] = ("{",)) -> tuple[Any, int, int] | None:
+    """The JSON object that begins there behind blanks (with another of the ``openings``, a list): it, where it begins and ends."""
     begin = _behind_blanks(text, place)
+    if not text.startswith(openings, begin):
+        return None
     try:
-        value, stop = _JSON.raw_decode(text, begin) if text.startswith("{", begin) else (None, 0)
+        value, stop = _JSON.raw_decode(text, begin)
     except _BAD_JSON:
         return None
-    return None if value is None else (value, begin, stop)
+    return value, begin, stop
 
 
 def _until(text: str, place: int, *ends: str) -> tuple[str, int]:
@@ -103,15 +94,15 @@ def _until(text: str, place: int, *ends: str) -> tuple[str, int]:
 
 def _call_of(value: object, raw: str) -> ToolCall:
     """The call that a JSON value is: ``name`` beside ``arguments`` or ``parameters``, perhaps within ``function``."""
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        inner = value["function"]
-        value = {**inner, "id": value.get("id", inner.get("id"))}
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    outer = value if isinstance(value, dict) else {}
+    inner = outer.get("function")
+    fields = {**inner, "id": outer.get("id", inner.get("id"))} if isinstance(inner, dict) else outer
+    name, call_id = fields.get("name"), fields.get("id")
+    if not isinstance(name, str):
         return _raw_call(raw)
-    call_id = value.get("id")
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = fields.get("arguments", fields.get("parameters", {}))
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return _call(value["name"], text, call_id if isinstance(call_id, str) else "")
+    return _call(name, text, call_id if isinstance(call_id, str) else "")
 
 
 def _raw_call(body: str) -> ToolCall:
@@ -126,13 +117,10 @@ def _call(name: str, arguments: str, call_id: str = "") -> ToolCall:
     return ToolCall(*parts)
 
 
-def _tagged_call(
-    properties: Properties, name: str, text: str, tags: tuple[str, str, str], body: str
-) -> ToolCall:
+def _tagged_call(schemas: Schemas, name: str, text: str, tags: tuple[str, str, str], body: str) -> ToolCall:
     """The call of keys and values between tags; with a tag missing its arguments are all of ``body``.
 
-    ``properties`` are schemas by tool, which say what is JSON: a value that is none, or that the schema takes as a text,
-    is the text itself.
+    A value that the schema takes as a text, or that is no JSON, is the text itself.
     """
     name, arguments, place = name.strip(), dict[str, Any](), 0
     begin, middle, end = tags
@@ -146,7 +134,7 @@ def _tagged_call(
         arguments[key] = value.removeprefix("\n").removesuffix("\n") if tags is _XML else value
         place = stop + len(end)
     for key, value in arguments.items():
-        kind = properties.get(name, {}).get(key, {}).get("type", "string")
+        kind = schemas.get(name, {}).get(key, {}).get("type", "string")
         if "string" not in (kind if isinstance(kind, list) else [kind]):
             with suppress(*_BAD_JSON):
                 arguments[key] = json.loads(value)
@@ -155,22 +143,20 @@ def _tagged_call(
 
 _XML = ("<parameter=", ">", "</parameter>")
 _PAIRS = ("<arg_key>", "<arg_value>", "</arg_value>")
-FENCES: Final[Mapping[str, tuple[str, str]]] = {
+# of the fenced dialect: from a block's language to a tool and the argument that takes the block
+_FENCES = {
     "bash": ("bash", "command"),
     "sh": ("bash", "command"),
     "shell": ("bash", "command"),
     "submit": ("submit", ""),
 }
-"""Of the fenced dialect: from a block's language to a tool and the argument that takes the block; empty: none does."""
-Properties = Mapping[str, Mapping[str, Any]]
-"""The schemas of arguments by tool."""
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The properties of arguments by tool."""
 _Parsed = tuple[tuple[ToolCall, ...], int]
 """The calls that begin at one place, and where reading goes on."""
-_Dialect = tuple[re.Pattern[str], Callable[[str, re.Match[str]], _Parsed]]
+_Parser = Callable[[str, re.Match[str], Schemas], _Parsed]
 _MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
-# nothing is given back in these, so that a long line costs its length alone
-_FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE)
 
 
 def dialect_of(
@@ -188,85 +174,66 @@ def dialect_of(
     """
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
+    where = "chat template"
     if not template:
-        raise InputError(
-            "CR0810",
-            "the tokenizer has no chat template.",
-            where="chat template",
-            fix="take the tokenizer of an instruction-tuned model, or set its chat_template.",
-        )
-    for name, signs in _SIGNS.items():
-        if all(sign in template for sign in signs):
+        fix = "take the tokenizer of an instruction-tuned model, or set its chat_template."
+        raise InputError("CR0810", "the tokenizer has no chat template.", where=where, fix=fix)
+    for name, (signs, _, _) in DIALECTS.items():
+        if signs and all(sign in template for sign in signs):
             return name
     if "tool_calls" in (getattr(tokenizer, "response_template", None) or {}).get("fields", ()):
         return "own"
     if refuses and "tool_call" in template:
-        raise InputError(
-            "CR0818",
-            "the chat template writes calls of tools in a way that is not known.",
-            where="chat template",
-            fix="give the tokenizer its response_template (transformers), or a template that writes calls as Qwen or Llama 3.",
-        )
+        problem = "the chat template writes calls of tools in a way that is not known."
+        fix = "give the tokenizer its response_template (transformers), or a template that writes calls as Qwen or Llama 3."
+        raise InputError("CR0818", problem, where=where, fix=fix)
     return "fenced"
 
 
 def read_calls(
     text: str, dialect: str, *, tools: Sequence[ToolSpec] = (), thought_is_open: bool = False
 ) -> tuple[ToolCall, ...]:
-    """The calls of a reply, in order.
+    """The calls of a reply (with its control tokens) in one of the ``DIALECTS``, in order.
 
-    Args:
-        text: with the control tokens in it.
-        dialect: a name from ``DIALECTS``; ``dialect_of`` finds it.
-        tools: their schemas say which of the arguments between tags are texts and which are JSON; the other
-            dialects need none.
-        thought_is_open: the prompt ends with ``<think>``, so that the reply begins as a thought.
+    The schemas of ``tools`` say which of the arguments between tags are texts and which are JSON; the other dialects need
+    none. With ``thought_is_open`` the prompt ends with ``<think>``, so that the reply begins as a thought.
     """
-    opening, parse = DIALECTS[dialect]
-    if parse is _tagged:
-        parse = partial(
-            _tagged, properties={tool.name: tool.parameters.get("properties", {}) for tool in tools}
-        )
-    return tuple(_scan(f"<think>{text}" if thought_is_open else text, opening, parse))
+    schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
+    _, opening, parse = DIALECTS[dialect]
+    return tuple(_scan(f"{OPENS}{text}" if thought_is_open else text, opening, parse, schemas))
 
 
 def read_completion(
-    tokenizer: Tokenizer,
+    tokenizer: Any,
     prompt_ids: Sequence[int],
     completion_ids: Sequence[int],
     dialect: str,
     *,
     tools: Sequence[ToolSpec] = (),
 ) -> tuple[ToolCall, ...]:
-    """The calls of a completion; its prompt says whether it begins within a thought."""
-    if dialect == "own":
-        return _read_by_response_template(tokenizer, prompt_ids, completion_ids, tools)
-    is_open = thought_is_open(tokenizer, prompt_ids)
-    # No dialect of plain text has control tokens; one right behind a closing fence would hide it.
-    text = decode(tokenizer, completion_ids, skip_special_tokens=dialect == "fenced")
-    return read_calls(text, dialect, tools=tools, thought_is_open=is_open)
+    """The calls of a completion; its prompt says whether it begins within a thought.
 
-
-def _read_by_response_template(
-    tokenizer: Any, prompt_ids: Sequence[int], completion_ids: Sequence[int], tools: Sequence[ToolSpec]
-) -> tuple[ToolCall, ...]:
-    """As transformers reads them. What it takes for text although a control token stands in it, but for the last one, which
+    What transformers reads (``own``) and takes for text although a control token stands in it, but for the last one, which
     ends the answer, is a call that it could not read.
     """
-    text, prompt = decode(tokenizer, completion_ids), decode(tokenizer, prompt_ids)
+    text = decode(tokenizer, completion_ids)
+    plain = decode(tokenizer, completion_ids, skip_special_tokens=True)
+    if dialect != "own":
+        is_open = thought_is_open(tokenizer, prompt_ids)
+        # No dialect of plain text has control tokens; one right behind a closing fence would hide it.
+        shown = plain if dialect == "fenced" else text
+        return read_calls(shown, dialect, tools=tools, thought_is_open=is_open)
+    prompt, schemas = decode(tokenizer, prompt_ids), [function_schema(tool) for tool in tools]
     try:
-        said = tokenizer.parse_response(text, prefix=prompt, tools=[function_schema(tool) for tool in tools])
+        said = tokenizer.parse_response(text, prefix=prompt, tools=schemas)
         calls = [_call_of(call, json.dumps(call)) for call in said.get("tool_calls") or ()]
     except Exception:  # noqa: BLE001  it may raise anything over what a model wrote
         return (_raw_call(text),)
     left = str(said.get("content") or "").removesuffix(decode(tokenizer, completion_ids[-1:])).strip()
-    is_unread = left not in decode(tokenizer, completion_ids, skip_special_tokens=True)
-    return (*calls, *([_raw_call(left)] if is_unread else []))
+    return (*calls, *([] if left in plain else [_raw_call(left)]))
 
 
-def _scan(
-    text: str, opening: re.Pattern[str], parse: Callable[[str, re.Match[str]], _Parsed]
-) -> Iterator[ToolCall]:
+def _scan(text: str, opening: re.Pattern[str], parse: _Parser, schemas: Schemas) -> Iterator[ToolCall]:
     """Parse at each place where a call opens, but for thoughts."""
     place = 0
     while found := opening.search(text, place):
@@ -278,7 +245,7 @@ def _scan(
             place = end + len(CLOSES)
             continue
         try:
-            calls, place = parse(text, found)
+            calls, place = parse(text, found, schemas)
         except RecursionError:  # JSON nested so deeply that it can be read and not compared or written
             calls, place = (_raw_call(text[found.start() :]),), len(text)
         yield from calls
@@ -288,9 +255,9 @@ def _scan(
 # ---- one function a dialect: from the text and the place where a call opens ----------------------------
 
 
-def _tagged(text: str, found: re.Match[str], properties: Properties = MappingProxyType({})) -> _Parsed:
+def _tagged(text: str, found: re.Match[str], schemas: Schemas) -> _Parsed:
     """``<tool_call>`` … ``</tool_call>``; the tag may stand in a JSON string, and may be missing at the end."""
-    read = _object_at(text, found.end())
+    read = _json_at(text, found.end())
     if read is not None:
         value, begin, stop = read
         behind = _behind_blanks(text, stop)
@@ -301,18 +268,18 @@ def _tagged(text: str, found: re.Match[str], properties: Properties = MappingPro
         name, _, rest = body.partition("<function=")[2].partition(">")
         if "</function>" not in rest:
             return (_call(name, body),), stop
-        return (_tagged_call(properties, name, rest, _XML, body),), stop
+        return (_tagged_call(schemas, name, rest, _XML, body),), stop
     if "<arg_key>" in body:
         name = body.partition("<arg_key>")[0]
-        return (_tagged_call(properties, name, body, _PAIRS, body),), stop
+        return (_tagged_call(schemas, name, body, _PAIRS, body),), stop
     is_name = re.fullmatch(r"[\w.\-]+", body.strip()) and text.endswith("</tool_call>", 0, stop)
     return ((_call(body, "{}") if is_name else _raw_call(body)),), stop
 
 
-def _llama(text: str, found: re.Match[str]) -> _Parsed:
+def _llama(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """JSON; after the python tag whatever else stands there is meant as a call, too."""
     is_tagged = found[0].startswith("<|python_tag|>")
-    read = _object_at(text, found.end())
+    read = _json_at(text, found.end())
     if read is not None:
         value, begin, stop = read
         if is_tagged or (isinstance(value.get("name"), str) and value.keys() & {"parameters", "arguments"}):
@@ -322,27 +289,24 @@ def _llama(text: str, found: re.Match[str]) -> _Parsed:
     return (_raw_call(body),), stop
 
 
-def _mistral(text: str, found: re.Match[str]) -> _Parsed:
+def _mistral(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
     begin = _behind_blanks(text, found.end())
-    try:
-        value, stop = _JSON.raw_decode(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, 0)
-    except _BAD_JSON:
-        value = None
-    if value is not None:
+    if (read := _json_at(text, begin, ("[", "{"))) is not None:
+        value, _begin, stop = read
         items = value if isinstance(value, list) else [value]
         return tuple(_call_of(item, json.dumps(item)) for item in items), stop
     named = _MISTRAL_CALL.match(text, begin)
     place = named.end() if named else begin
-    body, _ = _until(text, place, "[TOOL_CALLS]", "</s>")
+    body, _end = _until(text, place, "[TOOL_CALLS]", "</s>")
     if named is None:
         return (_raw_call(body),), place + len(body)
-    read = _object_at(text, place)
+    read = _json_at(text, place)
     arguments, stop = (body, place + len(body)) if read is None else (text[read[1] : read[2]], read[2])
     return (_call(named[1], arguments, named[2] or ""),), stop
 
 
-def _deepseek(text: str, found: re.Match[str]) -> _Parsed:
+def _deepseek(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
     body, stop = _until(text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     before, separator, after = body.partition("<｜tool▁sep｜>")
@@ -354,7 +318,7 @@ def _deepseek(text: str, found: re.Match[str]) -> _Parsed:
     return (_call(before, after),), stop
 
 
-def _kimi(text: str, found: re.Match[str]) -> _Parsed:
+def _kimi(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """The id, which holds the name, and the arguments."""
     body, stop = _until(text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
     call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
@@ -365,7 +329,7 @@ def _kimi(text: str, found: re.Match[str]) -> _Parsed:
     return (_call(name, arguments, call_id),), stop
 
 
-def _harmony(text: str, found: re.Match[str]) -> _Parsed:
+def _harmony(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
     body, stop = _until(text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
     # a header is short: what stands before the body, behind the message before
@@ -375,38 +339,29 @@ def _harmony(text: str, found: re.Match[str]) -> _Parsed:
     return ((_call(recipient[1], body),) if recipient else ()), stop
 
 
-def _fenced(text: str, found: re.Match[str]) -> _Parsed:
+def _fenced(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """A block up to a line of at least as many backticks; one that is not closed is no JSON, and so is refused."""
     closing = re.compile(rf"^ {{0,3}}`{{{len(found[1])},}}+[ \t]*+$", re.MULTILINE).search(text, found.end())
     body = text[found.end() + 1 : closing.start() if closing else len(text)]
     stop = closing.end() if closing else len(text)
-    if found[2].lower() not in FENCES:
-        return (), stop
-    name, argument = FENCES[found[2].lower()]
-    if not argument:
-        return (_call(name, "{}"),), stop
-    return (_call(name, json.dumps({argument: body}) if closing else body),), stop
+    name, argument = _FENCES.get(found[2].lower(), ("", ""))
+    if argument:
+        return (_call(name, json.dumps({argument: body}) if closing else body),), stop
+    return ((_call(name, "{}"),) if name else ()), stop
 
 
-DIALECTS: Final[Mapping[str, _Dialect]] = {
-    "hermes": (re.compile(r"<tool_call>"), _tagged),
+DIALECTS: Final[Mapping[str, tuple[tuple[str, ...], re.Pattern[str], _Parser]]] = {
+    "deepseek": (("<｜tool▁call▁begin｜>",), re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
+    "kimi": (("<|tool_call_begin|>",), re.compile(r"<\|tool_call_begin\|>"), _kimi),
+    "harmony": (("<|channel|>", "<|message|>"), re.compile(r"<\|message\|>"), _harmony),
+    "mistral": (("[TOOL_CALLS]",), re.compile(r"\[TOOL_CALLS\]"), _mistral),
+    "hermes": (("<tool_call>",), re.compile(r"<tool_call>"), _tagged),
     "llama": (
+        ('"parameters"', "ipython"),
         re.compile(r'<\|python_tag\|>|(?:^[ \t]*|(?<=;)\s*)(?=\{\s*"(?:type|name)"\s*:)', re.MULTILINE),
         _llama,
     ),
-    "mistral": (re.compile(r"\[TOOL_CALLS\]"), _mistral),
-    "deepseek": (re.compile(r"<｜tool▁call▁begin｜>"), _deepseek),
-    "kimi": (re.compile(r"<\|tool_call_begin\|>"), _kimi),
-    "harmony": (re.compile(r"<\|message\|>"), _harmony),
-    "fenced": (_FENCE, _fenced),
+    # nothing is given back in this one, so that a long line costs its length alone
+    "fenced": ((), re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE), _fenced),
 }
-"""By name: how a call opens, and how it is read from there."""
-_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "deepseek": ("<｜tool▁call▁begin｜>",),
-    "kimi": ("<|tool_call_begin|>",),
-    "harmony": ("<|channel|>", "<|message|>"),
-    "mistral": ("[TOOL_CALLS]",),
-    "hermes": ("<tool_call>",),
-    "llama": ('"parameters"', "ipython"),
-}
-"""What a template holds that teaches a dialect, the most certain first."""
+"""By name, the most certain first: what a template holds that teaches it, how a call opens, and how it is read from there."""

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
+from composer_replication.records import ToolCall, ToolResult, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,16 @@ class Chat:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTurn:
+    """A turn as hints are made from it: with the whole prompt, what it called and what came back."""
+
+    turn: Turn
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    chat: Chat | None = None
 
 
 def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -51,3 +63,13 @@ def first_line(error: BaseException) -> str:
     """The first line of what a template's error says."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+
+
+def unwilling_template(problem: Exception) -> InputError:
+    """What is said where a chat template raises (CR0810)."""
+    return InputError(
+        "CR0810",
+        f"the chat template does not take the conversation: {first_line(problem)}.",
+        where="messages",
+        fix="give the tokenizer its chat template, and messages that the template takes.",
+    )

@@ -1,23 +1,39 @@
 """One conversation as token ids: what was sampled stays as it was sampled, the template says what comes between.
 
-The first prompt is the template's rendering. A completion is appended id by id and never decoded. What answers it is
-appended as ``template_suffix`` finds it; each turn tokenises its own text and no other.
+The first prompt is the template's rendering. A completion is appended id by id and never decoded. Sampled ids outlive what a
+template would make of them later: where it drops earlier thoughts, trims, or closes a thought in the generation
+prompt, the ledger keeps what the policy saw and said. Whatever else would change what stands already is refused. No control
+token comes out of a message's content: a file that holds ``<|im_end|>`` is shown with a space in it.
 
-Sampled ids outlive what a template would make of them later: where it drops earlier thoughts, trims, or closes a
-thought in the generation prompt, the ledger keeps what the policy saw and said. Whatever else would change
-what stands already is refused. No control token comes out of a message's content: a file that holds ``<|im_end|>``
-is shown with a space in it.
+What does a chat template put after what the policy said? It renders a small chat: the first messages and one earlier round of
+each kind (the roles that answered), marks in the place of their contents, a stand-in for what the policy said, and then what
+answers it. What stands behind the stand-in is the suffix: end of turn, tool block, generation prompt. Only that is
+tokenised, behind the stand-in, so that a turn costs its own text however long the conversation is. Where a template goes on
+otherwise after a second round of a kind (it counts them), the small chat keeps that, too. That it changes nothing which
+stands already is looked at once for each kind. An end of turn that the sampler has emitted is not put again, whichever of the
+model's end tokens it was; one that it has not (a completion cut at its length) is put.
+
+Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
+both renderings go on alike, the plain one is the rule. If they do not (a call has an end of its own, or results
+continue the same turn), that of the call is, and the suffix is what stands behind the end of turn that was sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Completion, ToolCall, ToolResult
-from composer_replication.rollouts.tokens.chat import Chat, decode
-from composer_replication.rollouts.tokens.template_suffix import Message, Suffix, TemplateRule
+from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
+from composer_replication.rollouts.tokens.chat import Chat, decode, encode, render, unwilling_template
+
+Message = Mapping[str, Any]
+_MOST_END_IDS = 2  # an end-of-turn token and the line end behind it
+# How a template opens a turn may change once it is no longer the last one (it drops thoughts): from the last mark before it on.
+_OPENING = re.compile(r"(message\d+x)(?:(?!message\d).)*?(standin\d+x)", re.DOTALL)
 
 
 class TokenLedger:
@@ -25,12 +41,11 @@ class TokenLedger:
 
     Args:
         tokenizer: the policy's.
-        chat: system and user messages, the tools' JSON schemas, further variables of the template. Contents are
-            texts.
-        has_tool_messages: False puts the results of a turn into one message of the user, for templates and
-            protocols without a message of tools.
-        num_ids: sampled ids are those from 0 below it. A model may have rows for more ids than its tokenizer:
-            then give their number. None: as many as the tokenizer has.
+        chat: system and user messages, the tools' JSON schemas, further variables of the template. Contents are texts.
+        has_tool_messages: False puts the results of a turn into one message of the user, for templates without a message of
+            tools.
+        num_ids: sampled ids are those from 0 below it, for a model that has rows for more ids than its tokenizer. None: as many
+            as the tokenizer has.
     """
 
     def __init__(
@@ -43,6 +58,7 @@ class TokenLedger:
         # what stands up to the last completion
         self._messages: list[Message] = []
         self._num_kept = self._num_turns = 0
+        self._completion: Completion | None = None
         # what answers it
         self._pending: list[Message] = []
         self._suffix = Suffix()
@@ -53,9 +69,9 @@ class TokenLedger:
         if not self._pending:
             raise ValueError("a completion follows a prompt: add the messages that answer the last one first")
         self._require_whole(completion)
-        self._rule.add_completion(completion, self._suffix, self._pending)
+        self._rule.keep(self._suffix, self._pending)
         self._messages += [*self._suffix.said, *self._pending]
-        self._pending = []
+        self._pending, self._completion = [], completion
         self._ids += completion.token_ids
         self._num_kept = len(self._ids)
         self._num_turns += 1
@@ -68,24 +84,18 @@ class TokenLedger:
         turn into one block; the generation prompt then moves to the end. Nothing changes where it raises.
 
         Raises:
-            InputError: the template does not take the messages (CR0810); it leaves one out (CR0810); it would
-                change what stands before them (CR0812); it does not say how the turn ends (CR0810); the
-                tokenizer joins what was said with what follows (CR0810); a control token in a content cannot
-                be broken up (CR0816).
+            InputError: the template does not take the messages, leaves one out or does not say how the turn ends, or the
+                tokenizer joins what was said with what follows (CR0810); it would change what stands before them (CR0812); a
+                control token in a content cannot be broken up (CR0816).
             ValueError: there is no message.
         """
         if not messages:
             raise ValueError("there is no message")
         pending = _joined(self._pending, messages)
-        suffix = self._rule.suffix(pending)
-        forged = self._forged(suffix, pending)
-        if forged:
-            changed = [dict(message) for message in pending]
-            for token in forged:
-                for message in changed:
-                    message["content"] = message["content"].replace(token, f"{token[0]} {token[1:]}")
-            pending = [*changed]
-            suffix = self._rule.suffix(pending)
+        suffix = self._rule.suffix(pending, self._completion)
+        if forged := self._forged(suffix, pending):
+            pending = [{**each, "content": _broken_up(each["content"], forged)} for each in pending]
+            suffix = self._rule.suffix(pending, self._completion)
             if self._controls(suffix.ids) != self._controls(suffix.marked_ids):
                 raise InputError(
                     "CR0816",
@@ -101,25 +111,12 @@ class TokenLedger:
         self.add_messages([{"role": "user", "content": text}])
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
-        """Append what came back: ``results[i]`` answers ``calls[i]``; raises as ``add_messages``.
+        """Append what came back: ``results[i]`` answers ``calls[i]``; raises as ``add_messages``."""
+        self.add_messages(self._answers(calls, results))
 
-        A call without an id gets one of nine letters and digits, which is what the strictest templates want.
-        """
-        pairs = list(enumerate(zip(calls, results, strict=True)))
-        if not self._has_tool_messages:
-            self.add_message("\n\n".join(result.text for _, (_, result) in pairs))
-            return
-        self.add_messages(
-            [
-                {
-                    "role": "tool",
-                    "name": call.name or "unknown",
-                    "tool_call_id": call.call_id or f"call{idx:05d}",
-                    "content": result.text,
-                }
-                for idx, (call, result) in pairs
-            ]
-        )
+    def require_results(self, call: ToolCall) -> None:
+        """Refuse a template that goes on after no call: later on that would look like the policy's own fault (CR0810, CR0812)."""
+        self._rule.require_way_on(self._answers([call], [ToolResult("x")]))
 
     @property
     def num_tokens(self) -> int:
@@ -134,34 +131,51 @@ class TokenLedger:
         messages = (*self._messages, *(self._suffix.said if self._pending else ()), *self._pending)
         return Chat(messages, self._chat.tools, self._chat.options)
 
+    def _answers(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]:
+        """Results as messages; a call without an id gets one of nine letters and digits, as the strictest templates want."""
+        pairs = list(zip(calls, results, strict=True))
+        if not self._has_tool_messages:
+            return [{"role": "user", "content": "\n\n".join(result.text for _, result in pairs)}]
+        return [
+            {
+                "role": "tool",
+                "name": call.name or "unknown",
+                "tool_call_id": call.call_id or f"call{idx:05d}",
+                "content": result.text,
+            }
+            for idx, (call, result) in enumerate(pairs)
+        ]
+
     def _require_whole(self, completion: Completion) -> None:
         ids, num_logp = completion.token_ids, len(completion.token_logp)
+        wrong = [each for each in ids if not 0 <= each < self._num_ids]
         if not ids or num_logp not in (0, len(ids)):
             problem = f"has {len(ids)} sampled ids and {num_logp} log-probabilities"
             fix = "give the ids that were sampled, with one log-probability an id or none."
-        elif min(ids) < 0 or max(ids) >= self._num_ids:
-            wrong = next(each for each in ids if not 0 <= each < self._num_ids)
-            problem = f"has the id {wrong}, and there are those from 0 to {self._num_ids - 1}"
+        elif wrong:
+            problem = f"has the id {wrong[0]}, and there are those from 0 to {self._num_ids - 1}"
             fix = "sample the model that the tokenizer belongs to; num_ids tells of rows beyond the tokenizer's."
         else:
             return
         raise InputError("CR0821", f"a completion {problem}.", where=f"turn {self._num_turns}", fix=fix)
 
-    def is_control(self, token_id: int) -> bool:
-        """Whether an id is a control token of the tokenizer."""
-        return self._rule.is_control((token_id,))
-
     def _controls(self, ids: tuple[int, ...]) -> list[int]:
-        return [token_id for token_id in ids if self.is_control(token_id)]
+        return [token_id for token_id in ids if self._rule.is_control(token_id)]
 
-    def _forged(self, suffix: Suffix, pending: Sequence[Message]) -> set[str]:
+    def _forged(self, suffix: Suffix, pending: Sequence[Message]) -> list[str]:
         """The texts of control tokens that come out of the messages' contents."""
         controls = self._controls(suffix.ids)
         if controls == self._controls(suffix.marked_ids):
-            return set()
-        texts = {decode(self._tokenizer, (token_id,)).strip() for token_id in set(controls)} - {""}
+            return []
+        texts = {decode(self._tokenizer, (token_id,)).strip() for token_id in controls} - {""}
         # a template may also leave a part out where a content is empty
-        return {text for text in texts if any(text in message["content"] for message in pending)}
+        return [text for text in texts if any(text in message["content"] for message in pending)]
+
+
+def _broken_up(content: str, tokens: Iterable[str]) -> str:
+    for token in tokens:
+        content = content.replace(token, f"{token[0]} {token[1:]}")
+    return content
 
 
 def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
@@ -173,3 +187,196 @@ def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Mes
         else:
             joined.append(message)
     return joined
+
+
+class Suffix(NamedTuple):
+    """What is appended to the ids; ``marked_ids`` is what ``ids`` would be with marks in the place of contents, ``said`` the
+    message with the stand-in (none before the first turn), ``frame`` the text without what the messages bring.
+    """
+
+    ids: tuple[int, ...] = ()
+    marked_ids: tuple[int, ...] = ()
+    said: tuple[Message, ...] = ()
+    frame: str = ""
+
+
+class _Tail(NamedTuple):
+    """What stands behind a stand-in: ``text``, ``marked`` the same with marks, ``head`` what is before the first mark."""
+
+    said: Message
+    text: str
+    marked: str
+    head: str
+
+
+class TemplateRule:
+    """A tokenizer's chat template, with the tools and variables of ``chat``: what would it put next in one conversation?"""
+
+    def __init__(self, tokenizer: Tokenizer, chat: Chat) -> None:
+        self._tokenizer, self._chat = tokenizer, chat
+        self._history: list[Message] = []  # the small chat, with marks
+        self._frames: dict[
+            tuple[str, ...], str
+        ] = {}  # by kind of round: how the template wrote the newest one
+        self._are_control: dict[int, bool] = {}
+
+    def keep(self, suffix: Suffix, messages: Sequence[Message]) -> None:
+        """The policy has answered ``messages``, of which ``suffix`` was made."""
+        if suffix.said and self._frames.get(_kind(messages)) != suffix.frame:
+            self._frames[_kind(messages)] = suffix.frame
+            self._history += [*suffix.said, *_marked(messages, len(self._history) + 1)]
+
+    def suffix(self, messages: Sequence[Message], completion: Completion | None) -> Suffix:
+        """What comes after the last completion; without one, the first prompt."""
+        if completion is None:
+            marked = _marked(messages, 0)
+            text, rendering = self._render(messages), self._render(marked)
+            _require_shown(rendering, marked)
+            self._history = marked
+            return Suffix(encode(self._tokenizer, text), encode(self._tokenizer, rendering))
+        tail = self._tail(messages)
+        without_end = self._after_end if "tool_calls" in tail.said else self._without_end
+        ids, marked_ids = (without_end(tail, text, completion) for text in (tail.text, tail.marked))
+        frame = tail.marked
+        for message in _marked(messages, len(self._history) + 1):
+            for value in filter(None, message.values()):
+                frame = frame.replace(value, "_")
+        return Suffix(ids, marked_ids, (tail.said,), frame)
+
+    def require_way_on(self, messages: Sequence[Message]) -> None:
+        """Refuse a template that never goes on with ``messages``, whichever of its control tokens ended the turn."""
+        ends = tuple(filter(self.is_control, encode(self._tokenizer, self._tail(messages).head)))
+        cut_off = Completion((), "", StopReason.LENGTH)
+        self.suffix(messages, Completion(ends[:1], "", StopReason.FINISHED) if ends else cut_off)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether an id is a control token: it has a text, and none without such tokens."""
+        if token_id not in self._are_control:
+            shown = decode(self._tokenizer, (token_id,), skip_special_tokens=True)
+            self._are_control[token_id] = not shown and bool(decode(self._tokenizer, (token_id,)))
+        return self._are_control[token_id]
+
+    def _tail(self, messages: Sequence[Message]) -> _Tail:
+        """As the template goes on after plain words, or after a call where it does so in another way."""
+        tails: list[_Tail] = []
+        refusals: list[InputError] = []
+        name = f"standin{len(self._history)}x"
+        for said in _said(name, messages):
+            try:
+                tails.append(self._tail_behind(name, said, messages))
+            except InputError as error:
+                if error.code == "CR0812":
+                    raise
+                refusals.append(error)
+            if tails and "tool_calls" in tails[-1].said:
+                break
+        if not tails:
+            raise refusals[0]
+        return tails[0] if tails[-1].text.endswith(tails[0].text) else tails[-1]
+
+    def _tail_behind(self, name: str, said: Message, messages: Sequence[Message]) -> _Tail:
+        """Render the small chat with ``said`` in the place of the last turn, and cut behind the stand-in in it."""
+        marked = _marked(messages, len(self._history) + 1)
+        rendering = self._render([*self._history, said, *marked])
+        behind = _after(rendering, name)
+        _require_shown(behind, marked)
+        if _kind(messages) not in self._frames:
+            last = self._history[-1]["content"]
+            before = _OPENING.sub(r"\1\2", self._render(self._history)).partition(last)[0]
+            if not _OPENING.sub(r"\1\2", rendering).startswith(before + last):
+                raise _refused(
+                    "changes earlier messages when further ones follow, so they cannot be appended",
+                    "use a template that only appends, such as TRL's training templates, or one turn an episode.",
+                    code="CR0812",
+                )
+        text = _after(self._render([*self._history, said, *messages]), name)
+        return _Tail(said, text, behind, behind[: min(behind.find(each["content"]) for each in marked)])
+
+    def _without_end(self, tail: _Tail, text: str, completion: Completion) -> tuple[int, ...]:
+        """The suffix without the end of turn that was sampled."""
+        suffix = self._behind(tail.said["content"], text)
+        said, is_finished = completion.token_ids, completion.stop_reason is StopReason.FINISHED
+        if is_finished and said[-1:] == suffix[:1]:
+            return suffix[1:]
+        if suffix and self.is_control(suffix[0]):
+            for num in range(min(_MOST_END_IDS, len(suffix)), 0, -1):
+                # a sampler that only stops at another token may have gone on after the end of turn
+                if said[-num:] == suffix[:num] or (is_finished and said[-num - 1 : -1] == suffix[:num]):
+                    return suffix[num:]
+            # another end token of the model's stands for the template's: it ends a turn once
+            if is_finished and self.is_control(said[-1]):
+                return suffix[1:]
+        return suffix
+
+    def _after_end(self, tail: _Tail, text: str, completion: Completion) -> tuple[int, ...]:
+        """The suffix of a turn whose calls end in a way of their own: all behind the sampled end of turn."""
+        end = decode(self._tokenizer, completion.token_ids[-1:])
+        place = tail.head.find(end)
+        is_finished = completion.stop_reason is StopReason.FINISHED
+        if not is_finished or place < 0 or not text.startswith(tail.head):
+            how = f"ended with {end!r}" if is_finished else "was cut off"
+            raise _refused(
+                f"does not say how a turn goes on that {how} and is answered by a tool",
+                "answer such a turn with a message of the user, or end the episode there.",
+            )
+        return self._behind(end, text[place + len(end) :])
+
+    def _behind(self, left: str, right: str) -> tuple[int, ...]:
+        """The ids of ``right`` where it stands behind ``left``."""
+        before, both = encode(self._tokenizer, left), encode(self._tokenizer, left + right)
+        if both[: len(before)] != before:
+            raise _refused(
+                f"ends a turn with {right[:20]!r}, which the tokenizer joins with what the turn says",
+                "use a template that ends a turn with a control token.",
+            )
+        return both[len(before) :]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return render(self._tokenizer, self._chat, messages)
+        except Exception as error:  # a template is foreign code and may raise anything
+            raise unwilling_template(error) from error
+
+
+def _said(name: str, messages: Sequence[Message]) -> Iterator[Message]:
+    """What the policy may have said before ``messages``: words, or calls of the tools that answer."""
+    yield {"role": "assistant", "content": name}
+    tools = [message for message in messages if message.get("role") == "tool"]
+    values = [{"value": "other"}] * (len(tools) - 1) + [{"value": name}]
+    # some templates take arguments as an object, some as text
+    for written in (dict, json.dumps) if tools else ():
+        calls = [
+            {
+                "type": "function",
+                "id": tool.get("tool_call_id", ""),
+                "function": {"name": tool.get("name", "tool"), "arguments": written(value)},
+            }
+            for tool, value in zip(tools, values, strict=True)
+        ]
+        yield {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _kind(messages: Sequence[Message]) -> tuple[str, ...]:
+    return tuple(str(message.get("role")) for message in messages)
+
+
+def _marked(messages: Sequence[Message], first: int) -> list[Message]:
+    """The messages with a short mark in the place of each content, numbered from ``first``."""
+    return [{**message, "content": f"message{first + idx}x"} for idx, message in enumerate(messages)]
+
+
+def _after(rendering: str, name: str) -> str:
+    """What stands behind the stand-in, which is in no earlier place."""
+    _require_shown(rendering, [{"role": "assistant", "content": name}])
+    return rendering.partition(name)[2]
+
+
+def _require_shown(rendering: str, marked: Sequence[Message]) -> None:
+    for message in marked:
+        if message["content"] not in rendering:
+            fix = "use roles that the template shows; a tool's result may be given as a message of the user."
+            raise _refused(f"leaves out the message of {message.get('role')}", fix)
+
+
+def _refused(problem: str, fix: str, code: str = "CR0810") -> InputError:
+    return InputError(code, f"the chat template {problem}.", where="chat template", fix=fix)

@@ -36,7 +36,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
 )
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts, rollout_row
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.kept_episodes import observed_episode
+from composer_replication.rollouts.episodes.trajectories import observed_episode
 
 SUBMIT = "<submit>{}</submit>"
 ECHO = '<echo>{"text": "hello"}</echo>'

@@ -366,11 +366,9 @@ def test_a_server_without_log_probabilities_is_refused(server: PolicyServer) -> 
 @pytest.mark.long
 def test_a_server_that_is_down_is_refused_or_waited_for(server: PolicyServer) -> None:
     nobody = open_server("http://127.0.0.1:9")
-    said: list[str] = []
     for seconds in (0.0, 2.0):
         with pytest.raises(MissingError, match=r"CR0824.*nobody answers at http://127.0.0.1:9"):
-            find_server(nobody, wait_seconds=seconds, note=said.append)
-    assert said == ["waiting for the server at http://127.0.0.1:9/v1"]
+            find_server(nobody, wait_seconds=seconds)
     server.faults.append(Fault("GET", status(503, "starting"), times=1))
     assert find_server(open_server(server.url), wait_seconds=9).endpoint.model == "tiny"
 

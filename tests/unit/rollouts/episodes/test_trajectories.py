@@ -1,4 +1,4 @@
-"""What is written is ATIF for others and the very episode for us; a replay says where the results part."""
+"""What is written is ATIF for others and the very episode for us."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_parts import TOOLS, Asked, FakeEnvironment, Lives, ScriptedPolicy, parts
+from episode_parts import TOOLS, Asked, Lives, ScriptedPolicy, parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.errors import InputError
 from composer_replication.records import (
     Completion,
     Outcome,
@@ -28,7 +28,6 @@ from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, ep
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.episodes.trajectories import (
     read_trajectories,
-    replay_episode,
     trajectory_row,
     write_trajectories,
 )
@@ -297,46 +296,3 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: Any) -> None:
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CR0401"):
         read_trajectories(tmp_path / "none.jsonl")
-
-
-# ------------------------------------------------------------------------------ replays
-
-
-def stored(tmp_path: Path, **how: Any) -> Episode:
-    write_trajectories(tmp_path / "t.jsonl", real_episodes(EpisodeOptions(max_turns=4), **how))
-    return read_trajectories(tmp_path / "t.jsonl")[0]
-
-
-def test_a_replay_of_the_same_task_is_the_same(tmp_path: Path) -> None:
-    lives = Lives()
-    episode = stored(tmp_path)
-    replay = replay_episode(episode, lives.open())
-    assert replay.partings == {}
-    assert replay.num_calls == episode.num_calls == 4
-    assert replay.judgement.score == episode.score
-    assert lives.all_closed_once()
-
-
-def test_a_replay_says_which_call_parts(tmp_path: Path) -> None:
-    told = iter(["hello", "hello", "hello", "bye"])
-    how = {"acts": {"echo": lambda arguments: next(told)}}
-    lives, episode = Lives(), stored(tmp_path, acts={"echo": lambda arguments: "hello"})
-    replay = replay_episode(episode, lives.open(**how))
-    [(place, (recorded, replayed))] = replay.partings.items()
-    assert (place, recorded.text, replayed.text) == ((3, 0), "hello", "bye")
-    assert lives.all_closed_once()
-
-
-def test_calls_that_the_loop_refused_are_not_replayed() -> None:
-    made = parts(ScriptedPolicy(lambda asked: ECHO * 3), Lives())
-    [episode] = asyncio.run(episodes_in_order(["a"], made, options=EpisodeOptions(max_calls=2, max_turns=1)))
-    replay = replay_episode(episode, FakeEnvironment())
-    assert replay.partings == {}
-    assert (episode.num_calls, replay.num_calls) == (3, 2)
-
-
-def test_a_replay_that_breaks_closes_its_environment(tmp_path: Path) -> None:
-    lives, episode = Lives(), stored(tmp_path)
-    with pytest.raises(SandboxFailure):
-        replay_episode(episode, lives.open(fails=lambda what: what == "call"))
-    assert lives.all_closed_once()

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,11 @@ from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
     episodes_in_order,
-    finish,
     run_anywhere,
 )
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes, ObservedEpisodes
+from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
@@ -42,50 +41,44 @@ class Listeners:
     on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None
     observed: ObservedEpisodes | None = None
 
+    def hear(self, played: list[Episode]) -> None:
+        if self.kept is not None:
+            self.kept.keep(played)
+        if self.on_outcomes is not None:
+            self.on_outcomes([outcome_of_episode(each) for each in played])
+        if self.observed is not None:
+            self.observed.note([each for each in played if each.paid is not None])
 
+
+@dataclass(eq=False)
 class EpisodePlayer:
-    """Plays generations, one at a time.
+    """Plays generations, one at a time, on tasks of the store of ``grader``.
 
-    Args:
-        grader: whose store the tasks are in.
-        open_environment: makes a fresh one for each try.
-        talk: conversations over the policy's chat template.
-        options: the limits.
-        seed: of the run.
-        listeners: told of every generation that is trained on.
-        keeps_trees: for evaluation: see ``finish_with_tree``.
-        num_places: how many attempts have a place at this moment, where nodes may go away; None: as many as run.
+    ``open_environment`` makes a fresh one for each try. ``listeners`` are told of every generation that is trained on. With
+    ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``. ``num_places`` says how many attempts have a
+    place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
     ``on_ended`` is told of each episode that ends while it plays (so many, of so many).
     """
 
-    def __init__(
-        self,
-        grader: Grader,
-        open_environment: Callable[[], AgentEnvironment],
-        talk: LedgerTalk,
-        options: EpisodeOptions,
-        *,
-        seed: int,
-        listeners: Listeners | None = None,
-        keeps_trees: bool = False,
-        num_places: Callable[[], int] | None = None,
-    ) -> None:
-        self.grader, self.talk, self.options, self.seed = grader, talk, options, seed
-        self._open_environment = open_environment
-        self._finish = partial(finish_with_tree, grader) if keeps_trees else finish
-        self.listeners = listeners or Listeners()
-        self.figures: dict[str, float] = {}
-        self.on_ended: Callable[[int, int], None] | None = None
-        self._num_left = 0
-        self._num_places = num_places
+    grader: Grader
+    open_environment: Callable[[], AgentEnvironment]
+    talk: LedgerTalk
+    options: EpisodeOptions
+    seed: int = field(kw_only=True)
+    listeners: Listeners | None = field(default=None, kw_only=True)
+    keeps_trees: bool = field(default=False, kw_only=True)
+    num_places: Callable[[], int] | None = field(default=None, kw_only=True)
+    on_ended: Callable[[int, int], None] | None = field(default=None, init=False)
+    figures: dict[str, float] = field(default_factory=dict, init=False)
+    _num_left: int = field(default=0, init=False)
 
     @property
     def num_running(self) -> int:
         """Whoever waits for a place cannot ask, and is not waited for."""
         num = min(self.options.max_concurrent, self._num_left)
-        return num if self._num_places is None else max(1, min(num, self._num_places()))
+        return num if self.num_places is None else max(1, min(num, self.num_places()))
 
     def generation(
         self, task_ids: Sequence[str], policy: TokenPolicy, *, step: int, place: str, is_training: bool = True
@@ -107,13 +100,8 @@ class EpisodePlayer:
                 fix="composer-rl sandbox selftest",
             )
         self.figures = figures_of(played, counts)
-        to = self.listeners
-        if is_training and to.kept is not None:
-            to.kept.keep(played, step=step)
-        if is_training and to.on_outcomes is not None:
-            to.on_outcomes([outcome_of_episode(each) for each in played])
-        if is_training and to.observed is not None:
-            to.observed.note([each for each in played if each.paid is not None])
+        if is_training and self.listeners is not None:
+            self.listeners.hear(played)
         return played
 
     def play(
@@ -144,7 +132,8 @@ class EpisodePlayer:
 
     def parts(self, policy: TokenPolicy) -> EpisodeParts:
         """Who takes part in an episode that ``policy`` plays."""
-        return EpisodeParts(policy, self._open_environment, self.talk, self._finish)
+        parts = EpisodeParts(policy, self.open_environment, self.talk)
+        return replace(parts, finish=partial(finish_with_tree, self.grader)) if self.keeps_trees else parts
 
 
 def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgement | None:
@@ -204,12 +193,8 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
 class EpisodeSampler(TaskSampler):
     """Asks a policy for fresh attempts by episodes: an attempt is the tree that one leaves behind.
 
-    Args:
-        player: whose judgements have the tree (``keeps_trees``).
-        policy: as ``trainer.episode_rollouts.TrainedPolicy``.
-        keep: told of the episodes under the name of their evaluation.
-
-    ``stop_reasons`` counts why the episodes so far ended.
+    The judgements of ``player`` have the tree (``keeps_trees``), ``policy`` is as ``trainer.episode_rollouts.TrainedPolicy``, and
+    ``keep`` is told of the episodes under the name of their evaluation. ``stop_reasons`` counts why the episodes so far ended.
     """
 
     def __init__(
@@ -237,14 +222,9 @@ class EpisodeSampler(TaskSampler):
     ) -> list[list[GradeRequest | None]]:
         """The trees that episodes left."""
         of_each = [task for task in tasks for _ in range(num_samples)]
+        task_ids, step = [task.task_id for task in of_each], self.policy.step
         with self.policy.opened(lambda: self.player.num_running) as policy:
-            played = self.player.play(
-                [task.task_id for task in of_each],
-                policy,
-                seed=seed,
-                step=self.policy.step,
-                on_ended=self.note_prompts,
-            )
+            played = self.player.play(task_ids, policy, seed=seed, step=step, on_ended=self.note_prompts)
         self.stop_reasons.update(str(each.stop_reason) for each in played)
         if self._keep is not None and name:
             self._keep(name, played)

@@ -96,9 +96,8 @@ class FeatureDeletionReward:
         ids = completion_ids if completion_ids is not None else [()] * len(completions)
         if not len(prompts) == len(completions) == len(task_id) == len(ids):
             lengths = f"{len(prompts)}, {len(completions)}, {len(task_id)}, {len(ids)}"
-            raise UsageError(
-                "CR0412", f"prompts, completions, task ids and token ids differ in number: {lengths}."
-            )
+            problem = f"prompts, completions, task ids and token ids differ in number: {lengths}."
+            raise UsageError("CR0412", problem)
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
         scores = self.grader.grade_many([GradeRequest(a.task, a.answer, self.tests) for a in attempts])
         rewards = [self._paid(*row) for row in zip(attempts, scores, strict=True)]
@@ -113,11 +112,8 @@ class FeatureDeletionReward:
             for name, value in _metrics(scores).items():
                 log_metric(name, value)
         if all(reward is None for reward in rewards):
-            raise SandboxFailure(
-                "CR0390",
-                "the sandbox failed for every rollout of a batch.",
-                fix="composer-rl sandbox selftest",
-            )
+            problem = "the sandbox failed for every rollout of a batch."
+            raise SandboxFailure("CR0390", problem, fix="composer-rl sandbox selftest")
         if self.shuffle_seed is None:
             return rewards
         return shuffled_rewards(rewards, task_id, seed=self.shuffle_seed, step=step)

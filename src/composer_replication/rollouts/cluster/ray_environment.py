@@ -12,7 +12,7 @@ from composer_replication.records import Score, Task, ToolCall, ToolResult, Tool
 from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.running.watched_run import WatchedReport
 
@@ -138,8 +138,6 @@ class RayGrader(Grader):
     def grade_once(self, request: GradeRequest) -> Score:
         """Run one request on some node, whatever was seen before."""
         score: Score = self._ask("grade_once", request.task, request)
-        if score.error.startswith(FORGED):
-            self.count_forgery()
         return score
 
     def watched(

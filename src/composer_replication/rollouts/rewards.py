@@ -20,6 +20,7 @@ from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Score
+from composer_replication.rollouts.tokens.chat import first_line
 
 RewardRule = Callable[[str, str, Score], float]
 
@@ -90,7 +91,7 @@ def load_reward_rule(dotted: str) -> RewardRule:
         module_name, _, name = dotted.partition(":")
         rule: Any = getattr(import_module(module_name), name)
     except Exception as error:  # the user's module may raise anything
-        raise refused(f"cannot be imported: {_one_line(error)}") from error
+        raise refused(f"cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     if not callable(rule):
         raise refused("is not callable")
     try:
@@ -103,18 +104,12 @@ def load_reward_rule(dotted: str) -> RewardRule:
     return checked
 
 
-def _one_line(error: BaseException) -> str:
-    """The kind of an exception and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__
-
-
 def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
     """What ``rule`` gives for an answer, as a finite number."""
     try:
         value: Any = rule(text, answer, score)
     except Exception as error:  # the user's function may raise anything
-        raise _broken_rule(rule, f"raised {_one_line(error)}", error) from error
+        raise _broken_rule(rule, f"raised {type(error).__name__}: {first_line(error)}", error) from error
     number = math.nan
     # float() would also read text, which is never meant here; a tensor of several values is no number either
     with suppress(TypeError, ValueError, ArithmeticError, RuntimeError):

@@ -44,12 +44,9 @@ class TaskResult:
 
 
 class TaskSampler(ABC):
-    """Asks a policy for fresh attempts and grades them by visible and hidden tests.
+    """Asks a policy for fresh attempts and grades them by visible and hidden tests, those in sandboxes of their own.
 
     How an attempt comes about is the subclass's; it is handed over as the request that grades it by its visible tests.
-
-    Args:
-        grader: runs the tests; hidden tests run in sandboxes of their own.
     """
 
     def __init__(self, grader: Grader) -> None:
@@ -61,10 +58,7 @@ class TaskSampler(ABC):
     def attempts(
         self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str
     ) -> list[list[GradeRequest | None]]:
-        """``num_samples`` attempts at each task; None for one that infrastructure lost.
-
-        ``name`` is that under which whoever keeps attempts keeps these.
-        """
+        """So many attempts at each task, None for one that infrastructure lost; whoever keeps them does so under ``name``."""
 
     @abstractmethod
     def follow(self, trainer: Any) -> None:

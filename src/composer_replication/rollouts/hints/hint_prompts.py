@@ -174,14 +174,10 @@ def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
     return len(ids) - num_same
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """Length of the longest common beginning."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((idx for idx, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:

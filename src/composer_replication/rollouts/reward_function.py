@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -71,6 +72,7 @@ class FeatureDeletionReward:
         self.on_outcomes = on_outcomes
         self.end_token_ids = frozenset(end_token_ids)
         self.shuffle_seed = shuffle_seed
+        self._broken_text = cache(grader.store.broken_text)  # a store's tree is read as a whole
         self._step_rows: tuple[int, list[dict[str, Any]]] = (0, [])
 
     def __call__(
@@ -118,7 +120,7 @@ class FeatureDeletionReward:
         if task is None:
             problem = f"the data set names task {task_id!r}, which is not in the store."
             raise UsageError("CR0412", problem, where=task_id)
-        broken = self.grader.store.broken_text(task)
+        broken = self._broken_text(task)
         answer = extract_answer(text, broken, task.hole, style=self.prompt_style)
         return GradeRequest(task, answer, self.tests)
 
@@ -138,7 +140,7 @@ class FeatureDeletionReward:
     def _row(self, graded: _Graded, *, step: int, seconds: float) -> dict[str, Any]:
         """A rollout as a report reads it; ``seconds`` are those of the batch."""
         request, text, ids, score, reward = graded
-        task, broken = request.task, self.grader.store.broken_text(request.task)
+        task, broken = request.task, self._broken_text(request.task)
         filled = fill(broken, task.hole, request.answer).encode("utf-8", "replace")
         outcomes = {} if score is None else score.outcomes
         stop_reason = StopReason.INFRASTRUCTURE if score is None else self._stop_reason(text, ids)

@@ -110,14 +110,14 @@ def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_text_is_tr
     def told(is_leak: Callable[[str], bool]) -> str | None:
         return write_hint(replace(observed, is_leak=is_leak), fault)
 
+    environments_words = "Hint: The environment answered: the tree has no changes"
     assert told(lambda _: False) == "Hint: return min(bounded, high)"
-    assert (
-        told(lambda text: "min(bounded" in text) == "Hint: The environment answered: the tree has no changes"
-    )
+    assert told(lambda text: "min(bounded" in text) == environments_words
     assert told(lambda _: True) is None
-    # what the cleaning or clamping makes of it is looked at as well
-    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: f"<|im_end|>{'a ' * 300}")
-    assert told(lambda text: text.startswith("< |im_end|>")) == told(lambda text: "a a" in text)
+    # what cleaning makes of it is looked at as well, and what clamping leaves out
+    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: f"<|im_end|>{'a ' * 300}secret")
+    assert told(lambda text: text.startswith("< |im_end|>")) == environments_words
+    assert told(lambda text: text.endswith("secret")) == environments_words
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))

@@ -17,6 +17,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    departed: ClassVar[dict[str, Any]] = {}
+    """Keys that have left, each with what was its default: so the run.toml of an older run names them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_older_run(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        return {key: value for key, value in table.items() if cls.departed.get(key, ...) != value}
+
 
 class HeldoutSection(Section):
     """How the truth is measured; tasks here are never trained on.
@@ -53,27 +63,6 @@ class HeldoutSection(Section):
         return self
 
 
-HINT_LAYERS = ("template", "environment")
-
-
-class HintWritingSection(Section):
-    """Who writes the hints of rollouts in the loop; docs/hints.md explains each key.
-
-    ``layers`` are asked in this order, and the first that has something to say writes the hint.
-    """
-
-    layers: list[str] = ["template", "environment"]
-
-    @model_validator(mode="after")
-    def _layers_fit(self) -> HintWritingSection:
-        odd = [layer for layer in self.layers if layer not in HINT_LAYERS and ":" not in layer]
-        if odd or not self.layers or len(set(self.layers)) != len(self.layers):
-            raise ValueError(
-                f"layers are some of {', '.join(HINT_LAYERS)} or package.module:function, each once"
-            )
-        return self
-
-
 class HintsSection(Section):
     """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it.
 
@@ -90,7 +79,8 @@ class HintsSection(Section):
     top_k: int = Field(100, ge=1)
     turns_per_step: int = Field(4, ge=1)
     strict: bool = True
-    writing: HintWritingSection = HintWritingSection()
+
+    departed: ClassVar[dict[str, Any]] = {"writing": {"layers": ["template", "environment"]}}
 
 
 class ReplaySection(Section):
@@ -255,12 +245,7 @@ class AgentSection(Section):
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_older_run(cls, table: Any) -> Any:
-        """A run.toml of before names ``dialect``, which has left, at what was its default."""
-        is_idle = isinstance(table, dict) and table.get("dialect") == ""
-        return {key: table[key] for key in table if key != "dialect"} if is_idle else table
+    departed: ClassVar[dict[str, Any]] = {"dialect": ""}
 
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:

@@ -357,20 +357,6 @@ class TaskOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """What the policy should have known before one turn of a rollout.
-
-    ``turn_idx`` counts the turns from 0. ``kind`` names the error (``unknown-tool``, ``test-failure``, …),
-    ``source`` the layer that wrote the text (``template``, ``environment`` or a dotted path).
-    """
-
-    turn_idx: int
-    text: str
-    kind: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class HintedTurn:
     """One turn that went wrong, as token ids: the same completion after two prompts.
 

@@ -58,7 +58,7 @@ def is_key(dotted: str) -> bool:
 
 def test_errors_name_keys_that_there_are() -> None:
     found = named_keys(SOURCE)
-    assert "hints.writing.layers" in found
+    assert "heldout.sample_size" in found
     assert sorted(key for key in found if not is_key(key)) == []
 
 

@@ -38,7 +38,6 @@ RECORDS = {
     "Finding",
     "HeldoutReading",
     "Edit",
-    "Hint",
     "HintedTurn",
     "Hole",
     "Limits",

@@ -123,7 +123,6 @@ def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
         "trl.logging_steps": 1,
         "trainer.alpha_sdpo": 0.5,
         "trainer.beta_replay": 0.25,
-        "hints.writing.layers": '["template"]',
         "replay.sibling_pairs": "true",
         "replay.pass_reward": 0.05,  # the tiny recipe pays for single letters too
     }

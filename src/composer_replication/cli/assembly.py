@@ -28,7 +28,7 @@ from composer_replication.cli.cluster import (
     shards_weights,
 )
 from composer_replication.cli.machine_troubles import package_version
-from composer_replication.cli.task_division import RunTasks, prompt_of, read_split
+from composer_replication.cli.task_division import RunTasks, read_split
 from composer_replication.cli.terminal import Report, note
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
@@ -53,12 +53,11 @@ from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, Ob
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.layers import open_layers
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
-from composer_replication.rollouts.single_turn import refuse_leaking_prompt
+from composer_replication.rollouts.single_turn import prompt_of, refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
@@ -89,8 +88,6 @@ def check_recipe(
 ) -> tuple[HeldOutGuard | CombinedGuard | None, Mapping[str, PairRow]]:
     """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own."""
     checked = make_guard(config), pair_rows(config, recipe_folder)
-    if config.trainer.alpha_sdpo != 0.0:
-        open_layers((config.hints or HintsSection()).writing)
     check_agent(config)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
@@ -237,7 +234,7 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
         return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        prompt: Any = prompt_of(config, store, task)
+        prompt: Any = prompt_of(store, task, config.rollouts)
         refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         if config.rollouts.prompt_style == "chat":
             prompt = [{"role": "user", "content": prompt}]
@@ -374,8 +371,7 @@ def open_attempts(
     def hinted(observer: Any) -> HintGenerator | None:
         if config.trainer.alpha_sdpo == 0.0:
             return None
-        section = config.hints or HintsSection()
-        return HintedTurnMaker(tokenizer, observe=observer, options=section.writing, strict=section.strict)
+        return HintedTurnMaker(tokenizer, observe=observer, strict=(config.hints or HintsSection()).strict)
 
     if config.agent is not None:
         from composer_replication.trainer.episode_rollouts import (
@@ -417,8 +413,7 @@ def open_attempts(
         grader.store,
         grader=grader,
         tests=config.reward.tests,
-        prompt_style=config.rollouts.prompt_style,
-        context_lines=config.rollouts.context_lines,
+        options=config.rollouts,
     )
     return reward, None, hinted(observer), open_sampler(config, grader, model, tokenizer)
 
@@ -434,8 +429,7 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     sampler = PolicySampler(
         policy,
         grader,
-        prompt_style=config.rollouts.prompt_style,
-        context_lines=config.rollouts.context_lines,
+        config.rollouts,
         max_new_tokens=sampling.max_completion_length,
         temperature=float(sampling.temperature),
     )

@@ -11,7 +11,7 @@ from shlex import quote
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task
-from composer_replication.rollouts.single_turn import build_prompt, shows_golden
+from composer_replication.rollouts.single_turn import prompt_of, shows_golden
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.store import TaskStore
 
@@ -106,16 +106,10 @@ def one_hole_tasks(store: TaskStore, note: Note = lambda _: None) -> list[Task]:
 
 
 def _with_honest_prompts(config: RunConfig, store: TaskStore, tasks: list[Task], note: Note) -> list[Task]:
-    found = [t for t in tasks if not shows_golden(prompt_of(config, store, t), store.golden_body(t))]
+    found = [t for t in tasks if not shows_golden(prompt_of(store, t, config.rollouts), store.golden_body(t))]
     if len(found) < len(tasks):
         note(f"tasks: {len(tasks) - len(found)} left out: their prompts would show the deleted code")
     return found
-
-
-def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:
-    """The prompt of one task as the recipe cuts it."""
-    style, context_lines = config.rollouts.prompt_style, config.rollouts.context_lines
-    return build_prompt(store.broken_text(task), task.hole, style=style, context_lines=context_lines)
 
 
 # --------------------------------------------------------------------------- a split on disk

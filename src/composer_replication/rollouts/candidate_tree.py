@@ -80,18 +80,12 @@ def _is_plain(path: str) -> bool:
     """Whether a path can be written in another tree as it is; no name that is not UTF-8 can be under sandlock."""
     pure = PurePosixPath(path)
     try:
-        names = path.encode().split(b"/")
+        data = path.encode()
     except UnicodeEncodeError:
         return False
-    return (
-        bool(pure.parts)
-        and not pure.is_absolute()
-        and str(pure) == path
-        and ".." not in pure.parts
-        and "\0" not in path
-        and all(len(name) <= _MAX_NAME_BYTES for name in names)
-        and sum(map(len, names)) + len(names) <= _MAX_PATH_BYTES
-    )
+    is_short = len(data) < _MAX_PATH_BYTES and all(len(name) <= _MAX_NAME_BYTES for name in data.split(b"/"))
+    is_inside = bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
+    return is_short and is_inside and str(pure) == path and "\0" not in path
 
 
 def rule_of(store: TaskStore, task: Task) -> TreeRule:
@@ -114,13 +108,7 @@ def _taken_names(environment: Path) -> frozenset[str]:
     return sys.stdlib_module_names | installed
 
 
-def candidate_files(
-    sandbox: Sandbox,
-    takes: Callable[[str], bool],
-    *,
-    max_bytes: int = MAX_TREE_BYTES,
-    max_files: int = MAX_TREE_FILES,
-) -> dict[str, bytes]:
+def candidate_files(sandbox: Sandbox, takes: Callable[[str], bool]) -> dict[str, bytes]:
     """The files of a sandbox's tree that ``takes`` takes, by path; nothing may run in it meanwhile.
 
     Raises:
@@ -132,11 +120,11 @@ def candidate_files(
     except SandboxFileError as error:  # the attempt's own doing, never the machine's
         raise TreeTooLargeError(f"the tree cannot be listed: {error.message}") from error
     entries = [entry for entry in listed if entry.kind == "file" and takes(entry.path)]
-    if len(entries) > max_files:
-        raise TreeTooLargeError(f"the tree has {len(entries)} files, more than {max_files}")
+    if len(entries) > MAX_TREE_FILES:
+        raise TreeTooLargeError(f"the tree has {len(entries)} files, more than {MAX_TREE_FILES}")
     num_bytes = sum(entry.num_bytes for entry in entries)
-    if num_bytes > max_bytes:
-        raise TreeTooLargeError(f"the tree has {num_bytes} bytes, more than {max_bytes}")
+    if num_bytes > MAX_TREE_BYTES:
+        raise TreeTooLargeError(f"the tree has {num_bytes} bytes, more than {MAX_TREE_BYTES}")
     found: dict[str, bytes] = {}
     for entry in entries:
         try:

@@ -152,9 +152,7 @@ class Curriculum:
         recorded: Mapping[str, Standing] | None = None,
     ) -> None:
         self._rows = _by_task(rows)
-        self._seed = seed
-        self._options = options
-        self._fingerprint = fingerprint
+        self._seed, self._options, self._fingerprint = seed, options, fingerprint
         self._keep = 0.5 ** (1.0 / options.half_life)
         self._noted: list[TaskOutcome] = []
         self._pending: list[TaskOutcome] = []
@@ -181,12 +179,9 @@ class Curriculum:
     def chosen_rows(self, num_rows: int) -> list[Mapping[str, Any]]:
         """Begin a generation; see ``PromptChooser``. Where too few tasks have a chance, others fill it."""
         if num_rows > len(self._rows):
-            raise InputError(
-                "CR0760",
-                f"a generation takes {num_rows} tasks, and there are {len(self._rows)}.",
-                where="[curriculum]",
-                fix="begin a new run with more tasks or a smaller generation.",
-            )
+            problem = f"a generation takes {num_rows} tasks, and there are {len(self._rows)}."
+            fix = "begin a new run with more tasks or a smaller generation."
+            raise InputError("CR0760", problem, where="[curriculum]", fix=fix)
         self._begin_generation()
         drawn = self._drawn(num_rows, without=())
         drawn += [task_id for task_id in self._rows if task_id not in drawn][: num_rows - len(drawn)]
@@ -244,27 +239,17 @@ class Curriculum:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what was noted is dropped. One that is damaged, or of other tasks, is refused (CR0884)."""
-        problem = ""
-        saved: SavedCurriculum | None = None
         try:
             saved = SavedCurriculum.model_validate(state)
         except (ValidationError, TypeError) as error:
-            problem = f"it cannot be read: {str(error).splitlines()[-1].strip()[:200]}"
-        if saved is not None:
-            named = {*saved.in_batch, *(row[0] for row in saved.pending)}
-            foreign = sorted((set(saved.tasks) ^ set(self._rows)) | (named - set(self._rows)))
-            if saved.tasks_fingerprint != self._fingerprint:
-                stores = f"{saved.tasks_fingerprint!r}, and this one is {self._fingerprint!r}"
-                problem = f"it was saved over the task store {stores}"
-            elif foreign:
-                problem = f"it was saved over other training tasks; {len(foreign)} differ: {foreign[0]}"
-        if saved is None or problem:
-            raise InputError(
-                "CR0884",
-                f"the saved curriculum does not fit: {problem}.",
-                where="prompt_source",
-                fix="resume with the recipe, the task store and the version of this program that the run began with.",
-            )
+            raise _unfit(f"it cannot be read: {str(error).splitlines()[-1].strip()[:200]}") from error
+        if saved.tasks_fingerprint != self._fingerprint:
+            stores = f"{saved.tasks_fingerprint!r}, and this one is {self._fingerprint!r}"
+            raise _unfit(f"it was saved over the task store {stores}")
+        named = {*saved.in_batch, *(row[0] for row in saved.pending)}
+        foreign = sorted((set(saved.tasks) ^ set(self._rows)) | (named - set(self._rows)))
+        if foreign:
+            raise _unfit(f"it was saved over other training tasks; {len(foreign)} differ: {foreign[0]}")
         self._generation, self._num_draws = saved.generation, saved.num_draws
         self._in_batch, self._pending = set(saved.in_batch), [TaskOutcome(*row) for row in saved.pending]
         self.standings = {task_id: saved.tasks[task_id] for task_id in self._rows}
@@ -297,14 +282,17 @@ class Curriculum:
         return drawn
 
 
+def _unfit(problem: str) -> InputError:
+    problem = f"the saved curriculum does not fit: {problem}."
+    fix = "resume with the recipe, the task store and the version of this program that the run began with."
+    return InputError("CR0884", problem, where="prompt_source", fix=fix)
+
+
 def _by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """In the order of the ids, so that the order of the data does not matter to a draw."""
     by_task = {row["task_id"]: row for row in rows if isinstance(row.get("task_id"), str)}
     if not by_task or len(by_task) < len(rows):
-        raise InputError(
-            "CR0722",
-            f"a curriculum cannot be made of these rows: {len(rows)} rows name {len(by_task)} tasks.",
-            where="Curriculum(rows)",
-            fix="give one row a task, with its id in the column task_id.",
-        )
+        problem = f"a curriculum cannot be made of these rows: {len(rows)} rows name {len(by_task)} tasks."
+        fix = "give one row a task, with its id in the column task_id."
+        raise InputError("CR0722", problem, where="Curriculum(rows)", fix=fix)
     return dict(sorted(by_task.items()))

@@ -243,18 +243,17 @@ class GoldenRuns:
         with turn:
             if key not in self._found:
                 num_asked, problem = self._failed.get(key, (0, ""))
-                if num_asked & (num_asked - 1) == 0:
-                    try:
-                        self._found[key] = look()
-                    except GoldenFails as error:
-                        problem = str(error)
-                if key not in self._found:
-                    self._failed[key] = (num_asked + 1, problem)
-                    raise self._failure(task_id, problem, is_first=num_asked == 0)
+                if num_asked & (num_asked - 1):
+                    raise self._failed_again(key, task_id, num_asked, problem)
+                try:
+                    self._found[key] = look()
+                except GoldenFails as error:
+                    raise self._failed_again(key, task_id, num_asked, str(error)) from error
             found: Found = self._found[key]
             return found
 
-    def _failure(self, task_id: str, problem: str, *, is_first: bool) -> SandboxFailure:
+    def _failed_again(self, key: str, task_id: str, num_asked: int, problem: str) -> SandboxFailure:
+        self._failed[key] = (num_asked + 1, problem)
         proved = " or ".join(map(str, self._store.proved_by)) or "a sandbox that it does not name"
         error = SandboxFailure(
             "CR0494",
@@ -263,6 +262,6 @@ class GoldenRuns:
             where=str(self._store.root),
             fix="use the sandbox that proved it, or build the tasks again here; composer-rl tasks validate names all such tasks.",
         )
-        if is_first:
+        if num_asked == 0:
             logger.warning("%s", error)
         return error

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Literal
@@ -89,7 +90,7 @@ class Grader:
     ``forgery_checks``. The first grading of a task runs its golden code once as well, in
     a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no
     answer is graded (``forgery_checks.GoldenRuns``). An answer that forged outcomes
-    fails all tests, its ``error`` begins with ``FORGED``, and ``num_forgeries`` counts it.
+    fails all tests, and its ``error`` begins with ``FORGED``.
 
     Args:
         store: where trees, tests and environments come from.
@@ -124,15 +125,14 @@ class Grader:
         self.backend = backend or None
         self.limits = limits or Limits()
         self.timeout_seconds = timeout_seconds
-        self.num_infrastructure_failures = self.num_forgeries = 0
+        self.num_infrastructure_failures = 0
         self._num_jobs = num_jobs
         self.places = self._new_places()
         self._seen: dict[str, Score] = {}
         self.golden_runs = GoldenRuns(store, self.backend)
         self._draw = random.SystemRandom()
         self._lock = Lock()
-        self._attempt_backends: dict[bool, SandboxBackend] = {}
-        self._choosing = Lock()
+        self._chosen_for_attempts, self._choosing = cache(self._choose_for_attempts), Lock()
         self.missing_guards = self.require_guards()
 
     @property
@@ -151,9 +151,7 @@ class Grader:
         Asked again, the same answer. Without ``is_warm`` no warm kind is looked for.
         """
         with self._choosing:
-            if is_warm not in self._attempt_backends:
-                self._attempt_backends[is_warm] = self._choose_for_attempts(is_warm=is_warm)
-            return self._attempt_backends[is_warm]
+            return self._chosen_for_attempts(is_warm=is_warm)
 
     def _choose_for_attempts(self, *, is_warm: bool) -> SandboxBackend:
         cold = choose_backend(self.backend)
@@ -264,14 +262,8 @@ class Grader:
         error, outcomes = report.error, {test: report.outcomes[test] for test in request.node_ids}
         forged = forgery(plan, request.node_ids, report, known)
         if forged:
-            self.count_forgery()
             error, outcomes = f"{FORGED}: {forged}", dict.fromkeys(request.node_ids, Outcome.FAILED)
         return Score(outcomes=outcomes, error=error, seconds=report.seconds, paid=request.paid)
-
-    def count_forgery(self) -> None:
-        """Count an answer that forged outcomes."""
-        with self._lock:
-            self.num_forgeries += 1
 
     def _survey(self, request: GradeRequest) -> Survey:
         """What golden code does in this kind of grading; looked up once, also when many ask at a time."""

@@ -23,10 +23,10 @@ class HeldoutEvaluator:
 
     At each reading ``sample_size`` tasks are drawn at random from the pool (0: all of it, which the guarantee of
     ``EvidenceGuard`` does not allow), without repeats within a reading and anew for the next; the policy attempts each
-    ``samples_per_task`` times. A task's pair is (mean visible, mean hidden), of samples that passed
-    all of such tests: averaged, since samples of one task are not independent. ``score`` is the mean of the hidden ones, or
-    with ``counts_shares`` of the share of hidden tests that passed. Draw and sampling depend on the run's seed and the
-    reading's number alone, so a resumed run repeats them.
+    ``samples_per_task`` times. A task's pair is (mean visible, mean hidden), of samples that passed all of such tests:
+    averaged, since samples of one task are not independent. ``score`` is the mean of the hidden ones, or with
+    ``counts_shares`` of the share of hidden tests that passed. Draw and sampling depend on the run's seed and the reading's
+    number alone, so a resumed run repeats them.
 
     A task is neutral in a reading, left out and counted, when the sandbox failed for one of
     its samples or the sentinel failed; neither depends on what the policy wrote. An answer
@@ -61,15 +61,10 @@ class HeldoutEvaluator:
         counts_shares: bool = False,
     ) -> None:
         _refuse_small_pool(tasks, options, len(canaries))
-        self.sampler = sampler
-        self.tasks = tuple(tasks)
-        self.options = options
-        self.split_fingerprint = split_fingerprint
-        self.seed = seed
-        self.canaries = tuple(canaries)
-        self.counts_shares = counts_shares
-        self.num_calls = 0
-        self.evaluation_idx = 0
+        self.sampler, self.options, self.seed = sampler, options, seed
+        self.tasks, self.canaries = tuple(tasks), tuple(canaries)
+        self.split_fingerprint, self.counts_shares = split_fingerprint, counts_shares
+        self.num_calls = self.evaluation_idx = 0
 
     def __call__(self) -> HeldoutReading | None:
         self.num_calls += 1
@@ -99,11 +94,8 @@ class HeldoutEvaluator:
         # Before anything is raised: other processes may sample theirs with us.
         passes = self._canary_passes(index)
         if not whole:
-            raise SandboxFailure(
-                "CR0390",
-                "the sandbox failed for every task of a held-out evaluation.",
-                fix="composer-rl sandbox selftest",
-            )
+            problem = "the sandbox failed for every task of a held-out evaluation."
+            raise SandboxFailure("CR0390", problem, fix="composer-rl sandbox selftest")
         self.evaluation_idx = index  # only now: a reading that broke is made again with the same draw
         return HeldoutReading(
             evaluation_idx=index,
@@ -128,11 +120,9 @@ class HeldoutEvaluator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
-            raise InputError(
-                "CR0401", f"held-out evaluator state version {state.get('version')} is not {STATE_VERSION}."
-            )
-        self.num_calls = int(state["num_calls"])
-        self.evaluation_idx = int(state["evaluation_idx"])
+            problem = f"held-out evaluator state version {state.get('version')} is not {STATE_VERSION}."
+            raise InputError("CR0401", problem)
+        self.num_calls, self.evaluation_idx = int(state["num_calls"]), int(state["evaluation_idx"])
 
 
 def _refuse_small_pool(tasks: Sequence[Task], options: HeldoutSection, num_made: int) -> None:

@@ -43,8 +43,7 @@ class PatientEvaluation(Generic[Reading]):
     def __init__(
         self, evaluation: Callable[[], Reading | None], *, timeout_seconds: float | None = None
     ) -> None:
-        self.evaluation = evaluation
-        self.timeout_seconds = timeout_seconds
+        self.evaluation, self.timeout_seconds = evaluation, timeout_seconds
         self.num_missed = self.missed_in_a_row = 0
         self.last_problem = ""
         candidate: Any = evaluation
@@ -89,11 +88,9 @@ class PatientEvaluation(Generic[Reading]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
-            raise InputError(
-                "CR0401", f"held-out evaluation state version {state.get('version')} is not {STATE_VERSION}."
-            )
-        self.num_missed = int(state["num_missed"])
-        self.missed_in_a_row = int(state["missed_in_a_row"])
+            problem = f"held-out evaluation state version {state.get('version')} is not {STATE_VERSION}."
+            raise InputError("CR0401", problem)
+        self.num_missed, self.missed_in_a_row = int(state["num_missed"]), int(state["missed_in_a_row"])
         if self._stateful is not None:
             self._stateful.load_state_dict(state["evaluation"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -18,14 +18,7 @@ from composer_replication.run_folder import rewrite_jsonl
 from composer_replication.tasks.patches import readable_patch
 from composer_replication.tasks.planning.body_cuts import fill
 
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    task: Task
-    text: str
-    ids: tuple[int, ...]
-    answer: str
-    patch: str
+_Graded = tuple[GradeRequest, str, Sequence[int], Score | None, float | None]
 
 
 class FeatureDeletionReward:
@@ -79,6 +72,7 @@ class FeatureDeletionReward:
         self.on_outcomes = on_outcomes
         self.end_token_ids = frozenset(end_token_ids)
         self.shuffle_seed = shuffle_seed
+        self._broken_text = cache(grader.store.broken_text)  # a store's tree is read as a whole
         self._step_rows: tuple[int, list[dict[str, Any]]] = (0, [])
 
     def __call__(
@@ -96,69 +90,66 @@ class FeatureDeletionReward:
         ids = completion_ids if completion_ids is not None else [()] * len(completions)
         if not len(prompts) == len(completions) == len(task_id) == len(ids):
             lengths = f"{len(prompts)}, {len(completions)}, {len(task_id)}, {len(ids)}"
-            raise UsageError(
-                "CR0412", f"prompts, completions, task ids and token ids differ in number: {lengths}."
-            )
-        attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
-        scores = self.grader.grade_many([GradeRequest(a.task, a.answer, self.tests) for a in attempts])
-        rewards = [self._paid(*row) for row in zip(attempts, scores, strict=True)]
+            problem = f"prompts, completions, task ids and token ids differ in number: {lengths}."
+            raise UsageError("CR0412", problem)
+        texts = [each if isinstance(each, str) else str(each[-1]["content"]) for each in completions]
+        requests = [self._request(*row) for row in zip(task_id, texts, strict=True)]
+        scores = self.grader.grade_many(requests)
+        rewards = [self._paid(*row) for row in zip(requests, texts, scores, strict=True)]
         step = 1 + int(getattr(trainer_state, "global_step", 0))
         if self.folder is not None:
-            seconds = time.monotonic() - started
-            graded = zip(attempts, scores, rewards, strict=True)
-            self._keep(self.folder, step, [self._row(step, *row, seconds=seconds) for row in graded])
+            seconds, graded = (
+                time.monotonic() - started,
+                zip(requests, texts, ids, scores, rewards, strict=True),
+            )
+            self._keep(self.folder, step, [self._row(row, step=step, seconds=seconds) for row in graded])
         if self.on_outcomes is not None:
             self.on_outcomes([outcome_of(*row) for row in zip(task_id, scores, strict=True)])
         if log_metric is not None:
             for name, value in _metrics(scores).items():
                 log_metric(name, value)
         if all(reward is None for reward in rewards):
-            raise SandboxFailure(
-                "CR0390",
-                "the sandbox failed for every rollout of a batch.",
-                fix="composer-rl sandbox selftest",
-            )
+            problem = "the sandbox failed for every rollout of a batch."
+            raise SandboxFailure("CR0390", problem, fix="composer-rl sandbox selftest")
         if self.shuffle_seed is None:
             return rewards
         return shuffled_rewards(rewards, task_id, seed=self.shuffle_seed, step=step)
 
-    def _attempt(self, task_id: str, completion: Any, ids: Sequence[int]) -> _Attempt:
+    def _request(self, task_id: str, text: str) -> GradeRequest:
         task = self.tasks.get(task_id)
         if task is None:
             problem = f"the data set names task {task_id!r}, which is not in the store."
             raise UsageError("CR0412", problem, where=task_id)
-        text = completion if isinstance(completion, str) else str(completion[-1]["content"])
-        broken, path = self.grader.store.broken_text(task), task.hole.path
+        broken = self._broken_text(task)
         answer = extract_answer(text, broken, task.hole, style=self.prompt_style)
-        filled = fill(broken, task.hole, answer).encode("utf-8", "replace")
-        patch = readable_patch({path: broken.encode()}, {path: filled})
-        return _Attempt(task, text, tuple(int(token) for token in ids), answer, patch)
+        return GradeRequest(task, answer, self.tests)
 
-    def _stop_reason(self, attempt: _Attempt) -> StopReason:
-        if self.prompt_style == "completion" and is_finished(attempt.text):
+    def _stop_reason(self, text: str, ids: Sequence[int]) -> StopReason:
+        if self.prompt_style == "completion" and is_finished(text):
             return StopReason.STOP_RULE
-        is_ended = bool(attempt.ids) and attempt.ids[-1] in self.end_token_ids
+        is_ended = len(ids) > 0 and int(ids[-1]) in self.end_token_ids
         return StopReason.FINISHED if is_ended else StopReason.LENGTH
 
-    def _paid(self, attempt: _Attempt, score: Score | None) -> float | None:
+    def _paid(self, request: GradeRequest, text: str, score: Score | None) -> float | None:
         """None where the sandbox failed; at most 0 where outcomes were forged, whatever the rule likes about the text."""
         if score is None:
             return None
-        paid = pay(self.rule, attempt.text, attempt.answer, score)
+        paid = pay(self.rule, text, request.answer, score)
         return min(0.0, paid) if score.error.startswith(FORGED) else paid
 
-    def _row(
-        self, step: int, attempt: _Attempt, score: Score | None, reward: float | None, *, seconds: float
-    ) -> dict[str, Any]:
+    def _row(self, graded: _Graded, *, step: int, seconds: float) -> dict[str, Any]:
         """A rollout as a report reads it; ``seconds`` are those of the batch."""
+        request, text, ids, score, reward = graded
+        task, broken = request.task, self._broken_text(request.task)
+        filled = fill(broken, task.hole, request.answer).encode("utf-8", "replace")
         outcomes = {} if score is None else score.outcomes
-        stop_reason = StopReason.INFRASTRUCTURE if score is None else self._stop_reason(attempt)
+        stop_reason = StopReason.INFRASTRUCTURE if score is None else self._stop_reason(text, ids)
         return {
-            "task_id": attempt.task.task_id,
+            "task_id": task.task_id,
             "step": step,
-            "completion_ids": list(attempt.ids),
-            "text": attempt.text,
-            "patch": attempt.patch,
+            "completion_ids": [int(token) for token in ids],
+            "text": text,
+            "patch": readable_patch({task.hole.path: broken.encode()}, {task.hole.path: filled}),
             "reward": reward,
             "outcomes": {node: str(outcome) for node, outcome in outcomes.items()},
             "error": "" if score is None else score.error,

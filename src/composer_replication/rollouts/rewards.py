@@ -20,31 +20,7 @@ from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Score
-
-
-def import_function(dotted: str, arguments: Sequence[str], refuse: Callable[[str], UsageError]) -> Any:
-    """Import ``package.module:function`` and see that it takes so many arguments; it is not called."""
-    try:
-        module_name, _, name = dotted.partition(":")
-        function: Any = getattr(import_module(module_name), name)
-    except Exception as error:  # the user's module may raise anything
-        raise refuse(f"cannot be imported: {one_line(error)}") from error
-    if not callable(function):
-        raise refuse("is not callable")
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        raise refuse(f"does not take ({', '.join(arguments)}): {error}") from error
-    except ValueError:  # written in C, without a signature to read: its first call will tell
-        pass
-    return function  # what it gives is checked where it is called
-
-
-def one_line(error: BaseException) -> str:
-    """The kind of an exception and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__
-
+from composer_replication.rollouts.tokens.chat import first_line
 
 RewardRule = Callable[[str, str, Score], float]
 
@@ -105,14 +81,27 @@ def shuffled_rewards(
 
 
 def load_reward_rule(dotted: str) -> RewardRule:
-    """Import ``package.module:function``."""
+    """Import ``package.module:function``, which takes (text, answer, score); it is not called."""
 
-    def refuse(problem: str) -> UsageError:
+    def refused(problem: str) -> UsageError:
         fix = "give package.module:function, for example composer_replication.rollouts.rewards:visible_tests_pass."
         return UsageError("CR0210", f"the reward {dotted!r} {problem}.", where="reward.function", fix=fix)
 
-    rule: RewardRule = import_function(dotted, ("text", "answer", "score"), refuse)
-    return rule
+    try:
+        module_name, _, name = dotted.partition(":")
+        rule: Any = getattr(import_module(module_name), name)
+    except Exception as error:  # the user's module may raise anything
+        raise refused(f"cannot be imported: {type(error).__name__}: {first_line(error)}") from error
+    if not callable(rule):
+        raise refused("is not callable")
+    try:
+        inspect.signature(rule).bind("text", "answer", "score")
+    except TypeError as error:
+        raise refused(f"does not take (text, answer, score): {error}") from error
+    except ValueError:  # written in C, without a signature to read: its first call will tell
+        pass
+    checked: RewardRule = rule  # what it gives is checked where it is called
+    return checked
 
 
 def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
@@ -120,7 +109,7 @@ def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
     try:
         value: Any = rule(text, answer, score)
     except Exception as error:  # the user's function may raise anything
-        raise _broken_rule(rule, f"raised {one_line(error)}", error) from error
+        raise _broken_rule(rule, f"raised {type(error).__name__}: {first_line(error)}", error) from error
     number = math.nan
     # float() would also read text, which is never meant here; a tensor of several values is no number either
     with suppress(TypeError, ValueError, ArithmeticError, RuntimeError):

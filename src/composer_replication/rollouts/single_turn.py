@@ -13,8 +13,10 @@ import ast
 import re
 import textwrap
 
+from composer_replication.config import RolloutsSection
 from composer_replication.errors import InputError
-from composer_replication.records import Hole
+from composer_replication.records import Hole, Task
+from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.syntax_trees import first_line, parse_syntax, parsed
 
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -39,6 +41,12 @@ def build_prompt(broken_text: str, hole: Hole, *, style: str = "completion", con
     """
     shown = "".join(excerpt(broken_text, hole, context_lines))
     return shown if style == "completion" else _CHAT_REQUEST.format(excerpt=shown)
+
+
+def prompt_of(store: TaskStore, task: Task, options: RolloutsSection) -> str:
+    """The prompt of one task as the recipe cuts it."""
+    style, context_lines = options.prompt_style, options.context_lines
+    return build_prompt(store.broken_text(task), task.hole, style=style, context_lines=context_lines)
 
 
 def excerpt(broken_text: str, hole: Hole, context_lines: int) -> tuple[str, str]:

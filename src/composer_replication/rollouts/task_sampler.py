@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from composer_replication.config import RolloutsSection
 from composer_replication.interfaces import Policy
 from composer_replication.records import Task
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.single_turn import (
-    build_prompt,
     extract_answer,
     is_finished,
+    prompt_of,
     refuse_leaking_prompt,
 )
 from composer_replication.tasks.canaries import Canary
@@ -43,12 +44,9 @@ class TaskResult:
 
 
 class TaskSampler(ABC):
-    """Asks a policy for fresh attempts and grades them by visible and hidden tests.
+    """Asks a policy for fresh attempts and grades them by visible and hidden tests, those in sandboxes of their own.
 
     How an attempt comes about is the subclass's; it is handed over as the request that grades it by its visible tests.
-
-    Args:
-        grader: runs the tests; hidden tests run in sandboxes of their own.
     """
 
     def __init__(self, grader: Grader) -> None:
@@ -60,10 +58,7 @@ class TaskSampler(ABC):
     def attempts(
         self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str
     ) -> list[list[GradeRequest | None]]:
-        """``num_samples`` attempts at each task; None for one that infrastructure lost.
-
-        ``name`` is that under which whoever keeps attempts keeps these.
-        """
+        """So many attempts at each task, None for one that infrastructure lost; whoever keeps them does so under ``name``."""
 
     @abstractmethod
     def follow(self, trainer: Any) -> None:
@@ -157,22 +152,20 @@ class PolicySampler(TaskSampler):
     Args:
         policy: generates; never trained on what it says here.
         grader: runs the tests; hidden tests run in sandboxes of their own.
-        prompt_style, context_lines, max_new_tokens, temperature: as in training.
+        options, max_new_tokens, temperature: as in training.
     """
 
     def __init__(
         self,
         policy: Policy,
         grader: Grader,
+        options: RolloutsSection = RolloutsSection(),  # noqa: B008 - frozen
         *,
-        prompt_style: str = "completion",
-        context_lines: int = 12,
         max_new_tokens: int = 26,
         temperature: float = 1.0,
     ) -> None:
         super().__init__(grader)
-        self.policy = policy
-        self.prompt_style, self.context_lines = prompt_style, context_lines
+        self.policy, self.options = policy, options
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
 
     def follow(self, trainer: Any) -> None:
@@ -188,14 +181,11 @@ class PolicySampler(TaskSampler):
     ) -> list[list[GradeRequest | None]]:
         """The bodies cut out of what the policy says."""
         del name
-        store, style = self.grader.store, self.prompt_style
+        store, style = self.grader.store, self.options.prompt_style
         self.note_prompts(0, len(tasks))
-        prompts = []
-        for task in tasks:
-            broken = store.broken_text(task)
-            prompt = build_prompt(broken, task.hole, style=style, context_lines=self.context_lines)
+        prompts = [prompt_of(store, task, self.options) for task in tasks]
+        for task, prompt in zip(tasks, prompts, strict=True):
             refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
-            prompts.append(prompt)
         answers = self.policy.generate(
             prompts,
             num_samples=num_samples,

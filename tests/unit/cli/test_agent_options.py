@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from composer_replication.channel_tables import AgentSection
+from composer_replication.channel_tables import AgentSection, HintsSection
 from composer_replication.cli.assembly import episode_options, reward_options
 from composer_replication.config import load_config
 from composer_replication.rollouts.tools import command_tools as tools
@@ -37,7 +37,10 @@ def test_the_monitor_is_asked_in_one_place() -> None:
 
 
 def test_a_recipe_of_an_older_run_is_read() -> None:
-    """Its run.toml names a key that has left, at what was its default."""
+    """Its run.toml names keys that have left, at what was their default."""
     assert AgentSection.model_validate({"dialect": "", "max_turns": 3}) == AgentSection(max_turns=3)
     with pytest.raises(ValidationError, match="dialect"):
         AgentSection.model_validate({"dialect": "hermes"})
+    assert HintsSection.model_validate({"writing": {"layers": ["template", "environment"]}}) == HintsSection()
+    with pytest.raises(ValidationError, match="writing"):
+        HintsSection.model_validate({"writing": {"layers": ["template"]}})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.records import FileEntry
+from composer_replication.rollouts import candidate_tree
 from composer_replication.rollouts.candidate_tree import (
     TreeRule,
     TreeTooLargeError,
@@ -150,16 +151,17 @@ def test_a_file_that_cannot_be_read_is_not_there() -> None:
     assert candidate_files(Closed({"pkg/code.py": b"x"}), RULE.takes) == {}
 
 
-@pytest.mark.parametrize(("limit", "said"), [({"max_bytes": 9}, "10 bytes"), ({"max_files": 1}, "2 files")])
-def test_a_tree_that_is_too_large_is_refused_before_it_is_read(limit: dict[str, int], said: str) -> None:
+@pytest.mark.parametrize(("kind", "most", "said"), [("BYTES", 9, "10 bytes"), ("FILES", 1, "2 files")])
+def test_a_tree_that_is_too_large_is_refused_before_it_is_read(
+    kind: str, most: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Unread(FakeSandbox):
         def read_file(self, path: str, *, max_bytes: int = 0) -> bytes:
             raise AssertionError("it was read")
 
+    monkeypatch.setattr(candidate_tree, f"MAX_TREE_{kind}", most)
     with pytest.raises(TreeTooLargeError, match=said):
-        candidate_files(
-            Unread({"a.txt": b"12345", "b.txt": b"12345", "tests/big": b"x" * 99}), RULE.takes, **limit
-        )
+        candidate_files(Unread({"a.txt": b"12345", "b.txt": b"12345", "tests/big": b"x" * 99}), RULE.takes)
 
 
 def test_the_modules_of_an_environment_are_taken(tmp_path: Path) -> None:

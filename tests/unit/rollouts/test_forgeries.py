@@ -69,11 +69,9 @@ CHOSEN = {
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_forgery_is_not_paid_for(forgeries: ModuleType, judge: Grader, task: Task, name: str) -> None:
     attempt = next(attempt for attempt in forgeries.ATTEMPTS if attempt.name == name)
-    before = judge.num_forgeries
     succeeded, why = forgeries.try_attempt(judge, task, attempt)
     assert not succeeded
     assert CHOSEN[name] in why
-    assert (judge.num_forgeries > before) == why.startswith(FORGED)
 
 
 def test_honest_answers_pass_with_sentinels_among_the_tests(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from functools import partial
 
 import pytest
-from chat_templates import FAMILIES, tokenizer_of
+from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
+from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.hints.hint_prompts import WIDTH, HintedPrompt, comment, hint_code_prompt
 
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
@@ -18,7 +18,13 @@ TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
 PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n        """Last book."""'
 START = PROMPT.index("    @property")
 HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
-code_prompt = partial(hint_code_prompt, path="a.py", function_start=START)
+
+
+def code_prompt(
+    tokenizer: TemplateTokenizer, ids: tuple[int, ...], text: str, hint: str, *, indent: str, answer: str
+) -> HintedPrompt:
+    turn = Turn(ids, Completion((1,), answer, StopReason.FINISHED), text)
+    return hint_code_prompt(tokenizer, turn, hint, path="a.py", indent=indent, function_start=START)
 
 
 def place(
@@ -26,7 +32,7 @@ def place(
 ) -> HintedPrompt:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = code_prompt(chosen, ids, text, hint, indent=indent, completion_text=answer)
+    prompt = code_prompt(chosen, ids, text, hint, indent=indent, answer=answer)
     assert prompt.prompt_ids == ids
     hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
@@ -59,7 +65,7 @@ def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
     for answer in ("\n", " return 1"):
-        prompt = code_prompt(tokenizer, ids, PROMPT, HINT, indent="        ", completion_text=answer)
+        prompt = code_prompt(tokenizer, ids, PROMPT, HINT, indent="        ", answer=answer)
         assert prompt.hinted_ids[0] == bos
         assert (
             prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
@@ -94,7 +100,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def code(ids: tuple[int, ...], text: str, hint: str) -> str:
         with pytest.raises(InputError) as caught:
-            code_prompt(tokenizer, ids, text, hint, indent="  ", completion_text="\n")
+            code_prompt(tokenizer, ids, text, hint, indent="  ", answer="\n")
         return caught.value.code
 
     assert code(ids[:-1], PROMPT, HINT) == "CR0430"

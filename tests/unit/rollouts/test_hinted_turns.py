@@ -10,7 +10,7 @@ import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 from hint_rollouts import cases, observe, single_turn
 
-from composer_replication.channel_tables import HintWritingSection
+from composer_replication.config import RolloutsSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import (
@@ -24,7 +24,8 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.hint_context import HintContext, ObservedRollout
+from composer_replication.rollouts.hints import hint_texts
+from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import MAX_TURNS, HintedTurnMaker
 from composer_replication.rollouts.hints.task_observer import KnownTask, TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
@@ -71,28 +72,6 @@ def test_failing_answers_of_the_quick_start_get_a_comment_that_names_the_test(
     rows = generator.hinted_turns(rollouts)
     assert [len(row) for row in rows] == [1, 0, 1]
     ((wrong,), _, (unparsed,)) = rows
-    for hinted, rollout in ((wrong, rollouts[0]), (unparsed, rollouts[2])):
-        turn = rollout.turns[0]
-        assert hinted.prompt_ids == turn.prompt_ids
-        assert hinted.completion_ids == turn.completion.token_ids
-        assert hinted.sampled_logp == turn.completion.token_logp
-        assert hinted.hinted_prompt_ids[: len(turn.prompt_ids)] == turn.prompt_ids
-    ((hint,), (), (other,)) = maker.last_hints
-    assert (hint.kind, hint.source, other.kind) == ("test-failure", "template", "syntax-error")
-    failing = {
-        test.rpartition("::")[2]
-        for test, what in rollouts[0].score.outcomes.items()
-        if what is not Outcome.PASSED
-    }  # type: ignore[union-attr]
-    assert any(f"{name} fails" in hint.text for name in failing)
-    assert "clamp(" in hint.text
-    # the file with the comment in it is still a file, and it does not show the answer
-    seen = text_of(wrong.hinted_prompt_ids)
-    assert "\n    # Hint: " in seen
-    broken = store.broken_text(clamp)
-    ast.parse(fill(broken, clamp.hole, f"{seen.rpartition(chr(34) * 3)[2]}{golden}"))
-    assert golden.strip() not in seen
-    assert not any(name.rpartition("::")[2] in seen for name in clamp.tests.hidden)
     assert maker.counts == {
         "rollouts": 3,
         "faults": 2,
@@ -100,6 +79,27 @@ def test_failing_answers_of_the_quick_start_get_a_comment_that_names_the_test(
         "hints/test-failure": 1,
         "hints/syntax-error": 1,
     }
+    for hinted, rollout in ((wrong, rollouts[0]), (unparsed, rollouts[2])):
+        turn = rollout.turns[0]
+        assert hinted.prompt_ids == turn.prompt_ids
+        assert hinted.completion_ids == turn.completion.token_ids
+        assert hinted.sampled_logp == turn.completion.token_logp
+        assert hinted.hinted_prompt_ids[: len(turn.prompt_ids)] == turn.prompt_ids
+    added = text_of(wrong.hinted_prompt_ids).removeprefix(text_of(wrong.prompt_ids))
+    failing = {
+        test.rpartition("::")[2]
+        for test, what in rollouts[0].score.outcomes.items()
+        if what is not Outcome.PASSED
+    }  # type: ignore[union-attr]
+    assert any(f"{name} fails" in added for name in failing)
+    assert "clamp(" in added
+    # the file with the comment in it is still a file, and it does not show the answer
+    seen = text_of(wrong.hinted_prompt_ids)
+    assert "\n    # Hint: " in seen
+    broken = store.broken_text(clamp)
+    ast.parse(fill(broken, clamp.hole, f"{seen.rpartition(chr(34) * 3)[2]}{golden}"))
+    assert golden.strip() not in seen
+    assert not any(name.rpartition("::")[2] in seen for name in clamp.tests.hidden)
 
 
 def test_rollouts_as_a_trainer_makes_them_are_scored_by_the_rewards_own_grader(
@@ -120,9 +120,9 @@ def test_rollouts_as_a_trainer_makes_them_are_scored_by_the_rewards_own_grader(
 
 def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) -> None:
     rollout = attempt(store, grader, clamp, "```python\nreturn low\n```", style="chat")
-    ((hinted,),) = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store, prompt_style="chat")).hinted_turns(
-        [rollout]
-    )
+    ((hinted,),) = HintedTurnMaker(
+        SMOLLM2, observe=TaskObserver(store, options=RolloutsSection(prompt_style="chat"))
+    ).hinted_turns([rollout])
     added = text_of(hinted.hinted_prompt_ids).removeprefix(
         text_of(hinted.prompt_ids).removesuffix("<|im_start|>assistant\n")
     )
@@ -130,27 +130,19 @@ def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) ->
     assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
-SOLUTIONS: list[str] = []
-
-
-def solution(context: HintContext) -> str | None:
-    return SOLUTIONS[-1]
-
-
-def test_a_layer_that_tells_the_golden_code_is_never_shown(
-    store: TaskStore, grader: Grader, clamp: Task
+def test_a_text_that_tells_the_golden_code_is_never_shown(
+    store: TaskStore, grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    SOLUTIONS.append(store.golden_body(clamp))
+    solution = store.golden_body(clamp)
+    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: solution)
+    monkeypatch.setattr(hint_texts, "environment_hint", lambda *_: solution)
     rollouts = [attempt(store, grader, clamp, WRONG)]
-    options = HintWritingSection(layers=[f"{__name__}:solution"])
-    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store), options=options)
+    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store))
     assert maker.hinted_turns(rollouts) == [()]
     assert maker.counts["without_hint"] == 1
     # the same words pass where nobody watches: the wall is what stopped them
     open_doors = TaskObserver(store)
-    unwatched = HintedTurnMaker(
-        SMOLLM2, observe=lambda r: replace(open_doors(r), is_leak=lambda _: False), options=options
-    )
+    unwatched = HintedTurnMaker(SMOLLM2, observe=lambda r: replace(open_doors(r), is_leak=lambda _: False))
     ((hinted,),) = unwatched.hinted_turns(rollouts)
     assert "if x < low" in text_of(hinted.hinted_prompt_ids)
 
@@ -237,29 +229,24 @@ def chatted(case: dict[str, Any]) -> ObservedRollout:
     return replace(observed, rollout=rollout, turns=tuple(turns))
 
 
-def maker_over(observed: list[ObservedRollout], *, strict: bool = True, **options: Any) -> HintedTurnMaker:
+def maker_over(observed: list[ObservedRollout], *, strict: bool = True) -> HintedTurnMaker:
     by_rollout = {id(each.rollout): each for each in observed}
-    return HintedTurnMaker(
-        SMOLLM2,
-        observe=lambda rollout: by_rollout[id(rollout)],
-        options=HintWritingSection(**options),
-        strict=strict,
-    )
+    return HintedTurnMaker(SMOLLM2, observe=lambda rollout: by_rollout[id(rollout)], strict=strict)
 
 
 def test_every_recorded_fault_becomes_a_hinted_turn_of_that_turn() -> None:
     observed = [chatted(case) for case in cases()]
     maker = maker_over(observed)
-    rows = maker.hinted_turns([each.rollout for each in observed])
-    for case, each, row, hints in zip(cases(), observed, rows, maker.last_hints, strict=True):
-        assert [hint.turn_idx for hint in hints] == [expected[0] for expected in case["expected"]]
-        assert [hint.kind for hint in hints] == [expected[1] for expected in case["expected"]]
-        for hinted, hint in zip(row, hints, strict=True):
-            turn = each.turns[hint.turn_idx].turn
+    for case, each in zip(cases(), observed, strict=True):
+        row = list(maker.hinted(each))
+        assert [fault.turn_idx for fault, _ in row] == [expected[0] for expected in case["expected"]]
+        assert [fault.kind for fault, _ in row] == [expected[1] for expected in case["expected"]]
+        for fault, hinted in row:
+            turn, hint = each.turns[fault.turn_idx].turn, hint_texts.write_hint(each, fault)
             assert hinted.prompt_ids == turn.prompt_ids
             assert hinted.completion_ids == turn.completion.token_ids
-            assert hint.text in text_of(hinted.hinted_prompt_ids)
-            assert hint.text not in text_of(hinted.prompt_ids)
+            assert hint is not None and hint in text_of(hinted.hinted_prompt_ids)
+            assert hint not in text_of(hinted.prompt_ids)
     assert maker.counts["hints"] == sum(len(case["expected"]) for case in cases())
 
 

@@ -12,8 +12,8 @@ from malformed_texts import WRITERS, malformed_texts
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor.reported import call_arguments
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
-from composer_replication.rollouts.tools.tool_context import VisibleTests
-from composer_replication.rollouts.tools.tool_schemas import BadCallError, arguments_of, example_of
+from composer_replication.rollouts.tools.tool_context import RefusedError, VisibleTests
+from composer_replication.rollouts.tools.tool_schemas import arguments_of, example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 
 MOST_CALLS = 20
@@ -23,7 +23,7 @@ MOST_CALLS = 20
 def is_wrong(call: ToolCall) -> bool:
     try:
         arguments_of(call, TOOLS)
-    except BadCallError:
+    except RefusedError:
         return True
     return False
 
@@ -75,5 +75,5 @@ def test_json_of_any_depth_is_a_fault_and_no_traceback() -> None:
     """At some depth Python can still read a value and no longer write it; where, its own stack decides."""
     for depth in (*range(700, 1000), 5000):
         call = ToolCall("bash", f'{{"command": {"[" * depth}{"]" * depth}}}')
-        with pytest.raises(BadCallError, match=r"wrong type|bad json"):
+        with pytest.raises(RefusedError, match=r"wrong type|bad json"):
             arguments_of(call, TOOLS)

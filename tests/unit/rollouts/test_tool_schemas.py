@@ -7,8 +7,8 @@ import json
 import pytest
 
 from composer_replication.records import ToolCall, ToolSpec
+from composer_replication.rollouts.tools.tool_context import RefusedError
 from composer_replication.rollouts.tools.tool_schemas import (
-    BadCallError,
     arguments_of,
     example_of,
     spec_of,
@@ -45,8 +45,9 @@ def test_the_example_of_each_tool_is_a_right_call(tool: ToolSpec) -> None:
     ],
 )
 def test_a_wrong_call_says_what_was_wrong_and_shows_a_right_one(name: str, arguments: str, said: str) -> None:
-    with pytest.raises(BadCallError) as caught:
+    with pytest.raises(RefusedError) as caught:
         arguments_of(ToolCall(name, arguments), TOOLS)
+    assert caught.value.fault == "invalid"
     assert said in str(caught.value)
     shown = next(tool for tool in TOOLS if f"\n{tool.name} takes" in str(caught.value))
     assert f"Example: {example_of(shown)}" in str(caught.value)

@@ -88,10 +88,8 @@ def test_a_forgery_in_a_tree_is_seen(grader: Grader, clamp: Task, golden: dict[s
     start, end = text.index("def clamp"), text.index("def mean")
     equal = "class _All:\n    def __eq__(self, other):\n        return True\n\n\ndef clamp(x, low, high):\n    return _All()\n\n\n"
     tree = {**golden, "tinymath/numbers.py": (text[:start] + equal + text[end:]).encode()}
-    before = grader.num_forgeries
     score = grader.grade_tree(clamp, tree)
     assert score is not None and score.error.startswith(FORGED)
-    assert grader.num_forgeries == before + 1
 
 
 def test_the_same_tree_is_run_once_and_another_is_not_taken_for_it(

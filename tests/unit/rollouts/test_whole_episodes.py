@@ -145,16 +145,13 @@ def test_loss_is_on_what_was_sampled_and_on_nothing_else(played) -> None:
 def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
     tokenizer, _, episodes = played
     observed = {id(each.rollout): each for each in map(observed_episode, episodes)}
-    rollouts = [each.rollout for each in observed.values()]
+    good, poor, *_ = observed.values()
     maker = HintedTurnMaker(tokenizer, observe=lambda one: observed[id(one)])
-    rows = maker.hinted_turns(rollouts)
-    assert rows[0] == ()
-    (mistake,) = [
-        number
-        for number, hint in enumerate(maker.last_hints[1])
-        if hint.kind in ("invalid-call", "command-not-found")
+    assert maker.hinted_turns([good.rollout]) == [()]
+    (hinted,) = [
+        turn for fault, turn in maker.hinted(poor) if fault.kind in ("invalid-call", "command-not-found")
     ]
-    hinted, turn = rows[1][mistake], episodes[1].observed_turns()[1].turn
+    turn = episodes[1].observed_turns()[1].turn
     assert (hinted.prompt_ids, hinted.completion_ids) == (turn.prompt_ids, turn.completion.token_ids)
     assert len(hinted.hinted_prompt_ids) > len(hinted.prompt_ids)
 

@@ -244,33 +244,30 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
         return model, tokenizer
 
     seen: list[Any] = []
-    inner = HintedTurnMaker.hinted_turns
+    inner = HintedTurnMaker.hinted
 
-    def hinted_turns(maker: HintedTurnMaker, rollouts: Any) -> Any:
-        found = inner(maker, rollouts)
-        seen.append((found, maker.last_hints, rollouts))
-        return found
+    def hinted(maker: HintedTurnMaker, observed: Any) -> Any:
+        seen.append((list(inner(maker, observed)), observed.rollout))
+        return seen[-1][0]
 
     scripted.setitem(model_loading._MADE, "tiny-tools", sharp)
-    scripted.setattr(HintedTurnMaker, "hinted_turns", hinted_turns)
+    scripted.setattr(HintedTurnMaker, "hinted", hinted)
     settings = {
         "trl.max_steps": 1,
         "trainer.alpha_sdpo": 0.5,
         "hints.top_k": 40,
-        "hints.writing.layers": ["environment", "template"],
     }
     folder = train(tmp_path / "run", store, **settings)
-    ((turns, hints, rollouts),) = seen
     (row,) = read_jsonl(folder.metrics)
     (episodes,) = episodes_of(folder)
     model, total, num_tokens = sharp(0)[0].eval(), 0.0, 0
-    for episode, of_row, of_hints, rollout in zip(episodes, turns, hints, rollouts, strict=True):
+    for episode, (of_row, rollout) in zip(episodes, seen, strict=True):
         is_poor = episode.turns[0].calls[0].name == "fly_away"
-        kinds = [hint.kind for hint in of_hints]
+        kinds = [fault.kind for fault, _ in of_row]
         assert kinds[:2] == (["invalid-call", "invalid-call"] if is_poor else [])
         assert bool(of_row) is is_poor and (rollout.turns or episode.turns[0].calls[0].name == "bash")
-        for turn, hint in zip(of_row, of_hints, strict=True):
-            said_there = episode.observed_turns()[hint.turn_idx].turn
+        for fault, turn in of_row:
+            said_there = episode.observed_turns()[fault.turn_idx].turn
             assert turn.prompt_ids == said_there.prompt_ids
             assert turn.completion_ids == said_there.completion.token_ids
             with torch.no_grad():
@@ -278,7 +275,7 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
                 teacher = token_logps(model, turn.hinted_prompt_ids, turn.completion_ids)
             total += float(jensen_shannon(*support(student, teacher, 40), 0.5).sum())
             num_tokens += len(turn.completion_ids)
-    assert num_tokens > 0 and row["sdpo/turns"] == sum(map(len, turns))
+    assert num_tokens > 0 and row["sdpo/turns"] == sum(len(of_row) for of_row, _ in seen)
     assert total / num_tokens > 1e-6
     assert row["loss/sdpo"] == pytest.approx(total / num_tokens, rel=1e-2)
 
@@ -315,7 +312,6 @@ def test_episodes_that_sum_up_are_trained_on_as_one_rollout(
         "agent.summary_tokens": 2500,
         "agent.max_summaries": 1,
         "trainer.alpha_sdpo": 0.5,
-        "hints.writing.layers": ["environment", "template"],
     }
     folder = train(tmp_path / "run", store, **settings)
     (episodes,), (batch,), (row,) = episodes_of(folder), recorded.batches, read_jsonl(folder.metrics)

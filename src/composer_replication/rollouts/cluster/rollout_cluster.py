@@ -32,7 +32,7 @@ from composer_replication.rollouts.cluster.rollout_actor import (
 )
 from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
@@ -322,8 +322,6 @@ class RayGrader(Grader):
     def grade_once(self, request: GradeRequest) -> Score:
         """Run one request on some node, whatever was seen before."""
         score: Score = self._ask("grade_once", request.task, request)
-        if score.error.startswith(FORGED):
-            self.count_forgery()
         return score
 
     def watched(

@@ -63,25 +63,3 @@ class Fault:
     evidence: str
     subject: str = ""
     call_idx: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HintContext:
-    """What a layer writes its hint from: the whole attempt, and which turn of it went wrong and why."""
-
-    observed: ObservedRollout
-    fault: Fault
-
-    @property
-    def observed_turn(self) -> ObservedTurn:
-        return self.observed.turns[self.fault.turn_idx]
-
-    @property
-    def error_text(self) -> str:
-        """The environment's own words: of the failed call, else of the test run."""
-        idx, results = self.fault.call_idx, self.observed_turn.results
-        return results[idx].text if idx is not None and idx < len(results) else self.observed.run_error
-
-
-HintLayer = Callable[[HintContext], str | None]
-"""Writes the text of a hint, or None when it has nothing to say."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
+from composer_replication.records import Turn
 from composer_replication.rollouts.tokens.chat import Chat, decode, encode, first_line, render
 
 SEPARATORS = ("\n\n", "\n", " ", "")
@@ -173,14 +174,10 @@ def _num_local(tokenizer: Tokenizer, chat: Chat, ids: tuple[int, ...]) -> int:
     return len(ids) - num_same
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """Length of the longest common beginning."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((idx for idx, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
@@ -205,36 +202,26 @@ def comment(hint: str, indent: str = "") -> str:
 
 
 def hint_code_prompt(
-    tokenizer: Tokenizer,
-    prompt_ids: Sequence[int],
-    prompt_text: str,
-    hint: str,
-    *,
-    path: str,
-    indent: str,
-    function_start: int,
-    completion_text: str,
+    tokenizer: Tokenizer, turn: Turn, hint: str, *, path: str, indent: str, function_start: int
 ) -> HintedPrompt:
     """Put a hint as a comment into a prompt that is the beginning of a source file and that a body follows.
 
     Args:
         tokenizer: the policy's.
-        prompt_ids: the ids that the policy saw; a beginning-of-text id may stand before the text's.
-        prompt_text: the text of these ids.
+        turn: with the text of its prompt; a beginning-of-text id may stand before the ids of the text.
         hint: plain text.
         path: of the file, for errors.
         indent: of the body.
         function_start: where in the text the function begins, its decorators included.
-        completion_text: the sampled answer; only how it begins matters.
     """
-    ids, hint = tuple(prompt_ids), hint.strip()
+    ids, prompt_text, hint = turn.prompt_ids, turn.prompt_text, hint.strip()
     _refuse_unfit_hint(tokenizer, hint, "" if ids and prompt_text else "there is no prompt")
     plain_ids = encode(tokenizer, prompt_text)
     num_before = len(ids) - len(plain_ids)
     if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
         fix = "give the prompt's text as it was tokenised for the policy."
         raise unfit("the ids of the prompt are not those of its text", path, fix)
-    if completion_text.startswith(("\n", "\r\n")):
+    if turn.completion.text.startswith(("\n", "\r\n")):
         added = f"\n{comment(hint, indent)}"
         hint_ids = encode(tokenizer, added)
         if decode(tokenizer, hint_ids).strip() == added.strip():

@@ -11,13 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from composer_replication.channel_tables import HintWritingSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Hint, HintedTurn, Rollout, StopReason, ToolResult
-from composer_replication.rollouts.hints.hint_context import Fault, HintContext, ObservedRollout
+from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult
+from composer_replication.rollouts.hints.hint_context import Fault, ObservedRollout
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt, hint_code_prompt
-from composer_replication.rollouts.hints.layers import open_layers, write_hint
+from composer_replication.rollouts.hints.hint_texts import write_hint
 from composer_replication.rollouts.tokens.chat import ObservedTurn
 from composer_replication.tasks.syntax_trees import parse_syntax
 
@@ -157,56 +156,35 @@ class HintedTurnMaker:
         tokenizer: the policy's.
         observe: from a rollout to all that is known of it: ``TaskObserver`` for tasks of a store, a function
             of the agent loop for tools.
-        options: the ``[hints.writing]`` table.
-        strict: a turn whose prompt cannot take its hint exactly is an error; False leaves it out and counts it.
+        strict: a turn whose prompt cannot take its hint exactly is an error (CR0430); False leaves it out and counts it.
 
     ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids`` and
-    ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
-
-    Raises:
-        UsageError: a layer cannot be used (CR0210).
-        InputError (when asked): a hint does not fit its prompt and ``strict`` (CR0430).
+    ``left_out/CODE`` since the start.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        observe: Observe,
-        options: HintWritingSection = HintWritingSection(),  # noqa: B008 - frozen
-        strict: bool = True,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.observe = observe
-        self.options, self.strict = options, strict
+    def __init__(self, tokenizer: Tokenizer, *, observe: Observe, strict: bool = True) -> None:
+        self.tokenizer, self.observe, self.strict = tokenizer, observe, strict
         self.counts: Counter[str] = Counter()
-        self.last_hints: list[tuple[Hint, ...]] = []
-        self._layers = open_layers(self.options)
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
         observed = [self.observe(rollout) for rollout in rollouts]
-        made = [list(self._hinted(each)) for each in observed]
         self.counts["rollouts"] += len(observed)
-        self.last_hints = [tuple(hint for hint, _ in row) for row in made]
-        return [tuple(turn for _, turn in row) for row in made]
+        return [tuple(turn for _, turn in self.hinted(each)) for each in observed]
 
-    def _hinted(self, observed: ObservedRollout) -> Iterator[tuple[Hint, HintedTurn]]:
+    def hinted(self, observed: ObservedRollout) -> Iterator[tuple[Fault, HintedTurn]]:
+        """The turns of one rollout that went wrong, each with what is wrong with it."""
         num_made = 0
         for fault in find_faults(observed):
             self.counts["faults"] += 1
             if num_made == MAX_TURNS:
                 return
-            turn = observed.turns[fault.turn_idx]
-            said = turn.turn.completion
-            if not said.token_ids:
-                self.counts["without_ids"] += 1
-                continue
-            hint = write_hint(HintContext(observed, fault), self._layers)
+            said = observed.turns[fault.turn_idx].turn.completion
+            hint = write_hint(observed, fault) if said.token_ids else None
             if hint is None:
-                self.counts["without_hint"] += 1
+                self.counts["without_hint" if said.token_ids else "without_ids"] += 1
                 continue
             try:
-                prompt = self._prompt(observed, turn, hint)
+                prompt = self._prompt(observed, observed.turns[fault.turn_idx], hint)
             except InputError as error:
                 if self.strict:
                     raise
@@ -214,21 +192,17 @@ class HintedTurnMaker:
                 continue
             num_made += 1
             self.counts["hints"] += 1
-            self.counts[f"hints/{hint.kind}"] += 1
-            given = prompt.prompt_ids, prompt.hinted_ids, said.token_ids, said.token_logp
-            yield hint, HintedTurn(*given, 1.0)
+            self.counts[f"hints/{fault.kind}"] += 1
+            yield fault, HintedTurn(prompt.prompt_ids, prompt.hinted_ids, said.token_ids, said.token_logp)
 
-    def _prompt(self, observed: ObservedRollout, turn: ObservedTurn, hint: Hint) -> HintedPrompt:
-        seen = turn.turn
+    def _prompt(self, observed: ObservedRollout, turn: ObservedTurn, hint: str) -> HintedPrompt:
         if turn.chat is not None:
-            return hint_chat_prompt(self.tokenizer, seen.prompt_ids, turn.chat, hint.text)
+            return hint_chat_prompt(self.tokenizer, turn.turn.prompt_ids, turn.chat, hint)
         return hint_code_prompt(
             self.tokenizer,
-            seen.prompt_ids,
-            seen.prompt_text,
-            hint.text,
+            turn.turn,
+            hint,
             path=observed.path,
             indent=observed.indent,
             function_start=observed.function_start,
-            completion_text=seen.completion.text,
         )

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from composer_replication.config import RolloutsSection
 from composer_replication.records import Outcome, Rollout, Score, StopReason, Task
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout
 from composer_replication.rollouts.single_turn import (
-    build_prompt,
     excerpt,
     extract_answer,
     is_finished,
     marker_indent,
+    prompt_of,
 )
 from composer_replication.rollouts.tokens.chat import Chat, ObservedTurn
 from composer_replication.tasks.instructions.writing import read_material
@@ -106,7 +107,7 @@ class TaskObserver:
         grader: asked for the score of rollouts that have a reward and no score, as a trainer makes them. It
             is that of the reward, so the same answer is not run again. None: such rollouts have no finding.
         tests: those of the reward, ``visible`` or ``weakened``.
-        prompt_style, context_lines: as the prompts were cut.
+        options: as the prompts were cut.
     """
 
     def __init__(
@@ -115,45 +116,35 @@ class TaskObserver:
         *,
         grader: Grader | None = None,
         tests: Literal["visible", "weakened"] = "visible",
-        prompt_style: str = "completion",
-        context_lines: int = 12,
+        options: RolloutsSection = RolloutsSection(),  # noqa: B008 - frozen
     ) -> None:
-        self.store, self.grader = store, grader
+        self.store, self.grader, self.options = store, grader, options
         self.tests: Literal["visible", "weakened"] = tests
-        self.prompt_style, self.context_lines = prompt_style, context_lines
-        self.known = KnownTasks(store, self._prompt)
+        self._known = KnownTasks(store, lambda task: prompt_of(store, task, options))
 
     def __call__(self, rollout: Rollout) -> ObservedRollout:
         if not rollout.turns:  # nothing was sampled
             return ObservedRollout(rollout, ())
-        known = self.known(rollout.task_id)
-        hole, last = known.task.hole, rollout.turns[-1]
+        known = self._known(rollout.task_id)
+        hole, last, score = known.task.hole, rollout.turns[-1], rollout.score
         broken = self.store.broken_text(known.task)
-        answer = extract_answer(last.completion.text, broken, hole, style=self.prompt_style)
-        completion, score = last.completion, rollout.score
-        has_left_body = self.prompt_style == "completion" and is_finished(completion.text)
-        if has_left_body and completion.stop_reason is StopReason.LENGTH:  # a trainer sees ids only
-            completion = replace(completion, stop_reason=StopReason.STOP_RULE)
+        completion, is_chat = last.completion, self.options.prompt_style == "chat"
+        answer = extract_answer(completion.text, broken, hole, style=self.options.prompt_style)
+        if completion.stop_reason is StopReason.LENGTH and not is_chat and is_finished(completion.text):
+            completion = replace(completion, stop_reason=StopReason.STOP_RULE)  # a trainer sees ids only
         turn = replace(last, prompt_text=last.prompt_text or known.prompt, completion=completion)
         if score is None and rollout.reward is not None and self.grader is not None:
             score = self.grader.grade(known.task, answer, self.tests)
-        rollout = replace(rollout, turns=(turn,), score=score)
-        is_chat = self.prompt_style == "chat"
         chat = Chat([{"role": "user", "content": known.prompt}]) if is_chat else None
-        _, function = excerpt(broken, hole, self.context_lines)
+        _, function = excerpt(broken, hole, self.options.context_lines)
         return ObservedRollout(
-            rollout,
+            replace(rollout, turns=(turn,), score=score),
             (ObservedTurn(turn, chat=chat),),
             path=hole.path,
             answer=answer,
             answered_text=fill(broken, hole, answer),
             indent=marker_indent(broken, hole),
             function_start=max(0, turn.prompt_text.rfind(function)),  # whatever stands above it
-            failed_tests=known.failed_tests(rollout.score),
+            failed_tests=known.failed_tests(score),
             is_leak=known.is_leak,
-        )
-
-    def _prompt(self, task: Task) -> str:
-        return build_prompt(
-            self.store.broken_text(task), task.hole, style=self.prompt_style, context_lines=self.context_lines
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
+from contextlib import suppress
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
@@ -145,8 +146,6 @@ def list_files(box: ToolContext, path: str = ".") -> ToolResult:
         entries = box.sandbox.list_files(path)
     except SandboxFileError as error:
         kind = _kind_of(box.sandbox, path)
-        if kind is None:
-            raise _missing(box.sandbox, path) from error
         why = "is a file. Use read_file to see it." if kind == "file" else "is no folder."
         raise RefusedError(f"{path} {why}") from error
     lines = [_line_of(entry) for entry in entries if _is_seen(entry)]
@@ -170,12 +169,8 @@ def _text_of(sandbox: Sandbox, path: str, *, is_exact: bool = False) -> str:
     try:
         data = sandbox.read_file(path, max_bytes=MAX_FILE_BYTES + 1)
     except SandboxFileError as error:
-        kind = _kind_of(sandbox, path)
-        if kind is None:
-            raise _missing(sandbox, path) from error
-        why = (
-            " is a folder. Use list_files to see what is in it." if kind == "folder" else f": {error.message}"
-        )
+        is_folder = _kind_of(sandbox, path) == "folder"
+        why = " is a folder. Use list_files to see what is in it." if is_folder else f": {error.message}"
         raise RefusedError(f"{path}{why}") from error
     if len(data) > MAX_FILE_BYTES:
         how = "Look at a part of it with bash: head, tail or grep."
@@ -192,32 +187,25 @@ def _text_of(sandbox: Sandbox, path: str, *, is_exact: bool = False) -> str:
         return data.decode("utf-8", "replace")
 
 
-def _kind_of(sandbox: Sandbox, path: str) -> str | None:
-    """What stands at a path, from the list of the tree; None where nothing does, or where it leads out."""
+def _kind_of(sandbox: Sandbox, path: str) -> str:
+    """What stands at a path; where nothing does, or where it leads out, a refusal that names what is like it."""
     name = path.removeprefix("./").rstrip("/")
     if name in ("", "."):
         return "folder"
-    return next((entry.kind for entry in _all_files(sandbox) if entry.path == name), None)
-
-
-def _missing(sandbox: Sandbox, path: str) -> RefusedError:
-    """That a path is not there, and which ones are like it."""
+    entries: list[FileEntry] = []
+    with suppress(SandboxFileError):
+        entries = sandbox.list_files(".")
+    if kind := next((entry.kind for entry in entries if entry.path == name), None):
+        return kind
     if path.startswith("/") or ".." in path.split("/"):
         why = f"{path}: it is not in the repository. Give a path relative to its root."
-        return RefusedError(why, "missing-file")
-    paths = [entry.path for entry in _all_files(sandbox) if _is_seen(entry)]
+        raise RefusedError(why, "missing-file")
+    paths = [entry.path for entry in entries if _is_seen(entry)]
     leaf = path.rstrip("/").rsplit("/", 1)[-1]
     same = [each for each in paths if each.rsplit("/", 1)[-1] == leaf][:3]
     near = same or difflib.get_close_matches(path[:200], paths[:5000], n=3, cutoff=0.6)
     guess = f" Did you mean {', '.join(near)}?" if near else " Use list_files to see what is there."
-    return RefusedError(f"{path}: No such file or directory.{guess}", "missing-file")
-
-
-def _all_files(sandbox: Sandbox) -> list[FileEntry]:
-    try:
-        return sandbox.list_files(".")
-    except SandboxFileError:
-        return []
+    raise RefusedError(f"{path}: No such file or directory.{guess}", "missing-file")
 
 
 def _write(sandbox: Sandbox, path: str, text: str, name: str) -> int:

@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer_replication.records import ToolCall, ToolSpec
+from composer_replication.rollouts.tools.tool_context import RefusedError
 
 _TYPES: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
 _KINDS = {kind.__name__: name for name, kind in _TYPES.items()}
 _ARGUMENT = re.compile(r"^    (\w+): (.*)$", re.MULTILINE)
 _EXAMPLE = re.compile(r"^Example: (\{.*\})$", re.MULTILINE)
 _MAX_NAME_CHARACTERS = 80
-
-
-class BadCallError(Exception):
-    """A call that cannot be made; the text says what was wrong, what the tool takes and one right example."""
 
 
 def spec_of(tool: Callable[..., Any]) -> ToolSpec:
@@ -52,7 +49,7 @@ def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, d
     """The tool that is called and its arguments, checked against its schema; whole numbers are integers.
 
     Raises:
-        BadCallError: the first thing that is wrong with the call.
+        RefusedError: the call cannot be made: the first thing that is wrong with it, what the tool takes, and a right example.
     """
     by_name = {tool.name: tool for tool in tools}
     spec = by_name.get(call.name)
@@ -61,11 +58,11 @@ def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, d
         near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.3)
         guess = f" Did you mean {near[0]}?" if near else ""
         problem = f"unknown tool {clean(name)!r}.{guess} The tools are {', '.join(by_name)}."
-        raise BadCallError(f"{problem}\n{usage_of(by_name[near[0]] if near else tools[0])}")
+        raise RefusedError(f"{problem}\n{usage_of(by_name[near[0]] if near else tools[0])}", "invalid")
     try:
         return spec, _checked(call, spec)
     except ValueError as error:
-        raise BadCallError(f"{clean(str(error))}.\n{usage_of(spec)}") from error
+        raise RefusedError(f"{clean(str(error))}.\n{usage_of(spec)}", "invalid") from error
 
 
 def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:

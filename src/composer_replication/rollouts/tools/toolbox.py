@@ -10,7 +10,7 @@ from composer_replication.records import ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.tools.command_tools import bash, run_tests, search
 from composer_replication.rollouts.tools.file_tools import list_files, read_file, str_replace, write_file
 from composer_replication.rollouts.tools.tool_context import RefusedError, ToolContext, clip
-from composer_replication.rollouts.tools.tool_schemas import BadCallError, arguments_of, clean, spec_of
+from composer_replication.rollouts.tools.tool_schemas import arguments_of, clean, spec_of
 
 
 def submit(box: ToolContext) -> ToolResult:
@@ -47,13 +47,10 @@ class Toolbox(ToolContext):
         try:
             spec, arguments = arguments_of(call, TOOLS)
             if self.is_over:
-                raise BadCallError("the attempt is over. No tool can be used any more.")
-        except BadCallError as error:
-            self.counts.num_invalid += 1
-            return ToolResult(str(error), is_error=True, fault="invalid")
-        try:
+                raise RefusedError("the attempt is over. No tool can be used any more.", "invalid")
             return ACTIONS[spec.name](self, **arguments)
         except RefusedError as error:
+            self.counts.num_invalid += error.fault == "invalid"
             return ToolResult(str(error), is_error=True, fault=error.fault)
         except SandboxFileError as error:
             place = f" [{error.where}]" if error.where else ""

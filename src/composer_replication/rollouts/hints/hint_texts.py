@@ -1,16 +1,11 @@
-"""The layers that write hints, and the order in which they are asked."""
+"""The text of a hint: a template for what no tool has said, else the environment's own words."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from functools import partial
 
-from composer_replication.channel_tables import HintWritingSection
-from composer_replication.errors import UsageError
-from composer_replication.records import Hint
-from composer_replication.rollouts.hints.hint_context import FailedTest, HintContext, HintLayer
-from composer_replication.rollouts.rewards import import_function, one_line
+from composer_replication.rollouts.hints.hint_context import FailedTest, Fault, ObservedRollout
 
 MAX_CHARACTERS = 400
 """Of a hint, cut at a word: about 100 tokens."""
@@ -27,35 +22,18 @@ _CONTROL = re.compile(
 )
 
 
-def write_hint(context: HintContext, layers: list[tuple[str, HintLayer]]) -> Hint | None:
-    """The hint of the first layer that has something to say, and may.
-
-    A text that shows what must stay hidden (``ObservedRollout.is_leak``) is thrown away, and the next layer
-    has its turn. The text is cleaned, clamped and prefixed.
-    """
-    for name, layer in layers:
-        text = _ask(name, layer, context)
-        if text is None or not text.strip():
-            continue
-        clamped = clamp(clean_text(text.strip()), MAX_CHARACTERS)
-        if clamped and not context.observed.is_leak(text) and not context.observed.is_leak(clamped):
-            return Hint(context.fault.turn_idx, f"{PREFIX}{clamped}", context.fault.kind, name)
+def write_hint(observed: ObservedRollout, fault: Fault) -> str | None:
+    """The first text that is there and shows nothing that must stay hidden, cleaned, clamped and prefixed."""
+    for text in (template_hint(observed, fault), environment_hint(observed, fault)):
+        clamped = clamp(clean_text(text.strip()), MAX_CHARACTERS) if text else ""
+        if text and clamped and not observed.is_leak(text) and not observed.is_leak(clamped):
+            return f"{PREFIX}{clamped}"
     return None
 
 
-def open_layers(options: HintWritingSection) -> list[tuple[str, HintLayer]]:
-    """The layers of the options by name, in order: ours, or ``package.module:function`` of (context) -> text or None."""
-    known: dict[str, HintLayer] = {"template": template_hint, "environment": environment_hint}
-    fix = "give package.module:function of one argument, the HintContext."
-    return [
-        (name, known.get(name) or import_function(name, ("context",), partial(_broken, name, fix=fix)))
-        for name in options.layers
-    ]
-
-
-def template_hint(context: HintContext) -> str | None:
+def template_hint(observed: ObservedRollout, fault: Fault) -> str | None:
     """One text by kind of fault, where there is more to say than what the tool said: its refusals teach already."""
-    fault, turn, observed = context.fault, context.observed_turn, context.observed
+    turn = observed.turns[fault.turn_idx]
     num_tokens = len(turn.turn.completion.token_ids)
     match fault.kind:
         case "repeated-action":
@@ -90,9 +68,11 @@ def _told(test: FailedTest) -> str:
     return f"{name} fails" + (f": it checks `{assertion}`." if assertion else ".")
 
 
-def environment_hint(context: HintContext) -> str | None:
-    """The environment's own words: the last lines of the failed call, else of the test run."""
-    lines = [line.rstrip() for line in context.error_text.splitlines() if line.strip()]
+def environment_hint(observed: ObservedRollout, fault: Fault) -> str | None:
+    """The last lines of what the failed call answered, else of why the test run itself failed."""
+    idx, results = fault.call_idx, observed.turns[fault.turn_idx].results
+    said = results[idx].text if idx is not None and idx < len(results) else observed.run_error
+    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
     return "The environment answered: " + "\n".join(lines[-6:]) if lines else None
 
 
@@ -113,20 +93,3 @@ def clamp(text: str, max_characters: int) -> str:
         return text[:max_characters]
     cut = max(text.rfind(" ", 0, room + 1), text.rfind("\n", 0, room + 1))
     return f"{text[: cut if cut > room // 2 else room].rstrip().rstrip(',;')}..."
-
-
-def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:
-    if ":" not in name:
-        return layer(context)
-    fix = "make it return a text or None for every context; then the same command with --resume goes on."
-    try:
-        text: object = layer(context)
-    except Exception as error:  # the user's function may raise anything
-        raise _broken(name, f"raised {one_line(error)}", fix=fix) from error
-    if text is not None and not isinstance(text, str):
-        raise _broken(name, f"gave {text!r:.80}, which is neither a text nor None", fix=fix)
-    return text
-
-
-def _broken(name: str, problem: str, *, fix: str) -> UsageError:
-    return UsageError("CR0210", f"the hint layer {name!r} {problem}.", where="hints.writing.layers", fix=fix)

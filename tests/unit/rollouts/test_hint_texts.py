@@ -1,0 +1,151 @@
+"""The texts of hints: what each says, in which order, how long, and what none may say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chat_templates import FAMILIES, tokenizer_of
+from hint_rollouts import cases, observe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.records import Score
+from composer_replication.rollouts.hints import hint_texts
+from composer_replication.rollouts.hints.hint_context import FailedTest, Fault, ObservedRollout
+from composer_replication.rollouts.hints.hint_texts import (
+    clamp,
+    clean_text,
+    environment_hint,
+    template_hint,
+    write_hint,
+)
+from composer_replication.rollouts.hints.hinted_turns import find_faults
+
+
+def known_fault(name: str, **changes: Any) -> tuple[ObservedRollout, Fault]:
+    observed = replace(observe(next(case for case in cases() if case["name"] == name)), **changes)
+    return observed, find_faults(observed)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("the same listing twice in a row", "list_files again tells nothing new"),
+        ("an empty answer", "Call one of the tools: bash"),
+        ("an answer cut off in the middle of the work", "The whole answer has to fit into"),
+        ("failing tests belong to the last change", "test_last fails."),
+    ],
+)
+def test_templates_say_what_is_known(name: str, says: str) -> None:
+    text = template_hint(*known_fault(name))
+    assert text is not None
+    assert says in text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("an argument that is not there", "unexpected argument count"),
+        ("a command that is not installed", "rg: command not found"),
+        ("a replacement that does not stand there", "old_str not found"),
+        ("a command that never ends", "stopped after 30 s"),
+        ("tests that ran too long belong to the last change", "the tests ran longer than"),
+    ],
+)
+def test_where_the_environment_says_what_failed_its_own_words_are_the_hint(name: str, says: str) -> None:
+    observed, fault = known_fault(name)
+    assert template_hint(observed, fault) is None
+    hint = write_hint(observed, fault)
+    assert hint is not None and hint == f"Hint: {environment_hint(observed, fault)}" and says in hint
+
+
+def test_a_failing_test_is_told_with_its_assertion() -> None:
+    tests = (
+        FailedTest("t.py::test_a", "last(['a', 'b'])\n  == 'b'"),
+        FailedTest("t.py::test_b[1-2]"),
+        FailedTest("t.py::test_c"),
+    )
+    text = template_hint(*known_fault("failing tests belong to the last change", failed_tests=tests))
+    assert text == ("test_a fails: it checks `last(['a', 'b']) == 'b'`.\ntest_b[1-2] fails. And 1 more.")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        ("the run ended with exit code 3", True),
+        ("outcomes were forged: a test that must fail has not failed", False),
+        ("t.py::test_secret[1] is missing", False),
+        ("test_secret did not end", False),
+    ],
+)
+def test_an_error_that_names_a_paid_test_or_a_forgery_is_not_told(error: str, is_told: bool) -> None:
+    case = next(case for case in cases() if case["name"] == "failing tests belong to the last change")
+    observed = observe(case)
+    score = Score({}, error, paid=("t.py::test_secret[1]",))
+    observed = replace(observed, rollout=replace(observed.rollout, score=score))
+    assert observed.run_error == (error if is_told else "")
+    told_by_environment = environment_hint(observed, Fault(0, "test-failure", ""))
+    assert told_by_environment == (f"The environment answered: {error}" if is_told else None)
+    told = [fault.evidence for fault in find_faults(observed) if fault.kind == "test-failure"]
+    assert told == ([error] if is_told else [])
+
+
+def test_without_a_template_the_environment_speaks() -> None:
+    hint = write_hint(*known_fault("a tool's own refusal in other words"))
+    assert hint == "Hint: The environment answered: the tree has no changes"
+
+
+# ---- what no hint may say ------------------------------------------------------------------------
+
+
+def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_text_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    observed, fault = known_fault("a tool's own refusal in other words")
+    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: "return min(bounded, high)")
+
+    def told(is_leak: Callable[[str], bool]) -> str | None:
+        return write_hint(replace(observed, is_leak=is_leak), fault)
+
+    environments_words = "Hint: The environment answered: the tree has no changes"
+    assert told(lambda _: False) == "Hint: return min(bounded, high)"
+    assert told(lambda text: "min(bounded" in text) == environments_words
+    assert told(lambda _: True) is None
+    # what cleaning makes of it is looked at as well, and what clamping leaves out
+    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: f"<|im_end|>{'a ' * 300}secret")
+    assert told(lambda text: text.startswith("< |im_end|>")) == environments_words
+    assert told(lambda text: text.endswith("secret")) == environments_words
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
+def test_no_control_token_survives_cleaning(family: Any) -> None:
+    for token in [*tokenizer_of(family).control, "<think>", "</tool_call>", "[/INST]", "<<SYS>>"]:
+        assert token not in clean_text(f"before {token} after")
+    assert clean_text("a < b and b > c, x[0], <div>, <|, |>") == "a < b and b > c, x[0], <div>, <|, |>"
+
+
+@given(st.text(max_size=120), st.integers(1, 60))
+def test_clamped_texts_are_short_and_begin_alike(text: str, most: int) -> None:
+    short = clamp(text, most)
+    assert len(short) <= most
+    assert text.strip().startswith(short.removesuffix("...").rstrip()) or most < 4
+
+
+def test_clamping_cuts_at_a_word() -> None:
+    assert clamp("one two three four", 15) == "one two..."
+    assert clamp("one", 15) == "one"
+    assert clamp("a" * 20, 10) == "a" * 7 + "..."
+
+
+# ---- what a hint can be made of ------------------------------------------------------------------
+
+
+def test_no_field_of_what_is_observed_holds_golden_code() -> None:
+    """What a text can reach is listed here, so that a new field is a decision."""
+    assert set(ObservedRollout.__slots__) == {
+        "rollout", "turns", "tools", "path", "answered_text", "answer", "indent", "function_start", "failed_tests", "is_leak",
+    }  # fmt: skip
+    assert set(Fault.__slots__) == {"turn_idx", "kind", "evidence", "subject", "call_idx"}

@@ -16,10 +16,8 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     setting_errors     what settings alone are refused for, before a model is loaded
     checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup
-    collator           hinted turns and pairs to tensors, and which ids carry loss
-    loss_channels      both channels: refusals, begin, checkpoints
-    hint_channel, replay_channel
-    batch_records      rollouts out of a batch, pairs into it
+    collator           hinted turns and pairs to tensors, which ids carry loss, rollouts out of a batch
+    loss_channels      both channels: refusals, begin, checkpoints; hint_channel, replay_channel
     weight_copy        the teacher's weights, or the first ones
 
 The only folder that imports TRL and transformers. Importing this package loads neither.

@@ -136,25 +136,20 @@ def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hi
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Packs side by side, padded on the right.
-
-    Attributes:
-        ids_KS: token ids.
-        positions_KS: as in generation.
-        segments_KS: 0 for the prompt, 1 and up for the completions, -1 for padding.
-        targets_KS: the token that each position scores, -100 for none.
-        places_N2: row and column (B, T) of each of these tokens.
-    """
+    """Packs side by side, padded on the right."""
 
     ids_KS: torch.Tensor
     positions_KS: torch.Tensor
+    """As in generation."""
     segments_KS: torch.Tensor
+    """0 for the prompt, 1 and up for the completions, -1 for padding."""
     targets_KS: torch.Tensor
+    """The token that each position scores, -100 for none."""
     places_N2: torch.Tensor
+    """Row and column (B, T) of each of these tokens."""
 
     @classmethod
     def of(cls, packs: Sequence[Pack], completions: Sequence[Sequence[int]], device: torch.device) -> _Layout:
-        """Lay out packs of the rows of a batch."""
         columns: list[list[list[int]]] = [[], [], [], []]
         places: list[tuple[int, int]] = []
         for prompt, rows in packs:
@@ -180,8 +175,7 @@ class _Layout:
 
 
 def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"input_ids": layout.ids_KS, "position_ids": layout.positions_KS}
-    arguments["use_cache"] = False
+    arguments = {"input_ids": layout.ids_KS, "position_ids": layout.positions_KS, "use_cache": False}
     if int(layout.segments_KS.max()) <= 1:
         return arguments  # one row behind each prompt: causality is all, and nothing sees the padding on the right
     inner, num_columns = inner_model(model), layout.ids_KS.size(1)

@@ -26,8 +26,8 @@ from composer_replication.losses.policy_terms import (
     k1_per_rollout,
     truncated_importance_weights,
 )
-from composer_replication.trainer.channel_step import RecordDraws
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
+from composer_replication.trainer.loss_channels import RecordDraws
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 from composer_replication.trainer.router_replay import UNKNOWN
@@ -52,22 +52,18 @@ def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> 
 
 
 class PolicyTerms:
-    """What happens to one generation before the loss sees it, by the trainer's ``policy_options`` and ``prompt_source``.
-
-    ``kl_beta`` is the weight of the KL in the reward, ``num_groups_replaced`` counts this run long.
-    """
+    """What happens to one generation before the loss sees it, by the trainer's ``policy_options`` and ``prompt_source``."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.kl_beta = 0.0
+        """The weight of the KL in the reward."""
         self.num_groups_replaced = 0
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
         metrics: dict[str, list[float]] = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
         return metrics
-
-    # ---- before the first step ----------------------------------------------------------------------
 
     def take_kl_out_of_the_loss(self) -> None:
         """TRL has built its reference by ``beta``; from here on it weighs the term in the reward."""
@@ -90,17 +86,14 @@ class PolicyTerms:
             trainer.prompt_source = ShuffledPrompts(trainer.train_dataset, int(trainer.args.seed))
         refuse_split_groups(trainer.args, trainer.num_generations, num_processes=num_processes())
 
-    # ---- one generation -------------------------------------------------------------------------------
-
     def apply(self, generate: Generate, inputs: Any) -> Batch:
         """TRL's generation with our terms; rows of ``inputs`` whose group was replaced become the fresh ones."""
         batch, generation = self._with_terms(generate, inputs)
         is_dull_K = self.dull_groups(generation)
-        num_groups = len(is_dull_K)
         if self._trainer.policy_options.dynamic_sampling_rounds:
             batch, is_dull_K = self._with_fresh_groups(generate, inputs, batch, is_dull_K)
         if self._trainer.checks is not None:
-            self._trainer.checks.after_generation(batch, float(sum(is_dull_K)), float(num_groups))
+            self._trainer.checks.after_generation(batch, float(sum(is_dull_K)), float(len(is_dull_K)))
         return batch
 
     def _with_terms(self, generate: Generate, inputs: Any) -> tuple[Batch, Generation]:
@@ -115,17 +108,15 @@ class PolicyTerms:
         old_BT = batch.get("old_per_token_logps")
         if needs_logps and old_BT is None:
             taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001 - images are among them
-            images = {name: batch[name] for name in taken if name in batch}
+            more = {name: batch[name] for name in taken if name in batch}
+            more["batch_size"] = trainer.args.per_device_train_batch_size
             with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
-                num_at_once = trainer.args.per_device_train_batch_size
-                old_BT = trainer.logps_of(batch, Generation.of_batch(batch), batch_size=num_at_once, **images)
+                old_BT = trainer.logps_of(batch, Generation.of_batch(batch), **more)
         if options.has_reward_terms:
             self._fold_reward_terms(batch, generation, old_BT)
         if sampled_BT is not None and old_BT is not None:
             self._weigh_by_importance(batch, old_BT, sampled_BT, corrects=corrects)
         return batch, generation
-
-    # ---- groups without signal --------------------------------------------------------------------------
 
     def dull_groups(self, generation: Generation) -> list[bool]:
         """For each group, over all processes, whether its rewards are all equal.
@@ -206,8 +197,6 @@ class PolicyTerms:
         kept["num_tokens"] = aside["num_tokens"]
         return newer, self.dull_groups(generation)
 
-    # ---- terms in the reward ----------------------------------------------------------------------------
-
     def _fold_reward_terms(self, batch: Batch, generation: Generation, old_BT: torch.Tensor | None) -> None:
         """``A_i <- A_i - (P_i - mean_j P_j)`` with ``P = beta K + weight C``; rows nobody scored keep advantage 0."""
         trainer, mask_BT = self._trainer, loss_mask(batch)
@@ -227,13 +216,9 @@ class PolicyTerms:
         is_scored_N = torch.ones_like(penalty_N).bool()
         if generation.rewards_NF is not None:
             is_scored_N = ~torch.isnan(generation.rewards_NF).all(dim=1)
-        advantage_N = fold_kl_into_advantages(
-            gather(batch["advantages"]),
-            penalty_N,
-            beta=1.0,  # the penalty is weighted already
-            group_size=trainer.num_generations,
-            valid_B=is_scored_N,
-        )
+        options: dict[str, Any] = {"group_size": trainer.num_generations, "valid_B": is_scored_N}
+        # beta is 1: the penalty is weighted already
+        advantage_N = fold_kl_into_advantages(gather(batch["advantages"]), penalty_N, beta=1.0, **options)
         start = trainer.accelerator.process_index * mask_BT.size(0)
         batch["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
@@ -245,9 +230,8 @@ class PolicyTerms:
         The weight is not negative, so that times the advantage it is what it is times the token's loss.
         """
         trainer = self._trainer
-        clip = trainer.args.vllm_importance_sampling_clip_max  # None cuts nothing
-        if corrects:
-            clip = trainer.policy_options.importance_clip
+        of_vllm = trainer.args.vllm_importance_sampling_clip_max  # None cuts nothing
+        clip = trainer.policy_options.importance_clip if corrects else of_vllm
         ratio_BT, figures = truncated_importance_weights(
             old_BT, sampled_BT, loss_mask(batch), clip=float("inf" if clip is None else clip)
         )
@@ -295,20 +279,17 @@ def merge_rows(
 ) -> dict[str, Any]:
     """``old`` with row ``a`` replaced by row ``b`` of ``new`` for each ``(a, b)`` of ``places``.
 
-    Prompts are padded on the left and everything else on the right: ids with ``pad_token_id``, routed experts with -1,
-    masks and numbers with 0. ``num_items_in_batch`` stays as it was and is for the caller to count again.
-    Both are as TRL's ``_generate_and_score_completions`` gives them; row numbers of ``old`` must differ.
+    Both are as TRL's ``_generate_and_score_completions`` gives them: prompts padded on the left and everything else on the
+    right, ids with ``pad_token_id``, routed experts with -1, masks and numbers with 0. ``num_items_in_batch`` stays as it was
+    and is for the caller to count again.
     """
     merged = dict(old)
     for name in (old.keys() | new.keys()) - {NOT_BY_ROW}:
         mine, theirs = old.get(name), new.get(name)
         if not (_is_by_row(mine, old) and _is_by_row(theirs, new)):
-            raise TrainerSettingError(
-                "CR0760",
-                f"dynamic sampling cannot replace rollouts whose batches carry {name}.",
-                where="trainer.dynamic_sampling_rounds",
-                fix="set trainer.dynamic_sampling_rounds = 0 for such data.",
-            )
+            words = f"dynamic sampling cannot replace rollouts whose batches carry {name}."
+            fix = "set trainer.dynamic_sampling_rounds = 0 for such data."
+            raise TrainerSettingError("CR0760", words, where="trainer.dynamic_sampling_rounds", fix=fix)
         if mine.dim() > 1:
             fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(ROUTED_EXPERTS) else 0
             width = max(mine.size(1), theirs.size(1))

@@ -1,17 +1,15 @@
 """Prefix sharing where TRL computes log-probabilities and where it samples.
 
-Sharing is exact or it is not done: whatever stands against it is said
-once, by its reason, and TRL's own path runs. It pays as long as a group stays together. TRL shuffles the rows of a generation and then
-splits them into ``steps_per_generation`` micro-batches; rows are grouped by content inside a
-micro-batch, so with ``steps_per_generation = 1`` each prompt is forwarded once, and otherwise
-about once a micro-batch.
+Sharing is exact or it is not done: whatever stands against it is said once, by its reason, and TRL's own path runs. Rows are
+grouped by content inside a micro-batch, so with ``steps_per_generation = 1`` each prompt is forwarded once, and otherwise,
+as TRL shuffles and splits a generation, about once a micro-batch.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,51 +21,36 @@ from composer_replication.trainer.prefix_support import packing_reason, sampling
 from composer_replication.trainer.processes import gathered
 from composer_replication.trainer.setting_errors import refuse_masked_stops
 
-if TYPE_CHECKING:
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
 logger = logging.getLogger(__name__)
 
 
 class SharedPrompts:
     """Decides per call whether prompts are shared, and computes with shared ones.
 
-    Args:
-        trainer: whose model, arguments and tokenizer are used; read at each call.
-        is_finished: the text so far of one row is complete, so the row stops.
-
-    Attributes:
-        off_reasons: every reason met so far for falling back to TRL's path.
+    ``off_reasons`` are those met so far for falling back to TRL's path. ``is_finished``: the text so far of one row is
+    complete, so the row stops.
     """
 
-    def __init__(self, trainer: GRPOTrainer, is_finished: Callable[[str], bool] | None) -> None:
+    def __init__(self, trainer: Any, is_finished: Callable[[str], bool] | None) -> None:
         self._trainer, self._is_finished = trainer, is_finished
         self.off_reasons: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse what cannot work with a stop rule, and say when groups are split."""
         args: Any = self._trainer.args
         refuse_masked_stops(args, stops_rows=self._is_finished is not None)
         if args.steps_per_generation > 1:
-            logger.warning(
-                "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which "
-                "splits groups and loses part of the sharing. Where memory allows, raise "
-                "per_device_train_batch_size until steps_per_generation is 1.",
-                args.steps_per_generation,
-                args.per_device_train_batch_size,
-            )
+            words = "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which splits groups and loses part "
+            words += "of the sharing. Where memory allows, raise per_device_train_batch_size until steps_per_generation is 1."
+            logger.warning(words, args.steps_per_generation, args.per_device_train_batch_size)
 
     def may_score(self, model: Any, *, has_images: bool, other_reason: str) -> bool:
-        """Whether rows are scored by this model, as it is now, with shared prompts; a reason against it is logged once.
-
-        ``other_reason`` is what the caller knows against it, empty for nothing.
-        """
+        """Whether rows are scored with shared prompts; a reason against it, ``other_reason`` among them, is logged once."""
         reason = other_reason or ("the rows carry images." if has_images else packing_reason(model))
         return self._may_share("log-probabilities", reason)
 
     def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
         """Whether TRL's model samples with shared prompts; a reason against it is logged once."""
-        trainer: Any = self._trainer
+        trainer = self._trainer
         against = {
             "another engine generates.": trainer.use_vllm or trainer.use_transformers_continuous_batching,
             "the prompts carry images.": images is not None or multimodal_fields,
@@ -119,7 +102,7 @@ class SharedPrompts:
         These are None where a filter reshapes the distribution: they would not be the model's own. Draws come from torch's
         global generator, whose state is in every checkpoint, so a resumed run samples the same rows.
         """
-        trainer: Any = self._trainer
+        trainer = self._trainer
         args, tokenizer = trainer.args, trainer._tokenizer  # noqa: SLF001 - TRL's only name
         is_sharded = weights_are_sharded(trainer.model)
         samples = sample_shared(
@@ -132,7 +115,6 @@ class SharedPrompts:
             eos_token_ids=trainer.eos_token_ids,
             pad_token_id=tokenizer.pad_token_id,
             stop=text_rule(tokenizer, self._is_finished),
-            generator=None,
             goes_on=(lambda runs_here: any(gathered(runs_here))) if is_sharded else bool,
         )
         logps = None if reshapes(args) else [row.logps for (row,) in samples]

@@ -20,11 +20,8 @@ from composer_replication.trainer.model_modes import spread_again
 class WeightCopy:
     """A copy of the parameters that are trained, which can stand in for them during a forward.
 
-    Kept in float32 where they are of lower precision: an average that moves by a twentieth of a small
-    difference would stand still in bfloat16.
-
-    Args:
-        model: the model without data-parallel wrappers, its weights whole in this process or spread by FSDP2.
+    Kept in float32 where they are of lower precision: an average that moves by a twentieth of a small difference would stand
+    still in bfloat16. ``model`` is without data-parallel wrappers, its weights whole in this process or spread by FSDP2.
     """
 
     def __init__(self, model: nn.Module) -> None:

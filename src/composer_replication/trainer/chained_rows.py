@@ -139,12 +139,9 @@ class CheckedRollouts:
             raise refusal("a row is a chain of conversations (segment_starts)")
         if starts is not None:
             if problem := _problem_of_starts(starts, completion_ids, output.get("env_mask")):
-                raise InputError(
-                    "CR0777",
-                    f"segment_starts cannot be followed: {problem}.",
-                    where="the rollout function's segment_starts",
-                    fix="give, for each row, the places in completion_ids where the prompt of a later conversation begins.",
-                )
+                words = f"segment_starts cannot be followed: {problem}."
+                fix = "give, for each row, the places in completion_ids where the prompt of a later conversation begins."
+                raise InputError("CR0777", words, where="the rollout function's segment_starts", fix=fix)
             trainer.generation.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
         if routing is not None and trainer.model.training:  # in evaluation it is not used
             routers, multiple = Routers.of(trainer.model), trainer.pad_to_multiple_of

@@ -374,12 +374,9 @@ class ChecksThatSpeak(TrainerCallback):
             kwargs["optimizer"].zero_grad(set_to_none=True)
         first_part = next((words for _, _, words in processes if words), "")
         if first_part and self._thresholds.stops_at_drift:
-            raise InputError(
-                "CR0765",
-                f"trainer and sampler disagree about sampled tokens; {first_part}.",
-                where=f"step {self._step}",
-                fix='find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.',
-            )
+            words = f"trainer and sampler disagree about sampled tokens; {first_part}."
+            fix = 'find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.'
+            raise InputError("CR0765", words, where=f"step {self._step}", fix=fix)
         rows = [row for figures, _, _ in processes for row in figures]
         self._log_figures(rows)
         is_masked = bool(self._trainer.args.mask_truncated_completions)

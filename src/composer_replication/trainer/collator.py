@@ -133,12 +133,9 @@ def _check(where: str, weight: float, *parts: Ids) -> None:
         words = "a prompt or a completion has no ids"
         raise misaligned(words, where, fix="leave the record out: there is nothing to score.")
     if not (math.isfinite(weight) and weight >= 0.0):
-        raise InputError(
-            "CR0722",
-            f"the weight {weight} is not a finite number of at least 0.",
-            where=where,
-            fix="give a weight of 0 or above.",
-        )
+        words = f"the weight {weight} is not a finite number of at least 0."
+        fix = "give a weight of 0 or above."
+        raise InputError("CR0722", words, where=where, fix=fix)
 
 
 def differs_by_hint(turn: HintedTurn) -> bool:
@@ -202,12 +199,9 @@ def _refuse_unfit(ids: Ids, model: Any, where: str) -> None:
         fix = "make the ids with this model's tokenizer, give texts in their place, or leave the record out."
         raise misaligned(words, where, fix=fix)
     if most is not None and len(ids) > most:
-        raise InputError(
-            "CR0705",
-            f"prompt and answer take {len(ids)} tokens; the model has {most} positions.",
-            where=where,
-            fix="shorten the record or leave it out.",
-        )
+        words = f"prompt and answer take {len(ids)} tokens; the model has {most} positions."
+        fix = "shorten the record or leave it out."
+        raise InputError("CR0705", words, where=where, fix=fix)
 
 
 def num_positions(model: Any) -> int | None:

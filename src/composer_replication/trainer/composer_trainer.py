@@ -157,12 +157,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.policy_options, self.prompt_source = policy_options, prompt_source
         self.run_folder, self.stateful, self.run_identity = run_folder, stateful, run_identity
         if heldout_guard is not None and heldout_eval_fn is None:
-            raise TrainerSettingError(
-                "CR0710",
-                "heldout_guard needs heldout_eval_fn: without the held-out score it has no truth to compare.",
-                where="ComposerReplicationTrainer(heldout_eval_fn=)",
-                fix="pass a function that returns the held-out score.",
+            words = (
+                "heldout_guard needs heldout_eval_fn: without the held-out score it has no truth to compare."
             )
+            fix = "pass a function that returns the held-out score."
+            where = "ComposerReplicationTrainer(heldout_eval_fn=)"
+            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         if checks:
             self._check_thresholds = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
@@ -401,12 +401,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """Train, or go on from a checkpoint, exactly; the other arguments are transformers'.
 
         ``resume_from_checkpoint`` is True for the newest whole checkpoint of ``args.output_dir`` (none there: from the start;
-        half-written ones are deleted), or one checkpoint's folder.
+        half-written ones are deleted), or one checkpoint's folder. A checkpoint under a fired guard is not trained on.
 
         Raises:
-            CollapseStopError: the guard fired, after the last checkpoint and verdict were written. The checkpoint is of
-                ``state.global_step``: the step under way left no trace in weights and optimizer. A checkpoint under a
-                fired guard is not trained on.
+            CollapseStopError: the guard fired, after verdict and checkpoint were written: that of ``state.global_step``, as
+                the step under way left no trace in weights and optimizer.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
             InputError: the checkpoint is damaged, half-written or without its optimizer (CR0706) or another run's (CR0884);
                 three steps in a row, or sampling, gave numbers that are not finite (CR0771).
@@ -481,11 +480,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._halt_is_saved = self.halted_at is not None
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """As TRL's; on a resume the permutations of the finished epochs are drawn first.
-
-        TRL's sampler starts from its seed in every process, so without this a resumed second epoch
-        would repeat the order of the first.
-        """
+        """As TRL's, which starts from its seed in every process: on a resume the finished epochs' permutations are drawn first."""
         sampler: Any = super()._get_train_sampler(dataset)
         if getattr(sampler, "shuffle", False):
             for _ in range(self.own_state.num_permutations_to_skip):
@@ -508,12 +503,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if isinstance(self.train_dataset, Sized):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
         if len(set(gathered(self.heldout_guard is None))) > 1:
-            raise TrainerSettingError(
-                "CR0710",
-                "some processes have a guard and some have none.",
-                where="ComposerReplicationTrainer(heldout_guard=)",
-                fix="construct the trainer alike on every process.",
-            )
+            words = "some processes have a guard and some have none."
+            fix = "construct the trainer alike on every process."
+            where = "ComposerReplicationTrainer(heldout_guard=)"
+            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
 
     def _begin_run(self, checkpoint: Path | None) -> None:
         """Set our own state to the run's start, or to the checkpoint."""

@@ -84,12 +84,10 @@ class HeldOutGuardCallback(TrainerCallback):
     ) -> None:
         given: tuple[Any, Any] = (heldout_eval_fn, every)
         if not callable(given[0]) or type(given[1]) is not int or every < 1:
-            raise TrainerSettingError(
-                "CR0722",
-                "heldout_eval_fn must be a function without arguments, and every a whole number of at least 1.",
-                where="HeldOutGuardCallback(heldout_eval_fn=, every=)",
-                fix="see docs/guard-anywhere.md.",
-            )
+            words = "heldout_eval_fn must be a function without arguments, and every a whole number of at least 1."
+            fix = "see docs/guard-anywhere.md."
+            where = "HeldOutGuardCallback(heldout_eval_fn=, every=)"
+            raise TrainerSettingError("CR0722", words, where=where, fix=fix)
         wait_for_gloo_at_exit()
         self.guard, self.heldout_eval_fn, self.split_fingerprint = guard, heldout_eval_fn, split_fingerprint
         self.proxy_key, self.kl_key, self.every, self.strict = proxy_key, kl_key, every, strict
@@ -234,9 +232,7 @@ class HeldOutGuardCallback(TrainerCallback):
             self._last_round_idx = saved["last_round_idx"]
             self.last_verdict = saved["last_verdict"]
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                "CR0884",
-                f"the guard's state in the checkpoint cannot be used: {error}.",
-                where=f"trainer_state.json, stateful_callbacks.{STATE_KEY}",
-                fix="resume with the kind of guard that the run began with, or from another checkpoint.",
-            ) from error
+            words = f"the guard's state in the checkpoint cannot be used: {error}."
+            fix = "resume with the kind of guard that the run began with, or from another checkpoint."
+            where = f"trainer_state.json, stateful_callbacks.{STATE_KEY}"
+            raise InputError("CR0884", words, where=where, fix=fix) from error

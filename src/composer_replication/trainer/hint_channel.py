@@ -133,24 +133,19 @@ class HintChannel(LossChannel):
     @staticmethod
     def nothing_to_learn() -> TrainerSettingError:
         """The error for hint distillation without any hinted turn."""
-        return TrainerSettingError(
-            "CR0755",
-            "alpha_sdpo is not 0, but there is no hinted turn to learn from.",
-            where="ComposerReplicationTrainer(hint_source=, hinted_turns=)",
-            fix="pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0.",
-        )
+        words = "alpha_sdpo is not 0, but there is no hinted turn to learn from."
+        fix = "pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0."
+        where = "ComposerReplicationTrainer(hint_source=, hinted_turns=)"
+        return TrainerSettingError("CR0755", words, where=where, fix=fix)
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that has no such teacher, or that the recorded turns do not fit."""
         configs = getattr(model, "peft_config", None) or {}
         kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
         if self.settings.teacher == "lora-off" and "LORA" not in kinds:
-            raise TrainerSettingError(
-                "CR0755",
-                'the teacher "lora-off" is the model without its adapter, and this model has none.',
-                where="hints.teacher",
-                fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
-            )
+            words = 'the teacher "lora-off" is the model without its adapter, and this model has none.'
+            fix = 'add a [model.lora] table, or take the teacher "ema" or "frozen".'
+            raise TrainerSettingError("CR0755", words, where="hints.teacher", fix=fix)
         refuse_unfit_turns(self.records, model)
         for row, turn in enumerate(self.records):
             if not differs_by_hint(turn):

@@ -19,7 +19,6 @@ from transformers import TrainerCallback
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.collator import refuse_unfit_pairs
-from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -71,12 +70,10 @@ class LossChannel:
         self._trainer = trainer
         self.records, self._per_step = records or (), per_step
         self._draws: RecordDraws | None = None
-        self._weights_are_sharded = False
         self._newest_part = (-1, 0)
 
     def begin(self) -> None:
         """Set the channel to the run's start."""
-        self._weights_are_sharded = weights_are_sharded(self._trainer.model)
         self._newest_part = (-1, 0)
         if self.records:
             seed = self._trainer.args.seed
@@ -123,7 +120,7 @@ class LossChannel:
 
         Where weights are spread over processes each has to forward as often as the others. A collective call then.
         """
-        if not self._weights_are_sharded or not any(gathered(rows is not None)):
+        if not self._trainer.has_sharded_weights or not any(gathered(rows is not None)):
             return rows
         return stand_in() if rows is None else rows
 
@@ -166,12 +163,10 @@ class LossChannels(TrainerCallback):
         """Refuse a model that the channels cannot train, or not on these records."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         if (problem := states_problem(model)) is not None:
-            raise TrainerSettingError(
-                "CR0757",
-                f"hint distillation and replay cannot train this model: {problem}",
-                where="trainer.alpha_sdpo, trainer.beta_replay",
-                fix="set both weights to 0, or change what the sentence names.",
-            )
+            words = f"hint distillation and replay cannot train this model: {problem}"
+            fix = "set both weights to 0, or change what the sentence names."
+            where = "trainer.alpha_sdpo, trainer.beta_replay"
+            raise TrainerSettingError("CR0757", words, where=where, fix=fix)
         if self.replay is not None:
             refuse_unfit_pairs(self.replay.records, model)
         if self.hints is not None:

@@ -35,8 +35,7 @@ def cpu_threads() -> int:
 def device_and_free_bytes(available_bytes: int | None) -> tuple[str, int | None]:
     """What a person calls the device that would train, and what a run could use there before a model is loaded.
 
-    On the processor that is with what this process holds already, since a run would hold the same libraries.
-    ``available_bytes`` is the machine's free memory, if known.
+    On the processor that is the machine's free memory, if known, with what this process holds of the libraries already.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(), int(torch.cuda.mem_get_info()[0])
@@ -60,9 +59,7 @@ def loading_note(section: ModelSection) -> str:
 def load_for_trial(config: RunConfig) -> tuple[Any, Any, int]:
     """Model of ``fast_dtype`` with fresh adapters where it would train, its tokenizer, and the number of its own weights.
 
-    Raises:
-        ComposerError: as ``load_model``.
-        MissingError: it does not fit (CR0232).
+    Refused as by ``load_model``, and where it does not fit (CR0232).
     """
     from peft import get_peft_model
 
@@ -120,17 +117,11 @@ def measure_step(
     of_prompt = prompt[:_MOST_TRIED_PROMPT]
     for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         held = torch.cuda.memory_allocated() if model.device.type == "cuda" else resident_bytes()
+        generator = torch.Generator(device=model.device).manual_seed(0)
+        ends: dict[str, Any] = {"eos_token_ids": (), "pad_token_id": tokenizer.pad_token_id}
+        options = {"max_new_tokens": num_tried, "temperature": 1.0, "generator": generator, **ends}
         with _taken(model) as sampling:
-            [sampled] = sample_shared(
-                model,
-                [of_prompt],
-                group_size,
-                max_new_tokens=num_tried,
-                temperature=1.0,
-                eos_token_ids=(),
-                pad_token_id=tokenizer.pad_token_id,
-                generator=torch.Generator(device=model.device).manual_seed(0),
-            )
+            [sampled] = sample_shared(model, [of_prompt], group_size, **options)
         with _taken(model) as training:
             _train(model, of_prompt, [row.ids for row in sampled], is_shared=is_shared)
     above = max(0, sampling.peak_bytes - held, training.peak_bytes - held)

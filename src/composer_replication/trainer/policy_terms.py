@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
-from torch.nn.functional import pad
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import pad
 
-from composer_replication.config import EffortSection
 from composer_replication.interfaces import PromptChooser, PromptSource
 from composer_replication.losses.policy_terms import (
     effort_cost,
@@ -77,12 +76,10 @@ class PolicyTerms:
             return
         if trainer.prompt_source is None:
             if not hasattr(trainer.train_dataset, "__len__"):
-                raise TrainerSettingError(
-                    "CR0760",
-                    "dynamic sampling needs a prompt_source where the training data is a stream.",
-                    where="ComposerReplicationTrainer(prompt_source=)",
-                    fix="pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0.",
-                )
+                words = "dynamic sampling needs a prompt_source where the training data is a stream."
+                fix = "pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0."
+                where = "ComposerReplicationTrainer(prompt_source=)"
+                raise TrainerSettingError("CR0760", words, where=where, fix=fix)
             trainer.prompt_source = ShuffledPrompts(trainer.train_dataset, int(trainer.args.seed))
         refuse_split_groups(trainer.args, trainer.num_generations, num_processes=num_processes())
 
@@ -208,7 +205,15 @@ class PolicyTerms:
             self._log_mean("kl", kl_B.sum(), mask_BT.sum())
         effort = trainer.policy_options.effort
         if effort is not None and effort.weight != 0.0:
-            cost_B = effort.weight * _effort_costs(effort, generation, penalty_B)
+            # from the counts that a row's rollout brought, else from lengths and masks
+            masks = generation.sampled_masks or [[1] * len(ids) for ids in generation.sampled_ids]
+            units = []
+            for row, mask in zip(generation.rows, masks, strict=True):
+                lengths = {"tool_output_token": len(mask) - sum(mask), "final_token": sum(mask), "turn": 1}
+                units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
+            cost_B = effort.weight * effort_cost(
+                penalty_B.new_tensor(units), scale=effort.k, curvature=effort.q
+            )
             penalty_B += cost_B
             generation.efforts_N = gather(cost_B)
             self._log_mean("effort/cost", cost_B.sum(), torch.ones_like(cost_B).sum())
@@ -254,17 +259,6 @@ class PolicyTerms:
         self._metrics[name].append(sum_of_all / max(num_of_all, 1.0))
 
 
-def _effort_costs(effort: EffortSection, generation: Generation, like_B: torch.Tensor) -> torch.Tensor:
-    """C of each row, from the counts that its rollout brought, else from lengths and masks."""
-    units = []
-    masks = generation.sampled_masks or [[1] * len(ids) for ids in generation.sampled_ids]
-    for row, mask in zip(generation.rows, masks, strict=True):
-        own = sum(mask)
-        lengths = {"tool_output_token": len(mask) - own, "final_token": own, "turn": 1}
-        units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
-    return effort_cost(like_B.new_tensor(units), scale=effort.k, curvature=effort.q)
-
-
 def _alike(
     values_N: torch.Tensor, is_left_out_N: torch.Tensor, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -290,29 +284,21 @@ def merge_rows(
             words = f"dynamic sampling cannot replace rollouts whose batches carry {name}."
             fix = "set trainer.dynamic_sampling_rounds = 0 for such data."
             raise TrainerSettingError("CR0760", words, where="trainer.dynamic_sampling_rounds", fix=fix)
-        if mine.dim() > 1:
-            fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(ROUTED_EXPERTS) else 0
-            width = max(mine.size(1), theirs.size(1))
-            is_left = name.startswith("prompt_")
-            mine, theirs = (_widened(part, width, fill, is_left=is_left) for part in (mine, theirs))
-        merged[name] = mine.clone()
-        if places:
-            rows_old, rows_new = (
-                torch.tensor(rows, device=mine.device) for rows in zip(*places, strict=True)
-            )
-            merged[name][rows_old] = theirs[rows_new]
+        rows = list(mine)
+        for old_row, new_row in places:
+            rows[old_row] = theirs[new_row]
+        if mine.dim() == 1:
+            merged[name] = torch.stack(rows)
+            continue
+        fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(ROUTED_EXPERTS) else 0
+        side = "left" if name.startswith("prompt_") else "right"
+        merged[name] = pad(rows, padding_value=fill, padding_side=side)
     return merged
 
 
 def _is_by_row(part: Any, batch: Mapping[str, Any]) -> TypeGuard[torch.Tensor]:
     num_rows = batch["prompt_ids"].size(0)
     return isinstance(part, torch.Tensor) and part.dim() >= 1 and part.size(0) == num_rows
-
-
-def _widened(part: torch.Tensor, width: int, fill: int, *, is_left: bool) -> torch.Tensor:
-    missing = width - part.size(1)
-    before = [0, 0] * (part.dim() - 2)
-    return pad(part, [*before, missing, 0] if is_left else [*before, 0, missing], value=fill)
 
 
 def chosen_inputs(
@@ -328,12 +314,12 @@ def chosen_inputs(
     rows = chooser.chosen_rows(len(inputs) * num_processes() // group_size)
     chosen = gathered([str(row.get("task_id", row.get("prompt"))) for row in rows])
     if any(other != chosen[0] for other in chosen):
-        raise TrainerSettingError(
-            "CR0849",
-            "the trainer processes chose different tasks for the same generation.",
-            where="ComposerReplicationTrainer(prompt_source=)",
-            fix="construct it alike on every process, over the same task store with the same recorded pass rates.",
+        words = "the trainer processes chose different tasks for the same generation."
+        fix = (
+            "construct it alike on every process, over the same task store with the same recorded pass rates."
         )
+        where = "ComposerReplicationTrainer(prompt_source=)"
+        raise TrainerSettingError("CR0849", words, where=where, fix=fix)
     for name, value in chooser.figures().items():
         metrics[name].append(value)
     first = process_rank() * len(inputs)

@@ -87,12 +87,10 @@ class ReplayChannel(LossChannel):
     @staticmethod
     def nothing_to_learn() -> TrainerSettingError:
         """The error for replay without any pair that weighs something."""
-        return TrainerSettingError(
-            "CR0755",
-            "beta_replay is not 0, but there is no preference pair to learn from.",
-            where="ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs",
-            fix="pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0.",
-        )
+        words = "beta_replay is not 0, but there is no preference pair to learn from."
+        fix = "pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0."
+        where = "ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs"
+        return TrainerSettingError("CR0755", words, where=where, fix=fix)
 
     @property
     def keeps_first_weights(self) -> bool:

@@ -358,11 +358,7 @@ def _in_place(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class RouterReplay:
-    """Which forwards of routed rows follow their routing, and how often that changed a choice.
-
-    Those of the policy do: with gradient, and for the probabilities under its older weights. Those of the reference, of
-    the hint and preference channels and of evaluation do not.
-    """
+    """Which forwards of routed rows follow their routing (the policy's, also under its older weights), and what that changed."""
 
     def __init__(self) -> None:
         self._replayed: torch.Tensor | None = None

@@ -282,11 +282,9 @@ class OwnState:
             raise TrainerSettingError("CR0884", words, where=str(checkpoint), fix=fix)
         if saved["guard"] is None and trainer.heldout_guard is not None:
             logger.warning("%s has no guard state: the guard starts afresh from here.", checkpoint)
-        names = set(trainer.stateful or {})
-        if names != set(saved["stateful"]):
-            words = (
-                f"the checkpoint has extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}."
-            )
+        had, has = sorted(saved["stateful"]), sorted(trainer.stateful or {})
+        if had != has:
+            words = f"the checkpoint has extra states {had}, this trainer {has}."
             raise _foreign(words, checkpoint, "pass the same stateful parts as in the run that saved it.")
 
     def _num_epochs_done(self) -> int:

@@ -39,18 +39,14 @@ class CheckThresholds:
     # Mean distance of sampling and training log-probability, nats. Engines in bf16 differ by 0.01 to 0.02; a wrong
     # temperature, template or off-by-one gives tenths or more.
     max_token_drift: float = 0.05
-    stops_at_drift: bool = (
-        False  # more than that stops the run before the step is taken, in the place of a warning
-    )
+    stops_at_drift: bool = False  # it stops the run before the step is taken, in the place of a warning
     max_dull_share: float = 0.9  # of groups without signal over the last ``window`` generations
     min_effective_share: float = 0.5  # effective sample size of the tokens as a share of their number
     max_truncated_share: float = 0.1  # of tokens whose importance weight was cut
     # The last ``trend_steps`` steps over the first: recorded honest runs of the quick start came down to 0.11 and 0.56.
     min_entropy_share: float = 0.05
     min_length_share: float = 0.25  # of loss-carrying tokens a row
-    max_truncated_groups: float = (
-        0.9  # share of groups in which every completion met the length limit, over the window
-    )
+    max_truncated_groups: float = 0.9  # of groups whose completions all met the length limit, over the window
     window: int = 8
     trend_steps: int = 5
     num_zero_steps: int = 5  # in a row, in which a channel is exactly 0
@@ -144,30 +140,25 @@ class Judgement:
         drift = _sum(rows, "drift_sum") / num_tokens if num_tokens else 0.0
         if drift > limits.max_token_drift:
             first_part = str(facts.get("first_part", ""))
-            words = (
-                f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
-                f"{first_part and '; ' + first_part}."
-            )
+            words = f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
+            words += f"{first_part and '; ' + first_part}."
             yield "token_drift", words, {"mean": drift, "max": _max(rows, "drift_max")}
         unpaid, padded = _sum(rows, "num_paid_without_token"), _sum(rows, "num_rows_over_padding")
         if not facts.get("masks_truncated"):
             unpaid += _sum(rows, "num_paid_and_empty")
-        parts = (
-            [f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss"]
-            if unpaid
-            else []
-        )
-        parts += [f"the mask of {padded:.0f} row(s) lies over padding or has a hole"] if padded else []
-        if parts:
+        if unpaid or padded:
+            parts = []
+            if unpaid:
+                parts.append(f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss")
+            if padded:
+                parts.append(f"the mask of {padded:.0f} row(s) lies over padding or has a hole")
             yield "reward_and_mask", f"{' and '.join(parts)}.", {"unpaid_rows": unpaid, "padded_rows": padded}
         kinds = ("policy_effective_share", "sampling_effective_share")
         lowest = min((row[kind] for row in rows for kind in kinds if kind in row), default=1.0)
         cut = _max(rows, "truncated_share")
         if lowest < limits.min_effective_share or cut > limits.max_truncated_share:
-            words = (
-                f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
-                f"and {max(cut, 0.0):.0%} of the weights are cut."
-            )
+            words = f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
+            words += f"and {max(cut, 0.0):.0%} of the weights are cut."
             yield "effective_sample_size", words, {"share": lowest, "cut": cut}
 
     def _channels(self, rows: Sequence[Mapping[str, float]]) -> Iterator[Said]:
@@ -410,9 +401,8 @@ class ChecksThatSpeak(TrainerCallback):
         for finding in findings:
             logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
             if self._run_folder is not None:
-                append_jsonl(
-                    self._run_folder.checks, {**asdict(finding), "figures": json_row(finding.figures)}
-                )
+                row = {**asdict(finding), "figures": json_row(finding.figures)}
+                append_jsonl(self._run_folder.checks, row)
 
 
 # ---- the numbers of one micro-step: reduced on the device and read once -------------------------------
@@ -456,10 +446,8 @@ def micro_step_figures(
         scalars |= _drift(policy_logp_BT if old_BT is None else old_BT, sampled_BT, mask_BT, parting)
     for name, value in channels.items():
         scalars[f"channel/{name}"] = torch.as_tensor(value).detach().abs()
-    numbers = torch.stack(
-        [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
-    ).tolist()
-    return dict(zip(scalars, numbers, strict=True))
+    numbers = [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
+    return dict(zip(scalars, torch.stack(numbers).tolist(), strict=True))
 
 
 def _over_padding(

@@ -90,9 +90,8 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedR
             raise misaligned(f"{num_ids} sampled ids have {num_logps} log-probabilities", where)
         logp_NT[row, :num_logps] = torch.tensor(turn.sampled_logp)
     teacher = replace(student, prompt_ids_NP=ids, prompt_mask_NP=mask)
-    return HintedRows(
-        student, teacher, logp_NT, torch.tensor([turn.weight for turn in turns], dtype=torch.float32)
-    )
+    weight_N = torch.tensor([turn.weight for turn in turns], dtype=torch.float32)
+    return HintedRows(student, teacher, logp_NT, weight_N)
 
 
 def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:

@@ -41,6 +41,7 @@ from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.loss_channels import ROW_REWARD, LossChannels, refuse_bad_weights
 from composer_replication.trainer.metrics_log import RunLog, StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.packed_rows import SharedPrompts
 from composer_replication.trainer.policy_terms import (
     PolicyTerms,
     chosen_inputs,
@@ -48,7 +49,6 @@ from composer_replication.trainer.policy_terms import (
     without_lone_punishments,
 )
 from composer_replication.trainer.prefix_generation import sampling_for_step
-from composer_replication.trainer.prefix_wiring import SharedPrompts
 from composer_replication.trainer.preset_settings import PolicyOptions, check_policy_options
 from composer_replication.trainer.processes import (
     gathered,
@@ -88,7 +88,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         beta_replay: weight of replayed preferences; above 0 it needs ``replay_pairs`` or ``replay.sibling_pairs``.
         replay: its settings, the ``[replay]`` table; None for the defaults.
         replay_pairs: from which every step draws.
-        prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
+        prefix_sharing: forward each distinct prompt once (exact; see ``packed_rows``).
         is_finished: the text so far of one row is complete, so the row stops. Only with prefix sharing.
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
         prompt_source: gives fresh prompts to dynamic sampling; by default the training data in shuffled order.
@@ -265,14 +265,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
             reason = reason or ("the auxiliary router loss is on." if compute_aux_loss else "")
 
             def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
-                shared, given = (
-                    self.shared_prompts,
-                    (model, ids, mask, num_columns, batch_size, compute_entropy),
-                )
-                if self.prefix_sharing and shared.may_score(
-                    model, has_images=has_images, other_reason=reason
-                ):
-                    return shared.logps(*given)
+                given = (model, ids, mask, num_columns, batch_size, compute_entropy)
+                against: dict[str, Any] = {"has_images": has_images, "other_reason": reason}
+                if self.prefix_sharing and self.shared_prompts.may_score(model, **against):
+                    return self.shared_prompts.logps(*given)
                 plain = super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies
                 return plain(*given, compute_aux_loss, **multimodal)
 
@@ -283,10 +279,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def logps_of(self, batch: Mapping[str, Any], generation: Generation, **options: Any) -> torch.Tensor:
         """Log-probabilities (B, T) of a batch's rows under the weights at hand, without gradient."""
-        ids, mask = (
-            torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], dim=1)
-            for part in ("ids", "mask")
-        )
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         num_columns, score = batch["completion_ids"].size(1), self._get_per_token_logps_and_entropies
         with torch.no_grad(), temporarily(self, generation=generation):
             logps: torch.Tensor = score(self.model, ids, mask, num_columns, **options)[0]

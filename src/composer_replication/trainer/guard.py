@@ -129,11 +129,12 @@ class Fold:
 
     def verdict(self, round_idx: int, *, split_fingerprint: str, kl_path: str) -> dict[str, Any]:
         """A line of ``verdicts.jsonl``; a guard of another make may know less than ours."""
-        known: dict[str, Any] = {"reason": "", **dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema"))}
+        known: dict[str, Any] = dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema"))
         known |= {"proxy_real_gap": 0.0, "decline_streak": 0, "num_updates": 0}
         said = {name: getattr(self.status, name, other) for name, other in known.items()}
         split = split_fingerprint or getattr(self.reading, "split_fingerprint", "")
-        verdict = Verdict(round_idx, bool(self.status.fire), split_fingerprint=split, **said)
+        reason = str(getattr(self.status, "reason", ""))
+        verdict = Verdict(round_idx, bool(self.status.fire), reason, split_fingerprint=split, **said)
         return {**asdict(verdict), "kl_path": kl_path, **self._evidence()}
 
     def _evidence(self) -> dict[str, float]:
@@ -320,8 +321,7 @@ class GuardHook:
                 sync_ref_model=bool(trainer.args.sync_ref_model),
                 has_first_weights=trainer.channels is not None and trainer.channels.keep_first_weights,
             )
-            self.kl_path_off_reason = reason or None
-            self._kl_path_is_chosen = True
+            self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
                 kl_logger.warning("KL path off: %s.", reason)
         return self.kl_path_off_reason

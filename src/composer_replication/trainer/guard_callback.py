@@ -114,9 +114,8 @@ class HeldOutGuardCallback(TrainerCallback):
         if process_rank() == 0:
             path = Path(args.output_dir) / VERDICTS_NAME
             if path.is_file():  # what a resumed run writes again; a run that begins anew writes all
-                rewrite_jsonl(
-                    path, [row for row in read_jsonl(path) if row["round_idx"] <= state.global_step > 0]
-                )
+                kept = [row for row in read_jsonl(path) if row["round_idx"] <= state.global_step > 0]
+                rewrite_jsonl(path, kept)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any

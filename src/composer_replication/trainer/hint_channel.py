@@ -34,12 +34,11 @@ from composer_replication.trainer.collator import (
     rollouts_of,
     turns_that_fit,
 )
-from composer_replication.trainer.loss_channels import LossChannel, Scope, weighted_means
+from composer_replication.trainer.loss_channels import LossChannel, Scope, WeightCopy, weighted_means
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
 from composer_replication.trainer.processes import gathered, num_processes, together
 from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.weight_copy import WeightCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +81,14 @@ def hint_loss(
         states_MH, head = completion_states(model, rows.student), head_of(model)
         weight_VH, options = head.weight_VH, head.arguments()
         top_k = min(settings.top_k, weight_VH.size(0))
+        given = (states_MH, weight_VH, ids_M)
         logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(
-            states_MH, weight_VH, ids_M, k=top_k, temperature=1.0, **options
+            *given, k=top_k, temperature=1.0, **options
         )
         now_M = logp_M.detach()
         if sampling_temperature != 1.0:
             with torch.no_grad():
-                now_M = sampled_logp(states_MH, weight_VH, ids_M, temperature=sampling_temperature, **options)
+                now_M = sampled_logp(*given, temperature=sampling_temperature, **options)
     with teacher(), torch.no_grad(), autocast():
         hidden_MH, head = completion_states(model, rows.teacher), head_of(model)
         teacher_MK = logp_at(hidden_MH, head.weight_VH, top_index_MK, **head.arguments())

@@ -211,9 +211,8 @@ class PolicyTerms:
             for row, mask in zip(generation.rows, masks, strict=True):
                 lengths = {"tool_output_token": len(mask) - sum(mask), "final_token": sum(mask), "turn": 1}
                 units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
-            cost_B = effort.weight * effort_cost(
-                penalty_B.new_tensor(units), scale=effort.k, curvature=effort.q
-            )
+            units_B = penalty_B.new_tensor(units)
+            cost_B = effort.weight * effort_cost(units_B, scale=effort.k, curvature=effort.q)
             penalty_B += cost_B
             generation.efforts_N = gather(cost_B)
             self._log_mean("effort/cost", cost_B.sum(), torch.ones_like(cost_B).sum())

@@ -143,7 +143,7 @@ def sample_shared(
         prompt_token_lists: prompt ids; prompts may repeat and are forwarded once each.
         num_samples: samples for each entry of ``prompt_token_lists``.
         max_new_tokens: most tokens a row may have; ``row_limits`` where some may have fewer.
-        temperature: 0 takes the most likely token, filters off; ``logps`` are then those of temperature 1.
+        temperature: 0 takes the most likely token; top-k, top-p and min-p are then off, and ``logps`` those of temperature 1.
         eos_token_ids: ids that end a row.
         pad_token_id: fills the left of shorter prompts; masked, so any valid id serves.
         top_p: as in ``generate``; 1 is off.

@@ -24,12 +24,11 @@ from composer_replication.trainer.collator import (
     sibling_rows_in,
     sibling_tensors,
 )
-from composer_replication.trainer.loss_channels import LossChannel, Scope, weighted_means
+from composer_replication.trainer.loss_channels import LossChannel, Scope, WeightCopy, weighted_means
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.weight_copy import WeightCopy
 
 _PAIRS_AT_ONCE = 8
 

@@ -158,9 +158,8 @@ def laid_out(
     if len(routing) != len(completion_ids):
         raise refusal(f"there are {len(routing)} arrays for {len(completion_ids)} completions")
     prompts, completions = [], []
-    for row, (choices, prompt, completion) in enumerate(
-        zip(routing, prompt_ids, completion_ids, strict=True)
-    ):
+    rows = zip(routing, prompt_ids, completion_ids, strict=True)
+    for row, (choices, prompt, completion) in enumerate(rows):
         whole_SLK = _checked(choices, row, len(prompt) + len(completion), routers)
         prompts.append(whole_SLK[: len(prompt)])
         completions.append(whole_SLK[len(prompt) :])

@@ -70,8 +70,8 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     if config.agent is not None:  # all that follows the first prompt of an episode is its completion
         given["max_completion_length"] = config.agent.max_context_tokens
     if "vllm_importance_sampling_mode" not in method.trl:
-        mode = {"mode": "token_truncate", "clip_max": 2.0}
-        given |= {f"vllm_importance_sampling_{key}": value for key, value in mode.items()}
+        given["vllm_importance_sampling_mode"] = "token_truncate"
+        given["vllm_importance_sampling_clip_max"] = 2.0
     given |= method.trl | {"report_to": _trackers(config.trl.get("report_to", "none"))}
     with refusals():
         return GRPOConfig(
@@ -90,9 +90,8 @@ def _trackers(named: str | Sequence[str]) -> list[str]:
     for name in names:
         if name not in TRACKERS:
             fix = "name one of them, or take the key out: metrics.jsonl has the same numbers."
-            raise refused(
-                f"{where} is {named!r}, and the trackers are {', '.join(TRACKERS)}", where=where, fix=fix
-            )
+            words = f"{where} is {named!r}, and the trackers are {', '.join(TRACKERS)}"
+            raise refused(words, where=where, fix=fix)
         try:
             importlib.import_module(TRACKERS[name])
         except ImportError as error:

@@ -145,9 +145,8 @@ def _merged(model: Any) -> Any:
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
     was_tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
     if hasattr(model, "merge_and_unload"):
-        head, embeddings = map(
-            _without_wrappers, (model.get_output_embeddings(), model.get_input_embeddings())
-        )
+        layers = model.get_output_embeddings(), model.get_input_embeddings()
+        head, embeddings = map(_without_wrappers, layers)
         if head is not None and head.weight is embeddings.weight:
             head.weight = nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
         with warnings.catch_warnings():

@@ -62,11 +62,8 @@ def refusals(where: str = "[trl]") -> Iterator[None]:
     except ComposerError:
         raise
     except Exception as error:
-        packages = {
-            str(frame.f_globals.get("__name__")).partition(".")[0]
-            for frame, _ in walk_tb(error.__traceback__)
-        }
-        if "vllm" in packages:  # a function of its was running
+        modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
+        if any(name.partition(".")[0] == "vllm" for name in modules):  # a function of its was running
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             fix = "composer-rl doctor says whether it fits and what GPU is free; trl.vllm_gpu_memory_utilization is its share."
             raise refused(f"vLLM did not start: {cause[:300]}", where="trl.use_vllm", fix=fix) from error

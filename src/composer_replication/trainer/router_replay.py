@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from trl.trainer.utils import pad
 
 from composer_replication.errors import InputError
+from composer_replication.trainer.generation import temporarily
 from composer_replication.trainer.prefix_support import inner_model
 
 _WHERE = "the rollout function's routed_experts"
@@ -202,7 +203,7 @@ def _checked(choices: Any, row: int, num_tokens: int, routers: Routers) -> torch
 
 _TOP_K = (torch.topk, torch.Tensor.topk)
 _MASKED_FILL = (torch.masked_fill, torch.Tensor.masked_fill)
-_CHECKPOINT_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
+_CHECKPOINT_FUNCTIONS = {"_gradient_checkpointing_func", "checkpoint_fn"}
 """Where transformers' layers, and torch's ``CheckpointWrapper``, keep the function that runs them again in backward."""
 
 
@@ -277,19 +278,14 @@ class Replay:
     @contextmanager
     def in_forwards(self) -> Iterator[None]:
         """Inside, forwards of the model are replayed; so are their layers when backward runs them again."""
-        again = [
-            (module, name, self._remembering(vars(module)[name]))
-            for module in self.model.modules()
-            for name in _CHECKPOINT_FUNCTIONS
-            if name in vars(module)
-        ]
-        hook = self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        try:
-            with _in_place(again), self._choosing(lambda: self._current):
-                yield
-                self._finish()
-        finally:
-            hook.remove()
+        with ExitStack() as stack, self._choosing(lambda: self._current):
+            stack.callback(self.model.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            for module in self.model.modules():
+                for name in vars(module).keys() & _CHECKPOINT_FUNCTIONS:
+                    again = self._remembering(vars(module)[name])
+                    stack.enter_context(temporarily(module, **{name: again}))
+            yield
+            self._finish()
 
     def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._finish()
@@ -310,7 +306,8 @@ class Replay:
         num_forced, num_changed = torch.stack([each.to(self.num_choices) for (each,) in one.counts]).sum(0)
         self.num_forced, self.num_changed = self.num_forced + num_forced, self.num_changed + num_changed
 
-    def _choosing(self, chosen_pass: Callable[[], _Pass | None]) -> AbstractContextManager[None]:
+    @contextmanager
+    def _choosing(self, chosen_pass: Callable[[], _Pass | None]) -> Iterator[None]:
         """Inside, the routers choose as the pass says that ``chosen_pass`` gives when they run."""
 
         def forced(number: int) -> Callable[..., Any]:
@@ -323,7 +320,10 @@ class Replay:
 
             return forward
 
-        return _in_place([(router, "forward", forced(number)) for number, router in enumerate(self.routers)])
+        with ExitStack() as stack:
+            for number, router in enumerate(self.routers):
+                stack.enter_context(temporarily(router, forward=forced(number)))
+            yield
 
     def _remembering(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose second run, long after this context, chooses as the first."""
@@ -338,22 +338,6 @@ class Replay:
             return checkpoint(replayed, *args, **kwargs)
 
         return remembering
-
-
-@contextmanager
-def _in_place(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Inside, each (module, name, value) is an attribute of that instance, whose hooks run as before."""
-    kept = [(module, name, vars(module).get(name)) for module, name, _ in places]
-    for module, name, value in places:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for module, name, value in kept:
-            if value is None:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)
 
 
 class RouterReplay:

@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 21440,
     "src/composer_replication/traces": 2813,
-    "src/composer_replication/trainer": 7757,
+    "src/composer_replication/trainer": 7769,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,
     "tests": 66995,

@@ -56,19 +56,31 @@ class CheckThresholds:
 Said = tuple[str, str, dict[str, float]]
 """Name of a check (and of what, where it speaks of several things), its sentence, the numbers."""
 
-_REMEDIES = """
-token_drift CR0765 compare temperature, chat template and weights of the sampler with the trainer's.
-groups_without_signal CR0766 set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.
-effective_sample_size CR0767 lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.
-entropy_collapse CR0768 lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.
-length_collapse CR0769 read the rollouts: the reward may pay for short answers; see trainer.effort.
-non_finite CR0770 look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.
-zero_channel CR0773 see whether the channel gets data at all; take its weight out if it is not meant to be on.
-reward_and_mask CR0774 correct the rollout function's env_mask and completion ids, or the collator.
-truncated_groups CR0775 raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).
-"""
-_ROWS = [line.split(maxsplit=2) for line in _REMEDIES.strip().splitlines()]
-CATALOGUE: Final[Mapping[str, tuple[str, str]]] = {name: (code, fix) for name, code, fix in _ROWS}
+_CODES = {
+    "token_drift": "CR0765",
+    "groups_without_signal": "CR0766",
+    "effective_sample_size": "CR0767",
+    "entropy_collapse": "CR0768",
+    "length_collapse": "CR0769",
+    "non_finite": "CR0770",
+    "zero_channel": "CR0773",
+    "reward_and_mask": "CR0774",
+    "truncated_groups": "CR0775",
+}
+_REMEDIES = {
+    "token_drift": "compare temperature, chat template and weights of the sampler with the trainer's.",
+    "groups_without_signal": "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
+    "effective_sample_size": "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
+    "entropy_collapse": "lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.",
+    "length_collapse": "read the rollouts: the reward may pay for short answers; see trainer.effort.",
+    "non_finite": "look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.",
+    "zero_channel": "see whether the channel gets data at all; take its weight out if it is not meant to be on.",
+    "reward_and_mask": "correct the rollout function's env_mask and completion ids, or the collator.",
+    "truncated_groups": "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
+}
+CATALOGUE: Final[Mapping[str, tuple[str, str]]] = {
+    name: (code, _REMEDIES[name]) for name, code in _CODES.items()
+}
 """Code and remedy of each check; the sentence is made of the numbers."""
 
 

@@ -11,16 +11,13 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     guard_callback     the guard for any other trainer of transformers or TRL
     checkpoints        whole, half-written or damaged, whose they are, and what we keep in them
     metrics_log        metrics.jsonl and verdicts.jsonl
-    packed_rows        each prompt forwarded once in training; prefix_generation in sampling, prefix_wiring where
+    packed_rows        each prompt forwarded once in training; prefix_generation in sampling
     preset_settings    a recipe's method of the GRPO family; policy_terms carries it out
     setting_errors     what settings alone are refused for, before a model is loaded
     checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup
-    collator           hinted turns and pairs to tensors, and which ids carry loss
-    loss_channels      both channels: refusals, begin, checkpoints
-    hint_channel, replay_channel
-    batch_records      rollouts out of a batch, pairs into it
-    weight_copy        the teacher's weights, or the first ones
+    collator           hinted turns and pairs to tensors, which ids carry loss, rollouts out of a batch
+    loss_channels      both channels: the teacher's weights, refusals, begin, checkpoints; hint_channel, replay_channel
 
 The only folder that imports TRL and transformers. Importing this package loads neither.
 """

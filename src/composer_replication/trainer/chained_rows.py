@@ -1,9 +1,8 @@
 """Rows of several conversations, each conversation forwarded as a row of its own.
 
-A rollout that went on from its summaries is one row to TRL, so that its group, its reward and the normalisation of
-its loss stay those of one rollout. Its completion is then every id after the first prompt: the prompt of the second
-conversation follows the last id of the first, without loss. The model, though, saw one conversation at a time, and
-so must every forward that scores the row.
+A rollout that went on from its summaries is one row to TRL, so that its group, its reward and the normalisation of its loss
+stay those of one rollout. Its completion is then every id after the first prompt, later prompts included, without loss. The
+model, though, saw one conversation at a time, and so must every forward that scores the row.
 
 Letters: B rows, P prompt columns, T completion columns, S the most later conversations that a row has; N rows that
 are forwarded, L their completion columns.
@@ -118,13 +117,10 @@ def score_chains(
 
 
 class CheckedRollouts:
-    """A rollout function whose completions are looked at before TRL takes their last token.
+    """The user's rollout function, whose completions are looked at before TRL takes their last token.
 
-    Its column ``segment_starts``, where it has one, says which rows are chains of conversations (``chained_rows``), and
-    ``routed_experts`` which experts its tokens went to (``router_replay``).
-
-    Args:
-        rollout_func: the user's.
+    Its column ``segment_starts``, where it has one, says which rows are chains of conversations, and ``routed_experts`` which
+    experts its tokens went to (``router_replay``).
     """
 
     def __init__(self, rollout_func: Callable[..., dict[str, Any]]) -> None:
@@ -135,31 +131,23 @@ class CheckedRollouts:
         completion_ids = output.get("completion_ids", ())
         empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
         if empty:  # there would be no last token, and no probability to learn
-            raise InputError(
-                "CR0777",
-                f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
-                where="the rollout function",
-                fix="give at least the end token for an answer that says nothing.",
-            )
+            words = f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}."
+            fix = "give at least the end token for an answer that says nothing."
+            raise InputError("CR0777", words, where="the rollout function", fix=fix)
         starts, routing = output.pop(SEGMENT_STARTS, None), output.pop(ROUTED_EXPERTS, None)
         if routing is not None and any(starts or ()):
             raise refusal("a row is a chain of conversations (segment_starts)")
         if starts is not None:
             if problem := _problem_of_starts(starts, completion_ids, output.get("env_mask")):
-                raise InputError(
-                    "CR0777",
-                    f"segment_starts cannot be followed: {problem}.",
-                    where="the rollout function's segment_starts",
-                    fix="give, for each row, the places in completion_ids where the prompt of a later conversation begins.",
-                )
+                words = f"segment_starts cannot be followed: {problem}."
+                fix = "give, for each row, the places in completion_ids where the prompt of a later conversation begins."
+                raise InputError("CR0777", words, where="the rollout function's segment_starts", fix=fix)
             trainer.generation.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
         if routing is not None and trainer.model.training:  # in evaluation it is not used
+            routers, multiple = Routers.of(trainer.model), trainer.pad_to_multiple_of
+            prompt_ids = output.get("prompt_ids", ())
             trainer.generation.routing_BWLK = laid_out(
-                routing,
-                output.get("prompt_ids", ()),
-                completion_ids,
-                Routers.of(trainer.model),
-                pad_to_multiple_of=trainer.pad_to_multiple_of,
+                routing, prompt_ids, completion_ids, routers, pad_to_multiple_of=multiple
             )
         return output
 

@@ -43,9 +43,6 @@ HASHED_BYTES = 64 * 1024**2
 """The manifest has the hash of files up to this size; of larger ones, shards of weights, the size alone."""
 
 
-# ---- which checkpoint ---------------------------------------------------------------------------------
-
-
 def newest_whole_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the highest step that has a manifest, its bytes compared with it (CR0706); None where there is none."""
     newest = max(_checkpoints(folder, are_whole=True), key=checkpoint_step, default=None)
@@ -62,11 +59,10 @@ def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | 
     """
     if wanted is None or wanted is False:
         return None
-    chosen = None if wanted is True else Path(wanted)
-    if chosen is not None:
-        check_manifest(chosen)
+    if wanted is not True:
+        check_manifest(Path(wanted))
     remove_partial_checkpoints(folder)
-    return newest_whole_checkpoint(folder) if chosen is None else chosen
+    return newest_whole_checkpoint(folder) if wanted is True else Path(wanted)
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -89,9 +85,6 @@ def remove_partial_checkpoints(folder: Path) -> list[Path]:
 def _checkpoints(folder: Path, *, are_whole: bool) -> list[Path]:
     found = sorted(path for path in folder.glob("*/") if _FOLDER.fullmatch(path.name))
     return [path for path in found if (path / MANIFEST_NAME).is_file() is are_whole]
-
-
-# ---- the manifest -------------------------------------------------------------------------------------
 
 
 def write_manifest(checkpoint: Path) -> None:
@@ -159,9 +152,6 @@ def _unusable(words: str, path: Path, fix: str) -> InputError:
     return InputError("CR0706", words, where=str(path), fix=fix)
 
 
-# ---- whose it is --------------------------------------------------------------------------------------
-
-
 def refuse_foreign_run(saved: Mapping[str, Any], own: Mapping[str, str], checkpoint: Path) -> None:
     """Compare a checkpoint's entry ``run`` with this run's, as far as both say something."""
     found = saved.get("run", {})
@@ -169,12 +159,8 @@ def refuse_foreign_run(saved: Mapping[str, Any], own: Mapping[str, str], checkpo
         if wanted and found.get(part) and found[part] != wanted:
             is_model = part == "model"
             what = f"its model is {found[part]}, not {wanted}" if is_model else "its recipe is not this run's"
-            raise InputError(
-                "CR0884",
-                f"{checkpoint.name} is a checkpoint of another run: {what}.",
-                where=str(checkpoint),
-                fix="move that folder away and resume: the run goes on from its own newest checkpoint.",
-            )
+            fix = "move that folder away and resume: the run goes on from its own newest checkpoint."
+            raise _foreign(f"{checkpoint.name} is a checkpoint of another run: {what}.", checkpoint, fix)
 
 
 def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
@@ -187,6 +173,10 @@ def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
         refuse_foreign_run(saved, {"recipe": recipe}, checkpoint)
 
 
+def _foreign(words: str, checkpoint: Path, fix: str) -> InputError:
+    return InputError("CR0884", words, where=str(checkpoint), fix=fix)
+
+
 def _architecture(model: Any) -> str:
     """As ``qwen2, hidden_size 32, num_hidden_layers 2, vocab_size 258, with adapters``."""
     config = model.config.get_text_config()
@@ -194,9 +184,6 @@ def _architecture(model: Any) -> str:
     words = [str(config.model_type)]
     words += [f"{name} {getattr(config, name)}" for name in sizes if getattr(config, name, None) is not None]
     return ", ".join([*words, "with adapters"] if hasattr(model, "peft_config") else words)
-
-
-# ---- our part of one ----------------------------------------------------------------------------------
 
 
 _WRITTEN = (
@@ -207,15 +194,12 @@ _WRITTEN = (
 
 
 class OwnState:
-    """What a ``ComposerReplicationTrainer`` keeps in a checkpoint beside transformers' files.
-
-    Attributes:
-        num_permutations_to_skip: of the training data, before a resumed run draws its own.
-    """
+    """What a ``ComposerReplicationTrainer`` keeps in a checkpoint beside transformers' files."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.num_permutations_to_skip = 0
+        """Of the training data, before a resumed run draws its own."""
 
     def write(self, checkpoint: Path) -> None:
         """Add our files to a folder that transformers has written. Every process calls it."""
@@ -232,8 +216,7 @@ class OwnState:
         metrics = trainer._metrics["train"].items()  # noqa: SLF001
         parts = self._parts().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
-        state |= trainer.guard_hook.state_dict()
-        state |= {
+        state |= trainer.guard_hook.state_dict() | {
             "run": self._identity(),
             "global_step": trainer.state.global_step,
             "micro_step": trainer._step,  # noqa: SLF001
@@ -250,12 +233,8 @@ class OwnState:
         """Restore what ``write`` wrote; another version's files are refused (CR0884)."""
         trainer, saved = self._trainer, read_json(checkpoint / STATE_NAME)
         if missing := [name for name in _WRITTEN if name not in saved]:
-            raise InputError(
-                "CR0884",
-                f"the checkpoint was written by another version: it has no {missing[0]}.",
-                where=str(checkpoint),
-                fix="go on with the version that wrote it, or begin a new run.",
-            )
+            words = f"the checkpoint was written by another version: it has no {missing[0]}."
+            raise _foreign(words, checkpoint, "go on with the version that wrote it, or begin a new run.")
         self._check_belongs(saved, checkpoint)
         trainer.guard_hook.load_state_dict(saved)
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
@@ -298,22 +277,15 @@ class OwnState:
         refuse_foreign_run(saved, self._identity(), checkpoint)
         refuse_foreign_split(saved["split_fingerprint"], trainer.split_fingerprint, where=str(checkpoint))
         if saved["guard"] is not None and trainer.heldout_guard is None:
-            raise TrainerSettingError(
-                "CR0884",
-                "the checkpoint was written under a guard, and this trainer has none.",
-                where=str(checkpoint),
-                fix="pass heldout_guard and heldout_eval_fn again.",
-            )
+            words = "the checkpoint was written under a guard, and this trainer has none."
+            fix = "pass heldout_guard and heldout_eval_fn again."
+            raise TrainerSettingError("CR0884", words, where=str(checkpoint), fix=fix)
         if saved["guard"] is None and trainer.heldout_guard is not None:
             logger.warning("%s has no guard state: the guard starts afresh from here.", checkpoint)
-        names = set(trainer.stateful or {})
-        if names != set(saved["stateful"]):
-            raise InputError(
-                "CR0884",
-                f"the checkpoint has extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
-                where=str(checkpoint),
-                fix="pass the same stateful parts as in the run that saved it.",
-            )
+        had, has = sorted(saved["stateful"]), sorted(trainer.stateful or {})
+        if had != has:
+            words = f"the checkpoint has extra states {had}, this trainer {has}."
+            raise _foreign(words, checkpoint, "pass the same stateful parts as in the run that saved it.")
 
     def _num_epochs_done(self) -> int:
         """How many permutations the sampler has used up, by transformers' own count of epochs."""
@@ -332,7 +304,6 @@ def _buffer(checkpoint: Path) -> Path:
 
 
 def _read_buffer(path: Path, device: Any) -> list[dict[str, Any]]:
-    """Those rollouts, micro-batch by micro-batch."""
     if not path.is_file():
         words = "the checkpoint has no buffered rollouts for this process."
         raise _unusable(words, path, "resume with as many processes as the run had.")

@@ -1,8 +1,6 @@
 """Does the run still train what it says? Checks that speak, on by default.
 
-Each check has a stable code (``composer-rl explain CR0765``), one sentence and what to do. None changes a gradient or
-draws a random number; only a loss or gradient that is not finite has a consequence.
-
+None changes a gradient or draws a random number; only a loss or gradient that is not finite has a consequence.
 ``micro_step_figures`` measures, ``Judgement`` turns the numbers of a step into findings, ``ChecksThatSpeak`` calls both
 and says where findings go and how a bad step is skipped. Shapes: B rows, P prompt and T completion tokens.
 """
@@ -25,6 +23,8 @@ from composer_replication.errors import InputError
 from composer_replication.losses.policy_terms import effective_share
 from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, append_jsonl
+from composer_replication.trainer.generation import loss_mask
+from composer_replication.trainer.metrics_log import json_row
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 
 logger = logging.getLogger(__name__)
@@ -34,79 +34,52 @@ MAX_BAD_BATCHES = 10
 
 @dataclass(frozen=True, slots=True)
 class CheckThresholds:
-    """Limits of the checks.
+    """Limits of the checks."""
 
-    Attributes:
-        max_token_drift: mean distance of sampling and training log-probability, nats. Engines in bf16 differ by
-            0.01 to 0.02; a wrong temperature, template or off-by-one gives tenths or more.
-        stops_at_drift: more than that stops the run before the step is taken, in the place of a warning.
-        max_dull_share: share of groups without signal over the last ``window`` generations.
-        min_effective_share: effective sample size of the tokens as a share of their number.
-        max_truncated_share: share of tokens whose importance weight was cut.
-        min_entropy_share: entropy of the last ``trend_steps`` steps over that of the first; recorded honest runs
-            of the quick start came down to 0.11.
-        min_length_share: the same for the number of loss-carrying tokens a row; recorded runs came to 0.56.
-        max_truncated_groups: share of groups in which every completion met the length limit, over the window.
-        window: generations.
-        trend_steps: steps averaged at either end of a trend.
-        num_zero_steps: steps in a row in which a channel is exactly 0.
-        num_bad_steps: steps in a row that are not finite, after which the run stops.
-    """
-
+    # Mean distance of sampling and training log-probability, nats. Engines in bf16 differ by 0.01 to 0.02; a wrong
+    # temperature, template or off-by-one gives tenths or more.
     max_token_drift: float = 0.05
-    stops_at_drift: bool = False
-    max_dull_share: float = 0.9
-    min_effective_share: float = 0.5
-    max_truncated_share: float = 0.1
+    stops_at_drift: bool = False  # it stops the run before the step is taken, in the place of a warning
+    max_dull_share: float = 0.9  # of groups without signal over the last ``window`` generations
+    min_effective_share: float = 0.5  # effective sample size of the tokens as a share of their number
+    max_truncated_share: float = 0.1  # of tokens whose importance weight was cut
+    # The last ``trend_steps`` steps over the first: recorded honest runs of the quick start came down to 0.11 and 0.56.
     min_entropy_share: float = 0.05
-    min_length_share: float = 0.25
-    max_truncated_groups: float = 0.9
+    min_length_share: float = 0.25  # of loss-carrying tokens a row
+    max_truncated_groups: float = 0.9  # of groups whose completions all met the length limit, over the window
     window: int = 8
     trend_steps: int = 5
-    num_zero_steps: int = 5
-    num_bad_steps: int = 3
+    num_zero_steps: int = 5  # in a row, in which a channel is exactly 0
+    num_bad_steps: int = 3  # in a row that are not finite, after which the run stops
 
 
 Said = tuple[str, str, dict[str, float]]
 """Name of a check (and of what, where it speaks of several things), its sentence, the numbers."""
 
+_CODES = {
+    "token_drift": "CR0765",
+    "groups_without_signal": "CR0766",
+    "effective_sample_size": "CR0767",
+    "entropy_collapse": "CR0768",
+    "length_collapse": "CR0769",
+    "non_finite": "CR0770",
+    "zero_channel": "CR0773",
+    "reward_and_mask": "CR0774",
+    "truncated_groups": "CR0775",
+}
+_REMEDIES = {
+    "token_drift": "compare temperature, chat template and weights of the sampler with the trainer's.",
+    "groups_without_signal": "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
+    "effective_sample_size": "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
+    "entropy_collapse": "lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.",
+    "length_collapse": "read the rollouts: the reward may pay for short answers; see trainer.effort.",
+    "non_finite": "look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.",
+    "zero_channel": "see whether the channel gets data at all; take its weight out if it is not meant to be on.",
+    "reward_and_mask": "correct the rollout function's env_mask and completion ids, or the collator.",
+    "truncated_groups": "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
+}
 CATALOGUE: Final[Mapping[str, tuple[str, str]]] = {
-    "token_drift": (
-        "CR0765",
-        "compare temperature, chat template and weights of the sampler with the trainer's.",
-    ),
-    "groups_without_signal": (
-        "CR0766",
-        "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
-    ),
-    "effective_sample_size": (
-        "CR0767",
-        "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
-    ),
-    "entropy_collapse": (
-        "CR0768",
-        "lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.",
-    ),
-    "length_collapse": (
-        "CR0769",
-        "read the rollouts: the reward may pay for short answers; see trainer.effort.",
-    ),
-    "non_finite": (
-        "CR0770",
-        "look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.",
-    ),
-    "zero_channel": (
-        "CR0773",
-        "see whether the channel gets data at all; take its weight out if it is not meant to be on.",
-    ),
-    "reward_and_mask": (
-        "CR0774",
-        "correct the rollout function's env_mask and completion ids, or the collator.",
-    ),
-    "truncated_groups": (
-        "CR0775",
-        "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
-    ),
+    name: (code, _REMEDIES[name]) for name, code in _CODES.items()
 }
 """Code and remedy of each check; the sentence is made of the numbers."""
 
@@ -134,8 +107,6 @@ class Judgement:
         """Steps in a row, up to the newest one, that were not finite."""
         return int(self._memory["num_bad_in_a_row"])
 
-    # ---- what is told ---------------------------------------------------------------------------
-
     def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
         """One generation: its groups, those with equal rewards, those with every completion cut off."""
         window = self.thresholds.window
@@ -145,13 +116,10 @@ class Judgement:
     def judge(
         self, step: int, micro_steps: Sequence[Mapping[str, float]], facts: Mapping[str, Any]
     ) -> list[Finding]:
-        """Judge one optimizer step.
+        """Judge one optimizer step, ``step`` from 1, by a row of ``micro_step_figures`` for each micro-step of every process.
 
-        Args:
-            step: of this step, from 1.
-            micro_steps: one row of ``micro_step_figures`` each, of every process.
-            facts: ``bad`` (what was not finite, or empty), ``first_part`` (words about the first token that
-                parts), ``masks_truncated`` (rows without any mask are meant).
+        ``facts``: ``bad`` (what was not finite, or empty), ``first_part`` (words about the first token that parts),
+        ``masks_truncated`` (rows without any mask are meant).
         """
         rows = [row for row in micro_steps if row]
         spoken = [*self._tokens(rows, facts), *self._channels(rows), *self._groups()]
@@ -184,10 +152,8 @@ class Judgement:
         drift = _sum(rows, "drift_sum") / num_tokens if num_tokens else 0.0
         if drift > limits.max_token_drift:
             first_part = str(facts.get("first_part", ""))
-            words = (
-                f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
-                f"{first_part and '; ' + first_part}."
-            )
+            words = f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
+            words += f"{first_part and '; ' + first_part}."
             yield "token_drift", words, {"mean": drift, "max": _max(rows, "drift_max")}
         unpaid, padded = _sum(rows, "num_paid_without_token"), _sum(rows, "num_rows_over_padding")
         if not facts.get("masks_truncated"):
@@ -203,17 +169,15 @@ class Judgement:
         lowest = min((row[kind] for row in rows for kind in kinds if kind in row), default=1.0)
         cut = _max(rows, "truncated_share")
         if lowest < limits.min_effective_share or cut > limits.max_truncated_share:
-            words = (
-                f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
-                f"and {max(cut, 0.0):.0%} of the weights are cut."
-            )
+            words = f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
+            words += f"and {max(cut, 0.0):.0%} of the weights are cut."
             yield "effective_sample_size", words, {"share": lowest, "cut": cut}
 
     def _channels(self, rows: Sequence[Mapping[str, float]]) -> Iterator[Said]:
         """The policy gradient is zero where no advantage counts; another channel where its value is."""
         totals = {"grpo": _sum(rows, "num_paid_rows")} if rows else {}
-        for name in {key for row in rows for key in row if key.startswith("channel/")}:
-            totals[name.removeprefix("channel/")] = _sum(rows, name)
+        others = {key for row in rows for key in row if key.startswith("channel/")}
+        totals |= {name.removeprefix("channel/"): _sum(rows, name) for name in others}
         before, most = self._memory["zero_steps"], self.thresholds.num_zero_steps
         now = {name: 0 if total else before.get(name, 0) + 1 for name, total in totals.items()}
         self._memory["zero_steps"] = now
@@ -264,10 +228,7 @@ class Judgement:
         start = math.fsum(first)
         return math.fsum(newest) / start if len(newest) == num_steps and start > 0 else None
 
-    # ---- memory ------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
         return deepcopy(self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -307,8 +268,6 @@ class ChecksThatSpeak(TrainerCallback):
         self._bad_cause = self._first_part = ""
         self._newest_inputs: Any = None
 
-    # ---- one micro-step ---------------------------------------------------------------------------
-
     def before_loss(self) -> None:
         """The next log-probabilities with gradient are those of the policy loss."""
         self._step_tensors, self._takes_tensors = None, True
@@ -323,15 +282,14 @@ class ChecksThatSpeak(TrainerCallback):
         kept, self._step_tensors, self._takes_tensors = self._step_tensors, None, False
         if kept is None:
             return
-        logps, entropies = kept
-        limit = self._thresholds.max_token_drift
+        (logps, entropies), limit = kept, self._thresholds.max_token_drift
         figures = micro_step_figures(
             inputs,
             loss=loss,
             policy_logp_BT=logps,
             entropy_BT=entropies,
             pad_token_id=self._trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
-            channels={name: torch.as_tensor(value) for name, value in channels.items()},
+            channels=channels,
             parting=limit,
         )
         self._step_figures = (*self._step_figures, figures)
@@ -344,11 +302,8 @@ class ChecksThatSpeak(TrainerCallback):
 
     def note_grad_norm(self, grad_norm: Any) -> None:
         """Under fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its factor."""
-        if (
-            grad_norm is not None
-            and self._trainer.accelerator.scaler is None
-            and not math.isfinite(float(grad_norm))
-        ):
+        has_scaler = self._trainer.accelerator.scaler is not None
+        if grad_norm is not None and not has_scaler and not math.isfinite(float(grad_norm)):
             self._note_bad("the gradient")
 
     def _note_bad(self, cause: str) -> None:
@@ -387,8 +342,6 @@ class ChecksThatSpeak(TrainerCallback):
             f"({theirs:.3f} sampled, {mine:.3f} in training)"
         )
 
-    # ---- one generation ---------------------------------------------------------------------------
-
     def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
         """Count groups; ``num_*`` are over all processes."""
         mask_BT = output["completion_mask"].bool()
@@ -402,16 +355,13 @@ class ChecksThatSpeak(TrainerCallback):
         num_rows = group if is_cut_B.numel() % group == 0 else is_cut_B.numel()
         cut_groups = float(is_cut_B.view(-1, num_rows).all(-1).float().mean()) if is_cut_B.numel() else 0.0
         share = sum(gathered(cut_groups)) / num_processes()
-        self.judgement.note_generation(
-            num_groups=num_groups, num_dull=num_dull, num_truncated=share * num_groups
-        )
+        counts = {"num_groups": num_groups, "num_dull": num_dull, "num_truncated": share * num_groups}
+        self.judgement.note_generation(**counts)
 
     def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
         """What importance weights did to the newest generation."""
         row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
         self._step_figures = (*self._step_figures, row)
-
-    # ---- one step ---------------------------------------------------------------------------------
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._step = state.global_step + 1
@@ -427,12 +377,9 @@ class ChecksThatSpeak(TrainerCallback):
             kwargs["optimizer"].zero_grad(set_to_none=True)
         first_part = next((words for _, _, words in processes if words), "")
         if first_part and self._thresholds.stops_at_drift:
-            raise InputError(
-                "CR0765",
-                f"trainer and sampler disagree about sampled tokens; {first_part}.",
-                where=f"step {self._step}",
-                fix='find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.',
-            )
+            words = f"trainer and sampler disagree about sampled tokens; {first_part}."
+            fix = 'find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.'
+            raise InputError("CR0765", words, where=f"step {self._step}", fix=fix)
         rows = [row for figures, _, _ in processes for row in figures]
         self._log_figures(rows)
         is_masked = bool(self._trainer.args.mask_truncated_completions)
@@ -452,11 +399,9 @@ class ChecksThatSpeak(TrainerCallback):
 
     def _log_figures(self, rows: list[dict[str, float]]) -> None:
         metrics = self._trainer._metrics["train"]  # noqa: SLF001
-        num_drift = sum(row.get("num_drift_tokens", 0.0) for row in rows)
-        if num_drift:
-            drift = sum(row.get("drift_sum", 0.0) for row in rows) / num_drift
-            metrics["checks/token_drift"].append(drift)
-            metrics["checks/token_drift_max"].append(max(row.get("drift_max", 0.0) for row in rows))
+        if num_drift := _sum(rows, "num_drift_tokens"):
+            metrics["checks/token_drift"].append(_sum(rows, "drift_sum") / num_drift)
+            metrics["checks/token_drift_max"].append(_max(rows, "drift_max"))
         shares = [row["policy_effective_share"] for row in rows if "policy_effective_share" in row]
         if shares:
             metrics["checks/effective_sample_size"].append(min(shares))
@@ -468,10 +413,8 @@ class ChecksThatSpeak(TrainerCallback):
         for finding in findings:
             logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
             if self._run_folder is not None:
-                figures = {
-                    key: value if math.isfinite(value) else None for key, value in finding.figures.items()
-                }
-                append_jsonl(self._run_folder.checks, {**asdict(finding), "figures": figures})
+                row = {**asdict(finding), "figures": json_row(finding.figures)}
+                append_jsonl(self._run_folder.checks, row)
 
 
 # ---- the numbers of one micro-step: reduced on the device and read once -------------------------------
@@ -484,7 +427,7 @@ def micro_step_figures(
     policy_logp_BT: torch.Tensor,
     entropy_BT: torch.Tensor | None,
     pad_token_id: int,
-    channels: Mapping[str, torch.Tensor],
+    channels: Mapping[str, Any],
     parting: float,
 ) -> dict[str, float]:
     """What could be measured of one micro-step, by name.
@@ -493,8 +436,7 @@ def micro_step_figures(
     whose log-probabilities in sampling and training are more than ``parting`` nats apart, -1 where none is.
     ``policy_logp_BT`` is of the weights at hand; ``channels`` has the values of the further loss channels.
     """
-    completion_mask_BT = inputs["completion_mask"].bool()
-    mask_BT = completion_mask_BT & inputs["tool_mask"].bool() if "tool_mask" in inputs else completion_mask_BT
+    completion_mask_BT, mask_BT = inputs["completion_mask"].bool(), loss_mask(inputs).bool()
     advantages = inputs["advantages"]
     is_paid_B = (advantages != 0).reshape(advantages.size(0), -1).any(-1)
     scalars: dict[str, torch.Tensor] = {
@@ -515,11 +457,9 @@ def micro_step_figures(
     if sampled_BT is not None:
         scalars |= _drift(policy_logp_BT if old_BT is None else old_BT, sampled_BT, mask_BT, parting)
     for name, value in channels.items():
-        scalars[f"channel/{name}"] = value.detach().abs()
-    numbers = torch.stack(
-        [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
-    ).tolist()
-    return dict(zip(scalars, numbers, strict=True))
+        scalars[f"channel/{name}"] = torch.as_tensor(value).detach().abs()
+    numbers = [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
+    return dict(zip(scalars, torch.stack(numbers).tolist(), strict=True))
 
 
 def _over_padding(

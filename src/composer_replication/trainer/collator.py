@@ -1,9 +1,7 @@
-"""Hinted turns and preference pairs to tensors: which ids are forwarded, and which of them carry loss.
+"""Hinted turns and preference pairs to tensors, and rollouts out of TRL's batch: which ids are forwarded, which carry loss.
 
-Prompts are padded on the left and completions on the right, so that completion column 0 follows the
-last prompt column in every row. The ids are those of the records: nothing is tokenised here.
-Loss lies on completions alone: prompts (hints in them included) and padding never carry it. The rows of whole
-rollouts, in which the tools' words carry none either, are made where they are played (``rollouts.episodes``).
+Prompts are padded on the left and completions on the right, so that completion column 0 follows the last prompt column in
+every row. The ids are those of the records: nothing is tokenised here. Loss lies on completions alone.
 
 Whether they fit the model is asked before the first step: an id that the model has no row for ends in an index error from
 the depths of an embedding, and at positions that it was never trained at nothing would say anything.
@@ -14,17 +12,20 @@ Letters: N rows, P prompt columns, T completion columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
-from composer_replication.records import HintedTurn, PreferencePair
+from composer_replication.records import Completion, HintedTurn, PreferencePair, Rollout, StopReason, Turn
+from composer_replication.trainer.generation import SEGMENT_STARTS, loss_mask
 
 Ids = Sequence[int]
+Batch = dict[str, Any]
 OTHER_CONTEXT = "the hinted prompt of a turn is not its prompt with one run of ids put in"
 
 
@@ -78,8 +79,8 @@ class PairRows(_Rows):
 def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedRows:
     """Rows of turns that went wrong, at least one. What cannot be scored is refused (CR0751, CR0722)."""
     completions = [turn.completion_ids for turn in turns]
-    student = token_rows([turn.prompt_ids for turn in turns], completions, pad_id=pad_id)
-    ids, mask = padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
+    student = _token_rows([turn.prompt_ids for turn in turns], completions, pad_id=pad_id)
+    ids, mask = _padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
     logp_NT = torch.full(student.completion_ids_NT.shape, math.nan)
     for row, turn in enumerate(turns):
         where = f"hinted turn {row}"
@@ -89,28 +90,25 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedR
             raise misaligned(f"{num_ids} sampled ids have {num_logps} log-probabilities", where)
         logp_NT[row, :num_logps] = torch.tensor(turn.sampled_logp)
     teacher = replace(student, prompt_ids_NP=ids, prompt_mask_NP=mask)
-    return HintedRows(student, teacher, logp_NT, _weights(turns))
+    weight_N = torch.tensor([turn.weight for turn in turns], dtype=torch.float32)
+    return HintedRows(student, teacher, logp_NT, weight_N)
 
 
 def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
     """Rows of preference pairs; errors as ``check_pairs``."""
     check_pairs(pairs)
     completions = [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs]
-    answers = token_rows([pair.prompt_ids for pair in pairs] * 2, completions, pad_id=pad_id)
-    return PairRows(_weights(pairs), answers)
+    answers = _token_rows([pair.prompt_ids for pair in pairs] * 2, completions, pad_id=pad_id)
+    return PairRows(torch.tensor([pair.weight for pair in pairs], dtype=torch.float32), answers)
 
 
-def _weights(records: Sequence[HintedTurn] | Sequence[PreferencePair]) -> torch.Tensor:
-    return torch.tensor([record.weight for record in records], dtype=torch.float32)
-
-
-def token_rows(prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: int) -> TokenRows:
+def _token_rows(prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: int) -> TokenRows:
     """Pad ids to rows; every completion id carries loss."""
-    ids, mask = padded(completions, pad_id=pad_id)
-    return TokenRows(*padded(prompts, pad_id=pad_id, on_left=True), ids, mask, mask)
+    ids, mask = _padded(completions, pad_id=pad_id)
+    return TokenRows(*_padded(prompts, pad_id=pad_id, on_left=True), ids, mask, mask)
 
 
-def padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and their mask, both (N, longest row), int64."""
     parts = [torch.tensor(tokens, dtype=torch.long) for tokens in rows]
     side = "left" if on_left else "right"
@@ -134,12 +132,9 @@ def _check(where: str, weight: float, *parts: Ids) -> None:
         words = "a prompt or a completion has no ids"
         raise misaligned(words, where, fix="leave the record out: there is nothing to score.")
     if not (math.isfinite(weight) and weight >= 0.0):
-        raise InputError(
-            "CR0722",
-            f"the weight {weight} is not a finite number of at least 0.",
-            where=where,
-            fix="give a weight of 0 or above.",
-        )
+        words = f"the weight {weight} is not a finite number of at least 0."
+        fix = "give a weight of 0 or above."
+        raise InputError("CR0722", words, where=where, fix=fix)
 
 
 def differs_by_hint(turn: HintedTurn) -> bool:
@@ -158,9 +153,6 @@ def misaligned(sentence: str, where: str, *, fix: str = "") -> InputError:
     """The error for ids that do not line up."""
     fix = fix or "take ids as they were sampled, never tokenise text again."
     return InputError("CR0751", f"{sentence}.", where=where, fix=fix)
-
-
-# ---- what the model can score -------------------------------------------------------------------------
 
 
 def refuse_unfit_pairs(
@@ -206,15 +198,135 @@ def _refuse_unfit(ids: Ids, model: Any, where: str) -> None:
         fix = "make the ids with this model's tokenizer, give texts in their place, or leave the record out."
         raise misaligned(words, where, fix=fix)
     if most is not None and len(ids) > most:
-        raise InputError(
-            "CR0705",
-            f"prompt and answer take {len(ids)} tokens; the model has {most} positions.",
-            where=where,
-            fix="shorten the record or leave it out.",
-        )
+        words = f"prompt and answer take {len(ids)} tokens; the model has {most} positions."
+        fix = "shorten the record or leave it out."
+        raise InputError("CR0705", words, where=where, fix=fix)
 
 
 def num_positions(model: Any) -> int | None:
     """How many tokens the model's context holds; None where its configuration does not say."""
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return None if most is None else int(most)
+
+
+# ---- between TRL's batch of one generation (B rows) and records ------------------------------------------
+
+
+def rollouts_of(
+    rows: Sequence[Mapping[str, Any]],
+    batch: Batch,
+    rewards: Sequence[float | None],
+    tokenizer: Any,
+    *,
+    step: int,
+    eos_token_ids: Collection[int],
+) -> list[Rollout]:
+    """One rollout a row; a run of sampled ids between tool output is a turn.
+
+    The prompt of a turn begins with its conversation, which in a chained row (``chained_rows``) need not be the first.
+    ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` the data's own text where a turn answers it,
+    else its ids decoded; ``token_logp`` the sampler's. A row whose mask TRL has emptied (an answer cut off) has no turn.
+    """
+    prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
+    completions = batch["completion_ids"].tolist()
+    is_sampled_BT = loss_mask(batch)
+    known_logps = (batch.get(f"{of}_per_token_logps") for of in ("sampling", "old"))
+    logps_BT = next((logps for logps in known_logps if logps is not None), None)
+    chains = batch[SEGMENT_STARTS].tolist() if SEGMENT_STARTS in batch else [[]] * len(prompts)
+    rollouts = []
+    for idx, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
+        turns = []
+        for start, end in _runs(is_sampled_BT[idx].tolist()):
+            logp = () if logps_BT is None else tuple(logps_BT[idx, start:end].float().tolist())
+            known = logp if all(math.isfinite(value) for value in logp) else ()
+            text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
+            reason = StopReason.FINISHED if ids[end - 1] in eos_token_ids else StopReason.LENGTH
+            answer = Completion(tuple(ids[start:end]), text, reason, known)
+            opened = max((place for place in chains[idx] if place <= start), default=0)
+            before = tuple(ids[opened:start]) if opened else (*prompt, *ids[:start])
+            given = rows[idx].get("prompt") if start == 0 else None
+            turns.append(Turn(before, answer, given if isinstance(given, str) else tokenizer.decode(before)))
+        task_id = str(rows[idx].get("task_id") or rows[idx].get("prompt", ""))
+        reason = turns[-1].completion.stop_reason if turns else StopReason.LENGTH
+        rollouts.append(Rollout(task_id, step, tuple(turns), rewards[idx], None, reason, 0.0))
+    return rollouts
+
+
+def matched_turns(turns_by_row: Any, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+    """What the hint source answered to ``rollouts``: turns of their row id for id, with its log-probabilities where it has some."""
+    has_rows = isinstance(turns_by_row, Sequence) and len(turns_by_row) == len(rollouts)
+    if not has_rows or not all(isinstance(turn, HintedTurn) for turns in turns_by_row for turn in turns):
+        words = "the hint source gave something else than one list of HintedTurn a rollout"
+        raise misaligned(words, "hint_source")
+    matched: list[list[HintedTurn]] = []
+    for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):
+        known = {(t.prompt_ids, t.completion.token_ids): t.completion.token_logp for t in rollout.turns}
+        matched.append([])
+        for turn in turns:
+            key = tuple(turn.prompt_ids), tuple(turn.completion_ids)
+            if key not in known:
+                raise misaligned("a hinted turn is not, id for id, a turn of its row", f"row {row}")
+            if not differs_by_hint(turn):
+                raise misaligned(OTHER_CONTEXT, f"row {row}")
+            matched[row].append(replace(turn, sampled_logp=known[key] or turn.sampled_logp))
+    return matched
+
+
+def sibling_tensors(
+    batch: Batch, rewards: Sequence[float | None], *, pass_reward: float, pad_id: int
+) -> Batch:
+    """For each group, passing rows paired with failing ones; the pair travels with the passing row.
+
+    Groups are rows with equal prompts. The i-th passing row is paired with the i-th failing one, so a row is
+    in at most one pair; answers that are the same ids, empty answers, rows without a reward and chains of several
+    conversations are in none.
+    """
+    ids, mask = batch["completion_ids"], batch["completion_mask"]
+    own = loss_mask(batch)
+    may_pair = own.any(-1)
+    if SEGMENT_STARTS in batch:
+        may_pair = may_pair & ~batch[SEGMENT_STARTS].bool().any(-1)
+    groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+    for row, prompt in enumerate(_kept(batch["prompt_ids"], batch["prompt_mask"])):
+        reward = rewards[row]
+        if reward is not None and may_pair[row]:
+            groups.setdefault(tuple(prompt), ([], []))[0 if reward >= pass_reward else 1].append(row)
+    pairs = [
+        (chosen, rejected)
+        for passing, failing in groups.values()
+        for chosen, rejected in zip(passing, failing, strict=False)
+        if not torch.equal(ids[chosen] * mask[chosen], ids[rejected] * mask[rejected])
+    ]
+    made = {
+        "sibling_ids": torch.full_like(ids, pad_id),
+        "sibling_mask": torch.zeros_like(mask),
+        "sibling_loss_mask": torch.zeros_like(mask),
+        "sibling_weight": torch.zeros(ids.size(0), device=ids.device),
+    }
+    for chosen, rejected in pairs:
+        made["sibling_ids"][chosen], made["sibling_mask"][chosen] = ids[rejected], mask[rejected]
+        made["sibling_loss_mask"][chosen], made["sibling_weight"][chosen] = own[rejected], 1.0
+    return made
+
+
+def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
+    """The sibling pairs that a batch carries, or None."""
+    if "sibling_weight" not in batch or not batch["sibling_weight"].any():
+        return None
+    used = batch["sibling_weight"] > 0
+    width = int(batch["prompt_mask"][used].sum(-1).max())
+    prompt = [batch[name][used][:, -width:].repeat(2, 1) for name in ("prompt_ids", "prompt_mask")]
+    chosen = (batch["completion_ids"], batch["completion_mask"], loss_mask(batch))
+    rejected = (batch["sibling_ids"], batch["sibling_mask"], batch["sibling_loss_mask"])
+    answers = [torch.cat([one[used], other[used]]) for one, other in zip(chosen, rejected, strict=True)]
+    return PairRows(batch["sibling_weight"][used], TokenRows(*prompt, *answers))
+
+
+def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[list[Any]]:
+    return [row[kept].tolist() for row, kept in zip(values, mask.bool(), strict=True)]
+
+
+def _runs(flags: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and end of each run of ones."""
+    edges = [idx for idx, (left, right) in enumerate(pairwise((0, *flags, 0))) if left != right]
+    return list(zip(edges[::2], edges[1::2], strict=True))

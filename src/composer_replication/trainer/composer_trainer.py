@@ -1,11 +1,11 @@
-"""TRL's GRPO trainer with a kill switch, exact resume, one log line a step and prefix sharing.
+"""TRL's GRPO trainer with a kill switch, exact resume, one log line a step, prefix sharing and two further loss channels.
 
-Everything here is off unless it is asked for: without a guard, a run folder and prefix sharing,
-training is TRL's, bit for bit.
+Everything here is off unless it is asked for: without a guard, a run folder, sharing and channels training is TRL's, bit for bit.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -41,6 +41,7 @@ from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.loss_channels import ROW_REWARD, LossChannels, refuse_bad_weights
 from composer_replication.trainer.metrics_log import RunLog, StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.packed_rows import SharedPrompts
 from composer_replication.trainer.policy_terms import (
     PolicyTerms,
     chosen_inputs,
@@ -48,7 +49,6 @@ from composer_replication.trainer.policy_terms import (
     without_lone_punishments,
 )
 from composer_replication.trainer.prefix_generation import sampling_for_step
-from composer_replication.trainer.prefix_wiring import SharedPrompts
 from composer_replication.trainer.preset_settings import PolicyOptions, check_policy_options
 from composer_replication.trainer.processes import (
     gathered,
@@ -88,7 +88,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         beta_replay: weight of replayed preferences; above 0 it needs ``replay_pairs`` or ``replay.sibling_pairs``.
         replay: its settings, the ``[replay]`` table; None for the defaults.
         replay_pairs: from which every step draws.
-        prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
+        prefix_sharing: forward each distinct prompt once (exact; see ``packed_rows``).
         is_finished: the text so far of one row is complete, so the row stops. Only with prefix sharing.
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
         prompt_source: gives fresh prompts to dynamic sampling; by default the training data in shuffled order.
@@ -100,9 +100,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         run_identity: a digest of what makes this run; checkpoints of another are refused.
 
     Raises:
-        TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
-            A channel's weight is no number of at least 0 (CR0722), or it has nothing to learn from (CR0755).
-            A term in the reward while rewards are scaled (CR0760).
+        TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too), a channel's weight that is no
+            number of at least 0 (CR0722) or that has nothing to learn from (CR0755), a term in scaled rewards (CR0760).
         InputError: a hinted turn or a pair cannot be learned from (CR0722, CR0751).
     """
 
@@ -115,26 +114,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     train_dataset: Any
     callback_handler: Any
     _buffered_inputs: Any
-
-    # Our own arguments: an instance without its constructor has their defaults, too.
-    heldout_guard: Guard | None = None
-    heldout_eval_fn: HeldoutEval | None = None
-    strict_killswitch: bool = True
-    alpha_sdpo: float = 0.0
-    hints: HintsSection | None = None
-    hint_source: HintGenerator | None = None
-    hinted_turns: Sequence[HintedTurn] | None = None
-    beta_replay: float = 0.0
-    replay: ReplaySection | None = None
-    replay_pairs: Sequence[PreferencePair] | None = None
-    prefix_sharing: bool = False
-    is_finished: Callable[[str], bool] | None = None
-    policy_options: PolicyOptions = PolicyOptions()
-    prompt_source: PromptSource | None = None
-    run_folder: RunFolder | None = None
-    stateful: Mapping[str, Stateful] | None = None
-    split_fingerprint: str = ""
-    run_identity: str = ""
 
     channels: LossChannels | None = None
     generation: Generation = Generation()
@@ -178,20 +157,19 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.policy_options, self.prompt_source = policy_options, prompt_source
         self.run_folder, self.stateful, self.run_identity = run_folder, stateful, run_identity
         if heldout_guard is not None and heldout_eval_fn is None:
-            raise TrainerSettingError(
-                "CR0710",
-                "heldout_guard needs heldout_eval_fn: without the held-out score it has no truth to compare.",
-                where="ComposerReplicationTrainer(heldout_eval_fn=)",
-                fix="pass a function that returns the held-out score.",
+            words = (
+                "heldout_guard needs heldout_eval_fn: without the held-out score it has no truth to compare."
             )
+            fix = "pass a function that returns the held-out score."
+            where = "ComposerReplicationTrainer(heldout_eval_fn=)"
+            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         if checks:
             self._check_thresholds = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
         refuse_bad_weights(alpha_sdpo=alpha_sdpo, beta_replay=beta_replay)
-        distils = (
-            HintChannel(self, hints or HintsSection(), hint_source, hinted_turns) if alpha_sdpo else None
-        )
-        replays = ReplayChannel(self, replay or ReplaySection(), replay_pairs) if beta_replay else None
+        hints, replay = hints or HintsSection(), replay or ReplaySection()
+        distils = HintChannel(self, hints, hint_source, hinted_turns) if alpha_sdpo else None
+        replays = ReplayChannel(self, replay, replay_pairs) if beta_replay else None
         if distils or replays:
             self.channels = LossChannels(self, distils, replays)
         self.generation = Generation()
@@ -221,7 +199,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return self.guard_hook.halted_at
 
     def _maybe_update_killswitch(self) -> None:
-        """Fold one checkpoint into the guard; see ``GuardHook.update``."""
         self.guard_hook.update()
 
     # ---- loss -----------------------------------------------------------------------------
@@ -258,13 +235,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return loss
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
-        """This micro-batch's part of hint distillation, not weighted; not asked in evaluation."""
         if self.channels is None or self.channels.hints is None:
             raise HintChannel.nothing_to_learn()
         return self.channels.hints.loss(model, inputs)
 
     def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
-        """The same of replayed preferences."""
         if self.channels is None or self.channels.replay is None:
             raise ReplayChannel.nothing_to_learn()
         return self.channels.replay.loss(model, inputs)
@@ -290,22 +265,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
             reason = reason or ("the auxiliary router loss is on." if compute_aux_loss else "")
 
             def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
-                if self.prefix_sharing and self.shared_prompts.may_score(
-                    model, has_images=has_images, other_reason=reason
-                ):
-                    return self.shared_prompts.logps(
-                        model, ids, mask, num_columns, batch_size, compute_entropy
-                    )
-                return super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies(
-                    model,
-                    ids,
-                    mask,
-                    num_columns,
-                    batch_size=batch_size,
-                    compute_entropy=compute_entropy,
-                    compute_aux_loss=compute_aux_loss,
-                    **multimodal,
-                )
+                given = (model, ids, mask, num_columns, batch_size, compute_entropy)
+                against: dict[str, Any] = {"has_images": has_images, "other_reason": reason}
+                if self.prefix_sharing and self.shared_prompts.may_score(model, **against):
+                    return self.shared_prompts.logps(*given)
+                plain = super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies
+                return plain(*given, compute_aux_loss, **multimodal)
 
             answer: Any = score_chains(score, input_ids, attention_mask, logits_to_keep, starts_BS)
         if self.checks is not None:
@@ -316,11 +281,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """Log-probabilities (B, T) of a batch's rows under the weights at hand, without gradient."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        num_columns = batch["completion_ids"].size(1)
+        num_columns, score = batch["completion_ids"].size(1), self._get_per_token_logps_and_entropies
         with torch.no_grad(), temporarily(self, generation=generation):
-            logps: torch.Tensor = self._get_per_token_logps_and_entropies(
-                self.model, ids, mask, num_columns, **options
-            )[0]
+            logps: torch.Tensor = score(self.model, ids, mask, num_columns, **options)[0]
         return logps
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -361,10 +324,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
         of_trl = super()._calculate_rewards
         with self.step_lines.timing("grading"):
-            rewards: torch.Tensor = of_trl(inputs, prompts, completions, completion_ids_list)
-        rewards = without_lone_punishments(rewards, self.reward_func_names)
-        self.generation.rewards_NF = rewards
-        return rewards
+            rewards_NF: torch.Tensor = of_trl(inputs, prompts, completions, completion_ids_list)
+        self.generation.rewards_NF = without_lone_punishments(rewards_NF, self.reward_func_names)
+        return self.generation.rewards_NF
 
     def _generate_single_turn(
         self,
@@ -404,7 +366,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As TRL's; the guard is never folded meanwhile."""
         with temporarily(self, _in_evaluation=True):
             return super().prediction_step(*args, **kwargs)
 
@@ -434,12 +395,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """Train, or go on from a checkpoint, exactly; the other arguments are transformers'.
 
         ``resume_from_checkpoint`` is True for the newest whole checkpoint of ``args.output_dir`` (none there: from the start;
-        half-written ones are deleted), or one checkpoint's folder.
+        half-written ones are deleted), or one checkpoint's folder. A checkpoint under a fired guard is not trained on.
 
         Raises:
-            CollapseStopError: the guard fired, after the last checkpoint and verdict were written. The checkpoint is of
-                ``state.global_step``: the step under way left no trace in weights and optimizer. A checkpoint under a
-                fired guard is not trained on.
+            CollapseStopError: the guard fired, after verdict and checkpoint were written: that of ``state.global_step``, as
+                the step under way left no trace in weights and optimizer.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
             InputError: the checkpoint is damaged, half-written or without its optimizer (CR0706) or another run's (CR0884);
                 three steps in a row, or sampling, gave numbers that are not finite (CR0771).
@@ -454,9 +414,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         num_done = 0 if checkpoint is None else checkpoint_step(checkpoint)
         is_finished = 0 < self.args.max_steps <= num_done
         if checkpoint is not None and not is_finished:
-            together(
-                lambda: check_is_resumable(checkpoint, rank=process_rank(), num_processes=num_processes())
-            )
+            place = {"rank": process_rank(), "num_processes": num_processes()}
+            together(lambda: check_is_resumable(checkpoint, **place))
         if self.run_folder is not None and process_rank() == 0:
             cut_back(self.run_folder, num_done, self.guard_hook.last_round_idx)
             self.step_lines.log = RunLog(self.run_folder)
@@ -466,9 +425,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.channels.begin()
         try:
             with self.interrupt:
-                output = super().train(
-                    None if checkpoint is None else str(checkpoint), trial, ignore_keys_for_eval
-                )
+                path = None if checkpoint is None else str(checkpoint)
+                output = super().train(path, trial, ignore_keys_for_eval)
         except CollapseStopError as halt:
             try:
                 self._finish_halted_run(trial)
@@ -490,7 +448,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
             return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """As transformers'; what it refuses is a setting of the recipe (CR0211)."""
         with refusals():
             return super().create_scheduler(num_training_steps, optimizer)
 
@@ -509,21 +466,15 @@ class ComposerReplicationTrainer(GRPOTrainer):
         wait_for_all()
         if process_rank() == 0:
             write_manifest(checkpoint)
+            best = self.state.best_model_checkpoint
             rotate_checkpoints(
-                output_dir=str(folder),
-                save_total_limit=limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
+                str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True
             )
         wait_for_all()
         self._halt_is_saved = self.halted_at is not None
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """As TRL's; on a resume the permutations of the finished epochs are drawn first.
-
-        TRL's sampler starts from its seed in every process, so without this a resumed second epoch
-        would repeat the order of the first.
-        """
+        """As TRL's, which starts from its seed in every process: on a resume the finished epochs' permutations are drawn first."""
         sampler: Any = super()._get_train_sampler(dataset)
         if getattr(sampler, "shuffle", False):
             for _ in range(self.own_state.num_permutations_to_skip):
@@ -540,21 +491,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.rollout_func = CheckedRollouts(self.rollout_func)
         self.policy_terms.check_settings()
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
-            raise TrainerSettingError(
-                "CR0710",
-                "logging_steps is the guard's cadence and must be above 0.",
-                where="trl.logging_steps",
-                fix="set trl.logging_steps = 1.",
-            )
+            words = "logging_steps is the guard's cadence and must be above 0."
+            fix = "set trl.logging_steps = 1."
+            raise TrainerSettingError("CR0710", words, where="trl.logging_steps", fix=fix)
         if isinstance(self.train_dataset, Sized):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
         if len(set(gathered(self.heldout_guard is None))) > 1:
-            raise TrainerSettingError(
-                "CR0710",
-                "some processes have a guard and some have none.",
-                where="ComposerReplicationTrainer(heldout_guard=)",
-                fix="construct the trainer alike on every process.",
-            )
+            words = "some processes have a guard and some have none."
+            fix = "construct the trainer alike on every process."
+            where = "ComposerReplicationTrainer(heldout_guard=)"
+            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
 
     def _begin_run(self, checkpoint: Path | None) -> None:
         """Set our own state to the run's start, or to the checkpoint."""
@@ -598,3 +544,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.is_in_train:
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.is_in_train = False
+
+
+for _name, _parameter in inspect.signature(ComposerReplicationTrainer.__init__).parameters.items():
+    if _parameter.kind is _parameter.KEYWORD_ONLY and _name != "checks":  # a part, made of the argument
+        # An instance that was made without its constructor has the defaults of our own arguments, too.
+        setattr(ComposerReplicationTrainer, _name, _parameter.default)

@@ -72,12 +72,15 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 
 @contextmanager
 def temporarily(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Inside, these attributes of ``owner`` have these values."""
-    kept = {name: getattr(owner, name) for name in attributes}
+    """Inside, these attributes of the instance ``owner`` have these values; afterwards those of its class are seen again."""
+    kept = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
     try:
         for name, value in attributes.items():
             setattr(owner, name, value)
         yield
     finally:
-        for name, value in kept.items():
-            setattr(owner, name, value)
+        for name in attributes:
+            if name in kept:
+                setattr(owner, name, kept[name])
+            else:
+                delattr(owner, name)

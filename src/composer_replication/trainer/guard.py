@@ -72,16 +72,12 @@ def _adapter_reason(model: Any) -> str:
 def log_ratio_sum(
     policy_logp_BT: torch.Tensor, initial_logp_BT: torch.Tensor, mask_BT: torch.Tensor
 ) -> tuple[float, float]:
-    """Sum of policy_logp - initial_logp over unmasked tokens, nats, and the number of tokens.
+    """Sum of policy_logp - initial_logp over unmasked tokens (B rollouts, T columns), nats, in float64, and their number.
 
-    The k1 estimate: for tokens drawn from the policy its mean is KL(policy || initial),
-    unbiased; a small sample can come out below zero. k3, which cannot, has exp(initial_logp -
-    policy_logp) in it: one token that the policy hardly ever writes and the initial model
-    likes outweighs a whole batch, and a kill switch that reads it halts honest runs. Summed in
-    float64. Shapes: B rollouts, T completion tokens.
-
-    Tokens that an older policy drew (several updates on one generation) bias the estimate
-    slightly. Reference: Schulman, Approximating KL Divergence (2020).
+    The k1 estimate: for tokens drawn from the policy its mean is KL(policy || initial), unbiased; a small sample can come out
+    below zero. k3, which cannot, has exp(initial_logp - policy_logp) in it: one token that the policy hardly ever writes and
+    the initial model likes outweighs a whole batch, and a kill switch that reads it halts honest runs. Tokens that an older
+    policy drew (several updates on one generation) bias it slightly. Reference: Schulman, Approximating KL Divergence (2020).
     """
     difference = (policy_logp_BT.double() - initial_logp_BT.double())[mask_BT.bool()]
     return float(difference.sum()), float(difference.numel())
@@ -110,7 +106,6 @@ class Fold:
     seconds: float
 
     def fields(self) -> dict[str, float]:
-        """All of it, for a line of the log."""
         return {**self.log_row(), "killswitch/eval_seconds": self.seconds, **self.measured()}
 
     def log_row(self) -> dict[str, float]:
@@ -121,7 +116,6 @@ class Fold:
         return {"killswitch/fire": 1.0 if self.status.fire else 0.0, **known}
 
     def measured(self) -> dict[str, float]:
-        """The score, the KL, and what else a reading knows."""
         fields: dict[str, float] = {} if self.reading is None else {"heldout/score": score_of(self.reading)}
         if self.kl is not None:
             fields["killswitch/kl_to_init"] = self.kl
@@ -134,20 +128,13 @@ class Fold:
         return fields
 
     def verdict(self, round_idx: int, *, split_fingerprint: str, kl_path: str) -> dict[str, Any]:
-        """A line of ``verdicts.jsonl``."""
-        status = self.status
-        verdict = Verdict(
-            round_idx=round_idx,
-            fire=bool(status.fire),
-            reason=str(getattr(status, "reason", "")),
-            in_loop_ema=getattr(status, "in_loop_ema", None),
-            heldout_ema=getattr(status, "heldout_ema", None),
-            kl_ema=getattr(status, "kl_ema", None),
-            proxy_real_gap=getattr(status, "proxy_real_gap", 0.0),
-            decline_streak=getattr(status, "decline_streak", 0),
-            num_updates=getattr(status, "num_updates", 0),
-            split_fingerprint=split_fingerprint or getattr(self.reading, "split_fingerprint", ""),
-        )
+        """A line of ``verdicts.jsonl``; a guard of another make may know less than ours."""
+        known: dict[str, Any] = dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema"))
+        known |= {"proxy_real_gap": 0.0, "decline_streak": 0, "num_updates": 0}
+        said = {name: getattr(self.status, name, other) for name, other in known.items()}
+        split = split_fingerprint or getattr(self.reading, "split_fingerprint", "")
+        reason = str(getattr(self.status, "reason", ""))
+        verdict = Verdict(round_idx, bool(self.status.fire), reason, split_fingerprint=split, **said)
         return {**asdict(verdict), "kl_path": kl_path, **self._evidence()}
 
     def _evidence(self) -> dict[str, float]:
@@ -194,30 +181,24 @@ def fold(
 
 
 def score_of(reading: float | HeldoutReading) -> float:
-    """The score as a plain number."""
+    """The score alone."""
     return float(reading.score if isinstance(reading, HeldoutReading) else reading)
 
 
 def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> None:
     """Refuse what was measured on another split; where either is unknown, nothing is refused."""
     if found and expected and found != expected:
-        raise InputError(
-            "CR0884",
-            f"it was measured on split {found}, but this run's split is {expected}.",
-            where=where,
-            fix="go on with the split that the run began with, or start a new run.",
-        )
+        words = f"it was measured on split {found}, but this run's split is {expected}."
+        fix = "go on with the split that the run began with, or start a new run."
+        raise InputError("CR0884", words, where=where, fix=fix)
 
 
 class GuardHook:
     """Folds the trainer's guard once per cadence hit, logs its verdict, then acts on it.
 
-    Attributes:
-        batch: the micro-batch under way, on whose tokens the KL is estimated; None outside of one.
-        num_cadence_hits_without_new_reward: folds that had to use the remembered reward.
-        kl_path: where the guard's KL comes from; ``kl_path_off_reason`` why there is none, or None.
-        halted_at: ``global_step`` of the fold that fired, or None.
-        last_verdict: the newest row of ``verdicts.jsonl``, or None.
+    ``batch`` is the micro-batch under way, on whose tokens the KL is estimated. ``halted_at`` is the ``global_step`` of the fold
+    that fired, ``last_verdict`` the newest row of ``verdicts.jsonl``, ``kl_path_off_reason`` why the guard gets no KL (each may
+    be None); ``num_cadence_hits_without_new_reward`` folds had to use the remembered reward.
     """
 
     KEPT = ("gate_step", "last_round_idx", "num_cadence_hits_without_new_reward", "last_verdict")
@@ -234,13 +215,11 @@ class GuardHook:
         self.begin()
 
     def begin(self) -> None:
-        """Set it to a run's start."""
         self.halted_at: int | None = None
         self.last_round_idx: int | None = None
         self.gate_step: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
         return {name: getattr(self, name) for name in self.KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -342,8 +321,7 @@ class GuardHook:
                 sync_ref_model=bool(trainer.args.sync_ref_model),
                 has_first_weights=trainer.channels is not None and trainer.channels.keep_first_weights,
             )
-            self.kl_path_off_reason = reason or None
-            self._kl_path_is_chosen = True
+            self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
                 kl_logger.warning("KL path off: %s.", reason)
         return self.kl_path_off_reason

@@ -38,9 +38,8 @@ class HeldOutGuardCallback(TrainerCallback):
 
     At a logged row with ``proxy_key``, at least ``every`` steps after the fold before: the truth is measured on the present
     weights, the guard folds (proxy, truth, KL) under ``global_step``, the verdict is written, then acted on. The row's proxy
-    is the trainer's mean since its last row, so it is older than the truth by at most ``logging_steps`` steps; the hook
-    inside ``ComposerReplicationTrainer`` folds before a step's update, where both are of the same weights. A row without a
-    finite proxy is counted and folds nothing; no value is ever invented.
+    is the trainer's mean since its last row, so it is older than the truth by at most ``logging_steps`` steps. A row without
+    a finite proxy is counted and folds nothing; no value is ever invented.
 
     Written: the fields ``killswitch/…`` and ``heldout/score`` into the logged row itself (so into ``trainer_state.json``, and
     into every reporter that comes after this callback; for those before it, insert it at
@@ -50,17 +49,15 @@ class HeldOutGuardCallback(TrainerCallback):
     ``strict`` ``train()`` raises ``CollapseStopError`` at its end.
 
     The guard's state is in every checkpoint, and a resumed run goes on with it exactly; that of ``heldout_eval_fn`` too,
-    where it is ``Stateful``. It is no ``ExportableState`` of transformers: those are restored by making a new callback out of
-    stored arguments, which a guard and a function are not. A checkpoint under a fired guard is not trained on.
+    where it is ``Stateful``. A checkpoint under a fired guard is not trained on.
 
     Several processes: the trainer must log on each of them, as transformers and TRL do. The first one evaluates, all fold its
     numbers; where weights are sharded (FSDP, ZeRO-3) each takes part in the evaluation.
 
     Args:
         guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
-        heldout_eval_fn: the truth, as a number or a ``HeldoutReading``; None: not due, nothing is folded.
-            It runs without gradient and with the model in evaluation mode. An error of it ends the run;
-            ``PatientEvaluation`` around it counts errors and time-outs, and halts at the third in a row.
+        heldout_eval_fn: the truth, as a number or a ``HeldoutReading``; None: not due. It runs without gradient and with the
+            model in evaluation mode. An error of it ends the run; ``PatientEvaluation`` around it halts at the third in a row.
         proxy_key: the logged name of what is trained on; a leading minus where lower is better
             (``-loss``): the number is turned round, and the truth must then be turned round too.
         kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has:
@@ -70,10 +67,8 @@ class HeldOutGuardCallback(TrainerCallback):
         strict: raise when it fires; else ``train()`` returns.
         split_fingerprint: of the held-out split; a reading or checkpoint of another is refused.
 
-    Attributes:
-        halted_at: ``global_step`` of the fold that fired, or None.
-        last_verdict: the newest row of ``verdicts.jsonl``, or None.
-        num_rows_without_proxy: training rows that could not be folded.
+    ``halted_at`` is the ``global_step`` of the fold that fired, ``last_verdict`` the newest row of ``verdicts.jsonl``, or None;
+    ``num_rows_without_proxy`` training rows could not be folded.
     """
 
     def __init__(
@@ -89,20 +84,13 @@ class HeldOutGuardCallback(TrainerCallback):
     ) -> None:
         given: tuple[Any, Any] = (heldout_eval_fn, every)
         if not callable(given[0]) or type(given[1]) is not int or every < 1:
-            raise TrainerSettingError(
-                "CR0722",
-                "heldout_eval_fn must be a function without arguments, and every a whole number of at least 1.",
-                where="HeldOutGuardCallback(heldout_eval_fn=, every=)",
-                fix="see docs/guard-anywhere.md.",
-            )
+            words = "heldout_eval_fn must be a function without arguments, and every a whole number of at least 1."
+            fix = "see docs/guard-anywhere.md."
+            where = "HeldOutGuardCallback(heldout_eval_fn=, every=)"
+            raise TrainerSettingError("CR0722", words, where=where, fix=fix)
         wait_for_gloo_at_exit()
-        self.guard = guard
-        self.heldout_eval_fn = heldout_eval_fn
-        self.proxy_key = proxy_key
-        self.kl_key = kl_key
-        self.every = every
-        self.strict = strict
-        self.split_fingerprint = split_fingerprint
+        self.guard, self.heldout_eval_fn, self.split_fingerprint = guard, heldout_eval_fn, split_fingerprint
+        self.proxy_key, self.kl_key, self.every, self.strict = proxy_key, kl_key, every, strict
         self.halted_at: int | None = None
         self.last_verdict: dict[str, Any] | None = None
         self.num_rows_without_proxy = 0
@@ -126,14 +114,12 @@ class HeldOutGuardCallback(TrainerCallback):
         if process_rank() == 0:
             path = Path(args.output_dir) / VERDICTS_NAME
             if path.is_file():  # what a resumed run writes again; a run that begins anew writes all
-                rewrite_jsonl(
-                    path, [row for row in read_jsonl(path) if row["round_idx"] <= state.global_step > 0]
-                )
+                kept = [row for row in read_jsonl(path) if row["round_idx"] <= state.global_step > 0]
+                rewrite_jsonl(path, kept)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any
     ) -> None:
-        """Fold the row, if it is one to fold."""
         if not logs or self.halted_at is not None:
             return
         reward = finite(logs.get(self.proxy_key))
@@ -203,20 +189,14 @@ class HeldOutGuardCallback(TrainerCallback):
         logs.update(row)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(row)
-        kl_path = f"logged as {self.kl_key}"
-        if getattr(folded.status, "kl_ema", None) is None:
-            kl_path = "off (no row has had a finite KL)"
-            if not self._has_said_kl_is_off:
-                self._has_said_kl_is_off = True
-                why = (
-                    f"no row has {self.kl_key!r} (TRL logs none at beta 0)"
-                    if self.kl_key
-                    else "kl_key is None"
-                )
-                logger.warning("killswitch: the KL path is off: %s.", why)
-        self.last_verdict = folded.verdict(
-            state.global_step, split_fingerprint=self.split_fingerprint, kl_path=kl_path
-        )
+        is_off = getattr(folded.status, "kl_ema", None) is None
+        if is_off and not self._has_said_kl_is_off:
+            self._has_said_kl_is_off = True
+            why = f"no row has {self.kl_key!r} (TRL logs none at beta 0)" if self.kl_key else "kl_key is None"
+            logger.warning("killswitch: the KL path is off: %s.", why)
+        kl_path = "off (no row has had a finite KL)" if is_off else f"logged as {self.kl_key}"
+        split = self.split_fingerprint
+        self.last_verdict = folded.verdict(state.global_step, split_fingerprint=split, kl_path=kl_path)
         if process_rank() == 0:
             append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
 
@@ -251,9 +231,7 @@ class HeldOutGuardCallback(TrainerCallback):
             self._last_round_idx = saved["last_round_idx"]
             self.last_verdict = saved["last_verdict"]
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                "CR0884",
-                f"the guard's state in the checkpoint cannot be used: {error}.",
-                where=f"trainer_state.json, stateful_callbacks.{STATE_KEY}",
-                fix="resume with the kind of guard that the run began with, or from another checkpoint.",
-            ) from error
+            words = f"the guard's state in the checkpoint cannot be used: {error}."
+            fix = "resume with the kind of guard that the run began with, or from another checkpoint."
+            where = f"trainer_state.json, stateful_callbacks.{STATE_KEY}"
+            raise InputError("CR0884", words, where=where, fix=fix) from error

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,25 +23,22 @@ from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_
 from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.policy_terms import truncated_importance_weights
 from composer_replication.records import HintedTurn
-from composer_replication.trainer.batch_records import matched_turns, rollouts_of
-from composer_replication.trainer.channel_step import LossChannel, Scope, weighted_means
 from composer_replication.trainer.collator import (
     OTHER_CONTEXT,
     HintedRows,
     collate_hinted_turns,
     differs_by_hint,
+    matched_turns,
     misaligned,
     refuse_unfit_turns,
+    rollouts_of,
     turns_that_fit,
 )
+from composer_replication.trainer.loss_channels import LossChannel, Scope, WeightCopy, weighted_means
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
 from composer_replication.trainer.processes import gathered, num_processes, together
 from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.weight_copy import WeightCopy
-
-if TYPE_CHECKING:
-    from trl.trainer.grpo_trainer import GRPOTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +76,19 @@ def hint_loss(
     ``num_tokens`` are those of the whole optimizer step; under ``teacher`` the model is the teacher; the ids were sampled at
     ``sampling_temperature``, which their log-probabilities belong to.
     """
-    mask_NT = rows.student.loss_mask_NT.bool()
+    mask_NT, ids_M = rows.student.loss_mask_NT.bool(), scored_ids(rows.student)
     with autocast():
         states_MH, head = completion_states(model, rows.student), head_of(model)
+        weight_VH, options = head.weight_VH, head.arguments()
+        top_k = min(settings.top_k, weight_VH.size(0))
+        given = (states_MH, weight_VH, ids_M)
         logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(
-            states_MH,
-            head.weight_VH,
-            scored_ids(rows.student),
-            k=min(settings.top_k, head.weight_VH.size(0)),
-            temperature=1.0,
-            **head.arguments(),
+            *given, k=top_k, temperature=1.0, **options
         )
         now_M = logp_M.detach()
         if sampling_temperature != 1.0:
-            options = {**head.arguments(), "temperature": sampling_temperature}
             with torch.no_grad():
-                now_M = sampled_logp(states_MH, head.weight_VH, scored_ids(rows.student), **options)
+                now_M = sampled_logp(*given, temperature=sampling_temperature, **options)
     with teacher(), torch.no_grad(), autocast():
         hidden_MH, head = completion_states(model, rows.teacher), head_of(model)
         teacher_MK = logp_at(hidden_MH, head.weight_VH, top_index_MK, **head.arguments())
@@ -122,7 +116,7 @@ class HintChannel(LossChannel):
 
     def __init__(
         self,
-        trainer: GRPOTrainer,
+        trainer: Any,
         settings: HintsSection,
         source: HintGenerator | None,
         turns: Sequence[HintedTurn] | None,
@@ -139,24 +133,19 @@ class HintChannel(LossChannel):
     @staticmethod
     def nothing_to_learn() -> TrainerSettingError:
         """The error for hint distillation without any hinted turn."""
-        return TrainerSettingError(
-            "CR0755",
-            "alpha_sdpo is not 0, but there is no hinted turn to learn from.",
-            where="ComposerReplicationTrainer(hint_source=, hinted_turns=)",
-            fix="pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0.",
-        )
+        words = "alpha_sdpo is not 0, but there is no hinted turn to learn from."
+        fix = "pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0."
+        where = "ComposerReplicationTrainer(hint_source=, hinted_turns=)"
+        return TrainerSettingError("CR0755", words, where=where, fix=fix)
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that has no such teacher, or that the recorded turns do not fit."""
         configs = getattr(model, "peft_config", None) or {}
         kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
         if self.settings.teacher == "lora-off" and "LORA" not in kinds:
-            raise TrainerSettingError(
-                "CR0755",
-                'the teacher "lora-off" is the model without its adapter, and this model has none.',
-                where="hints.teacher",
-                fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
-            )
+            words = 'the teacher "lora-off" is the model without its adapter, and this model has none.'
+            fix = 'add a [model.lora] table, or take the teacher "ema" or "frozen".'
+            raise TrainerSettingError("CR0755", words, where="hints.teacher", fix=fix)
         refuse_unfit_turns(self.records, model)
         for row, turn in enumerate(self.records):
             if not differs_by_hint(turn):
@@ -164,13 +153,11 @@ class HintChannel(LossChannel):
                 raise misaligned(OTHER_CONTEXT, f"hinted turn {row}", fix=fix)
 
     def begin(self) -> None:
-        """Teacher and draws as they are before the first step."""
         super().begin()
         if self.settings.teacher != "lora-off":
             self.teacher_weights = WeightCopy(self._model)
 
     def after_step(self) -> None:
-        """The weights have moved: the teacher follows the policy."""
         if self.settings.teacher == "ema" and self.teacher_weights is not None:
             self.teacher_weights.move_towards(self._model, self.settings.ema_rate)
 
@@ -180,14 +167,8 @@ class HintChannel(LossChannel):
         """Ask the hint source about a fresh generation; its turns join the batch as tensors."""
         if self.source is None:
             return
-        rollouts = rollouts_of(
-            rows,
-            batch,
-            rewards,
-            self._trainer._tokenizer,  # noqa: SLF001 - TRL's only name
-            step=self._step,
-            eos_token_ids=self._trainer.eos_token_ids,
-        )
+        tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
+        rollouts = rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
         source, before = self.source, _counts_of(self.source)
         matched = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts))
         turns, num_too_long = together(lambda: turns_that_fit(matched, self._model))
@@ -213,8 +194,7 @@ class HintChannel(LossChannel):
         recorded = [self.records[idx] for idx in share]
         num_tokens = float(sum(len(self.records[idx].completion_ids) for idx in of_step))
         num_tokens += float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
-        total, counted = torch.zeros((), device=self._device), []
-        pad_id = self._pad_id
+        total, counted, pad_id = torch.zeros((), device=self._device), [], self._pad_id
         stand_in = HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))
         for turns in (self.turns_in(inputs), recorded):
             own = self._collated(turns) if turns else None
@@ -248,12 +228,11 @@ class HintChannel(LossChannel):
     @contextmanager
     def _teacher_in_place(self) -> Iterator[None]:
         """Inside, the model is the teacher: its weights, and no dropout."""
-        model = self._model
-        if self.teacher_weights is None:
-            scope: Any = model.disable_adapter()
-        else:
-            scope = self.teacher_weights.in_place_of(model)
-        with scope, evaluation_mode(model):
+        model, weights = self._model, self.teacher_weights
+        with (
+            model.disable_adapter() if weights is None else weights.in_place_of(model),
+            evaluation_mode(model),
+        ):
             yield
 
 

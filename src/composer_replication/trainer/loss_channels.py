@@ -1,55 +1,263 @@
-"""The two loss channels beside the policy gradient: what they refuse, when they begin, what a checkpoint keeps."""
+"""The two loss channels beside the policy gradient: what both need of a step, when they begin, what a checkpoint keeps."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
+from composer_replication.losses.gathered_weight import gathered as whole_weight
+from composer_replication.losses.gathered_weight import is_spread
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.collator import refuse_unfit_pairs
-from composer_replication.trainer.hint_channel import HintChannel
+from composer_replication.trainer.model_modes import spread_again
 from composer_replication.trainer.output_head import states_problem
-from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.replay_channel import ReplayChannel
+from composer_replication.trainer.processes import gathered, num_processes, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.weight_copy import WeightCopy
-
-if TYPE_CHECKING:
-    from trl.trainer.grpo_trainer import GRPOTrainer
 
 STATE_FILE = "loss_channels.pt"
 ROW_REWARD = "row_reward"
 """Under this name a batch has each row's weighted reward (B,), NaN where nothing scored it."""
+R = TypeVar("R")
+Scope = Callable[[], AbstractContextManager[Any]]
+"""Opens what a forward is made in: autocast, or the teacher's weights."""
+
+
+# ---- the teacher, and the policy as it was -----------------------------------------------------------------
+
+
+class WeightCopy:
+    """The trained weights a second time: the teacher, or the policy as it was before the first step.
+
+    It is no second model: the frozen part of the model, all of it with adapters, exists once. Inside ``in_place_of`` it stands in
+    for the weights in a forward. Where FSDP2 spreads the weights over processes, each has its part of the copy, too.
+    Kept in float32 where they are of lower precision: an average that moves by a twentieth of a small difference would stand
+    still in bfloat16. ``model`` is without data-parallel wrappers, its weights whole in this process or spread by FSDP2.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        spread_again(model)
+        self._weights = {
+            name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    @torch.no_grad()
+    def move_towards(self, model: nn.Module, rate: float) -> None:
+        """copy = (1 - rate) copy + rate weights, for each trained parameter."""
+        for name, parameter in self._trained(model).items():
+            weight = self._weights[name]
+            _own_part(weight).lerp_(_own_part(parameter).to(weight.dtype), rate)
+
+    @contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """Inside, the model has this copy's weights; no gradient may be asked for through them."""
+        trained = self._trained(model)
+        plain = {name: parameter for name, parameter in trained.items() if not is_spread(parameter)}
+        spread = {name: parameter for name, parameter in trained.items() if is_spread(parameter)}
+        originals = {name: parameter.data for name, parameter in plain.items()}
+        own_parts = {name: _own_part(parameter).clone() for name, parameter in spread.items()}
+        torch.clear_autocast_cache()  # it keeps casts by parameter, whatever data that holds
+        try:
+            for name, parameter in plain.items():
+                parameter.data = self._weights[name].to(parameter.dtype)
+            for name, parameter in spread.items():
+                _own_part(parameter).copy_(_own_part(self._weights[name]))  # FSDP2 gathers from this memory
+            yield
+        finally:
+            spread_again(model)
+            for name, parameter in plain.items():
+                parameter.data = originals[name]
+            for name, parameter in spread.items():
+                _own_part(parameter).copy_(own_parts[name])
+            torch.clear_autocast_cache()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The copy itself, whole, by parameter name, for a checkpoint. A collective call for spread weights."""
+        return {
+            name: whole_weight(weight).cpu() if is_spread(weight) else weight
+            for name, weight in self._weights.items()
+        }
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what ``tensors`` gave in the run that saved it."""
+        for name, weight in self._weights.items():
+            _own_part(weight).copy_(_own_part(_spread_as(weight, tensors[name])))
+
+    def _trained(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters that the copy is of; spread since the copy was made, it is spread alike."""
+        spread_again(model)
+        trained = {name: parameter for name, parameter in model.named_parameters() if name in self._weights}
+        for name, parameter in trained.items():
+            self._weights[name] = _spread_as(parameter, self._weights[name])
+        return trained
+
+
+def _own_part(tensor: Any) -> torch.Tensor:
+    """The memory of a tensor, or of this process's part of it."""
+    part: torch.Tensor = tensor.detach().to_local() if is_spread(tensor) else tensor.detach()
+    return part
+
+
+def _spread_as(weight: Any, whole: torch.Tensor) -> torch.Tensor:
+    """A whole tensor that each process has, spread as ``weight`` is; a spread one as it is."""
+    if not is_spread(weight) or is_spread(whole):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(
+        whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
+    )
+
+
+# ---- what each of them needs of the step under way ------------------------------------------------------
+
+
+class RecordDraws:
+    """Epoch after epoch over the records, each in an order of its own, ``per_step`` at a time.
+
+    What step n takes, over all micro-batches and processes, depends on the seed and n alone: a resumed run goes on exactly
+    where the step count says, and every process knows what the others take.
+    """
+
+    def __init__(self, records: Sequence[Any], *, per_step: int, seed: int) -> None:
+        self.num_records, self.per_step, self.seed = len(records), per_step, seed
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def of_step(self, step: int) -> list[int]:
+        """Indices of the records of global step ``step`` (0 is the first)."""
+        return [self._at(position) for position in range(step * self.per_step, (step + 1) * self.per_step)]
+
+    def share(self, step: int, part: int, num_parts: int) -> list[int]:
+        """What micro-batch ``part`` of ``num_parts`` takes of them; the shares together are all of them, once."""
+        return self.of_step(step)[part::num_parts]
+
+    def _at(self, position: int) -> int:
+        epoch, place = divmod(position, self.num_records)
+        if self._order[0] != epoch:
+            order = list(range(self.num_records))
+            random.Random(f"{self.seed} {epoch}").shuffle(order)  # noqa: S311  an order, no secret
+            self._order = (epoch, order)
+        return self._order[1][place]
+
+
+class LossChannel:
+    """What both channels need of the step under way; ``per_step`` recorded turns or pairs are drawn for each step."""
+
+    def __init__(self, trainer: Any, records: Sequence[Any] | None, per_step: int) -> None:
+        self._trainer = trainer
+        self.records, self._per_step = records or (), per_step
+        self._draws: RecordDraws | None = None
+        self._newest_part = (-1, 0)
+
+    def begin(self) -> None:
+        """Set the channel to the run's start."""
+        self._newest_part = (-1, 0)
+        if self.records:
+            seed = self._trainer.args.seed
+            self._draws = RecordDraws(self.records, per_step=self._per_step, seed=seed)
+
+    @property
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step)
+
+    @property
+    def _model(self) -> Any:
+        """Without the wrappers of several processes."""
+        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+
+    @property
+    def _pad_id(self) -> int:
+        return int(self._trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
+
+    @property
+    def _device(self) -> Any:
+        return self._trainer.accelerator.device
+
+    def _drawn(self) -> tuple[list[int], list[int]]:
+        """The records of the optimizer step, and those of them that this micro-batch takes: their indices.
+
+        Micro-batches are counted here and not by TRL's micro-step, which runs on over steps that have fewer of them.
+        """
+        if self._draws is None:
+            return [], []
+        step, count = self._newest_part
+        count = count + 1 if step == self._step else 0
+        self._newest_part = (self._step, count)
+        num_micro_steps = int(self._trainer.current_gradient_accumulation_steps)
+        part, num_parts = process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
+        return self._draws.of_step(self._step), self._draws.share(self._step, part, num_parts)
+
+    def _window_share(self) -> float:
+        """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
+        trainer = self._trainer
+        return float(trainer.current_gradient_accumulation_steps) / float(trainer.args.steps_per_generation)
+
+    def _rows_to_forward(self, rows: R | None, stand_in: Callable[[], R]) -> R | None:
+        """The rows themselves; a stand-in, whose loss is not to count, where only other processes have some.
+
+        Where weights are spread over processes each has to forward as often as the others. A collective call then.
+        """
+        if not self._trainer.has_sharded_weights or not any(gathered(rows is not None)):
+            return rows
+        return stand_in() if rows is None else rows
+
+    def _note(self, prefix: str, **figures: float) -> None:
+        """Keep a micro-batch's figures for the log."""
+        for name, value in figures.items():
+            self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)  # noqa: SLF001 - TRL's only name
+
+    def _gathered_sum(self, value: float) -> torch.Tensor:
+        """The sum over all processes, as a 0-dimensional tensor: TRL leaves such alone when it splits a batch."""
+        local = torch.tensor(value, dtype=torch.float32, device=self._device)
+        total: torch.Tensor = self._trainer.accelerator.gather(local).sum()
+        return total
+
+
+def weighted_means(parts: Sequence[Any], *names: str, weight: str) -> dict[str, float]:
+    """The mean of each of these figures over parts of a micro-batch, weighed by another of their figures."""
+    weights = [float(getattr(part, weight)) for part in parts]
+
+    def total(name: str) -> float:
+        return sum(float(getattr(part, name)) * n for part, n in zip(parts, weights, strict=True))
+
+    return {name: total(name) / sum(weights) for name in names}
+
+
+# ---- both, as one part of the trainer -------------------------------------------------------------------
 
 
 class LossChannels(TrainerCallback):
-    """Both channels as one part of the trainer; one whose weight is 0 is None. At the end of each step the teacher follows."""
+    """A ``HintChannel`` and a ``ReplayChannel`` as one part of the trainer; one whose weight is 0 is None.
 
-    def __init__(self, trainer: GRPOTrainer, hints: HintChannel | None, replay: ReplayChannel | None) -> None:
+    At the end of each step the teacher follows.
+    """
+
+    def __init__(self, trainer: Any, hints: Any, replay: Any) -> None:
         self._trainer, self.hints, self.replay = trainer, hints, replay
         self._saved: dict[str, Any] | None = None
-
-    # ---- before the first step --------------------------------------------------------------------
 
     def check_model(self) -> None:
         """Refuse a model that the channels cannot train, or not on these records."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         if (problem := states_problem(model)) is not None:
-            raise TrainerSettingError(
-                "CR0757",
-                f"hint distillation and replay cannot train this model: {problem}",
-                where="trainer.alpha_sdpo, trainer.beta_replay",
-                fix="set both weights to 0, or change what the sentence names.",
-            )
+            words = f"hint distillation and replay cannot train this model: {problem}"
+            fix = "set both weights to 0, or change what the sentence names."
+            where = "trainer.alpha_sdpo, trainer.beta_replay"
+            raise TrainerSettingError("CR0757", words, where=where, fix=fix)
         if self.replay is not None:
             refuse_unfit_pairs(self.replay.records, model)
         if self.hints is not None:
@@ -75,8 +283,6 @@ class LossChannels(TrainerCallback):
         if self.hints is not None:
             self.hints.after_step()
 
-    # ---- one generation ---------------------------------------------------------------------------
-
     def keep_rewards(
         self, batch: dict[str, Any], rewards_NF: torch.Tensor, reward_weights_F: torch.Tensor
     ) -> None:
@@ -100,7 +306,7 @@ class LossChannels(TrainerCallback):
     def keep_first_weights(self) -> bool:
         """Whether a channel keeps the trained weights as they are before the first step."""
         teaches = self.hints is not None and self.hints.settings.teacher == "frozen"
-        return teaches or (self.replay is not None and self.replay.keeps_first_weights)
+        return bool(teaches or (self.replay is not None and self.replay.keeps_first_weights))
 
     @property
     def first_weights(self) -> WeightCopy | None:
@@ -127,7 +333,7 @@ class LossChannels(TrainerCallback):
             torch.save(state, checkpoint / STATE_FILE)
         if is_inside_generation:
             of_rows = () if self.hints is None else self.hints.turns_of_row
-            torch.save([[asdict(turn) for turn in of_row] for of_row in of_rows], checkpoint / _turns_name())
+            torch.save([[asdict(turn) for turn in of_row] for of_row in of_rows], _turns_file(checkpoint))
 
     def read(self, checkpoint: Path) -> None:
         """What the channels kept waits for ``begin``."""
@@ -135,15 +341,14 @@ class LossChannels(TrainerCallback):
         self._saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
         if self._saved["fingerprint"] != self._fingerprint():
             raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
-        if self.hints is not None and (checkpoint / _turns_name()).is_file():
-            turns = torch.load(checkpoint / _turns_name(), weights_only=True)
+        if self.hints is not None and (turns_file := _turns_file(checkpoint)).is_file():
+            turns = torch.load(turns_file, weights_only=True)
             self.hints.turns_of_row = [[HintedTurn(**turn) for turn in of_row] for of_row in turns]
 
     def _fingerprint(self) -> str:
         """Of both tables, the records and the seed of their order; weights may change between runs."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
-        channels: dict[str, HintChannel | ReplayChannel | None] = {"hints": self.hints, "replay": self.replay}
-        for name, channel in channels.items():
+        for name, channel in {"hints": self.hints, "replay": self.replay}.items():
             if channel is not None:
                 records = [asdict(record) for record in channel.records]
                 kept = [name, channel.settings.model_dump(), records]
@@ -155,12 +360,9 @@ def refuse_bad_weights(**weights: Any) -> None:
     """A channel's weight is a finite number of at least 0; True would silently be 1."""
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, Real) or not 0.0 <= float(weight) < math.inf:
-            raise TrainerSettingError(
-                "CR0722",
-                f"{name} is {weight!r} and must be a finite number of at least 0.",
-                where=f"trainer.{name}",
-                fix=f"set trainer.{name} to 0 or above.",
-            )
+            words = f"{name} is {weight!r} and must be a finite number of at least 0."
+            fix = f"set trainer.{name} to 0 or above."
+            raise TrainerSettingError("CR0722", words, where=f"trainer.{name}", fix=fix)
 
 
 def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
@@ -168,19 +370,15 @@ def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
     path = checkpoint / STATE_FILE
     if path.is_file() is not has_channels:
         had = "has" if path.is_file() else "has no"
-        raise _other_channels(
-            f"the checkpoint {had} state of loss channels, and this trainer is otherwise", path
-        )
+        words = f"the checkpoint {had} state of loss channels, and this trainer is otherwise"
+        raise _other_channels(words, path)
 
 
-def _turns_name() -> str:
-    return f"hinted_turns_{process_rank()}.pt"
+def _turns_file(checkpoint: Path) -> Path:
+    return checkpoint / f"hinted_turns_{process_rank()}.pt"
 
 
 def _other_channels(sentence: str, path: Path) -> InputError:
-    return InputError(
-        "CR0884",
-        f"the checkpoint belongs to another run: {sentence}.",
-        where=str(path),
-        fix="resume with the same hints, pairs, tables and seed, or start a new run.",
-    )
+    words = f"the checkpoint belongs to another run: {sentence}."
+    fix = "resume with the same hints, pairs, tables and seed, or start a new run."
+    return InputError("CR0884", words, where=str(path), fix=fix)

@@ -59,7 +59,6 @@ class StepWindow:
         self._kept = self.take(metrics)
 
     def after_clearing(self, metrics: Mapping[str, Sequence[float | None]]) -> None:
-        """Note that TRL may have emptied its lists."""
         self._num_used = {name: min(num, len(metrics.get(name, ()))) for name, num in self._num_used.items()}
 
 
@@ -76,7 +75,6 @@ class RunLog:
         self._finished: dict[str, Any] | None = None
 
     def finish_step(self, step: int, fields: Mapping[str, Any]) -> None:
-        """The step is over: its line is ready but for TRL's row."""
         self.flush()
         self._finished = {**fields, **self.noted, "step": step}
         self.noted = {}
@@ -125,12 +123,9 @@ def _up_to(path: Path, key: str, last: int) -> list[dict[str, Any]]:
 
 
 def _not_ours(path: Path, problem: str) -> InputError:
-    return InputError(
-        "CR0401",
-        f"the run's log is not as it was written: {problem}.",
-        where=str(path),
-        fix="restore that file from a copy, or begin in a new folder with --out.",
-    )
+    words = f"the run's log is not as it was written: {problem}."
+    fix = "restore that file from a copy, or begin in a new folder with --out."
+    return InputError("CR0401", words, where=str(path), fix=fix)
 
 
 def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,11 +141,10 @@ def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class InLoopSignals:
-    """What training measured last.
+    """The newest finite ``reward`` (TRL has one a generation) and ``kl`` (one a micro-step, nats) of training.
 
-    TRL collects ``reward`` (one value a generation) and ``kl`` (one a micro-step, nats) in lists that ``log()`` empties.
-    ``read`` is called before each emptying and at each fold, and keeps the newest finite ones. ``is_reward_new``: one arrived
-    since the last fold; ``num_rewards_read`` entries of the present list were read already.
+    TRL collects them in lists that ``log()`` empties, so ``read`` is called before each emptying and at each fold.
+    ``is_reward_new``: one arrived since the last fold; ``num_rewards_read`` entries of the present list were read already.
     """
 
     reward: float | None = None
@@ -159,22 +153,17 @@ class InLoopSignals:
     num_rewards_read: int = 0
 
     def read(self, metrics: Mapping[str, Sequence[float]]) -> None:
-        """Take over what is new in TRL's lists."""
         rewards = metrics.get("reward", ())
         unread = rewards[self.num_rewards_read :] if len(rewards) >= self.num_rewards_read else rewards
         newest = _newest_finite(rewards)
         if newest is not None:
-            self.is_reward_new = (
-                self.is_reward_new or newest != self.reward or _newest_finite(unread) is not None
-            )
+            self.is_reward_new |= newest != self.reward or _newest_finite(unread) is not None
             self.reward = newest
         self.num_rewards_read = len(rewards)
-        newest_kl = _newest_finite(metrics.get("kl", ()))
-        if newest_kl is not None:
+        if (newest_kl := _newest_finite(metrics.get("kl", ()))) is not None:
             self.kl = newest_kl
 
     def after_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
-        """Note that TRL may have emptied its lists."""
         self.num_rewards_read = min(self.num_rewards_read, len(metrics.get("reward", ())))
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,19 +192,14 @@ def finite(value: Any) -> float | None:
 
 
 class StepLines(TrainerCallback):
-    """Collects what TRL measures in a step, hands it to the run's log, and ends the run where that was asked for.
-
-    ``signals`` are what training measured last.
-    """
+    """Collects what TRL measures in a step, hands it to the run's log, and ends the run where that was asked for."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.log = RunLog()
-        self.signals = InLoopSignals()
+        self.log, self.signals = RunLog(), InLoopSignals()
         self.begin()
 
     def begin(self) -> None:
-        """Forget the steps of a run before."""
         self._window, self._loss_seen, self._step_began = StepWindow(), 0.0, time.monotonic()
         self._flushed = self._step_began
         self._seconds: dict[str, float] = defaultdict(float)
@@ -235,7 +219,6 @@ class StepLines(TrainerCallback):
             self._seconds[f"{part}_seconds"] += time.monotonic() - began
 
     def skip_measured(self) -> None:
-        """What the lists hold belongs to steps before."""
         self._window.take(self._metrics)
 
     @contextmanager
@@ -250,7 +233,6 @@ class StepLines(TrainerCallback):
             self._loss_seen = 0.0
 
     def flush(self) -> None:
-        """Write the finished step's line."""
         self._flushed = time.monotonic()
         self.log.flush()
 
@@ -282,7 +264,7 @@ class StepLines(TrainerCallback):
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint, whose writing begins with ``flush``, is whole: its seconds are in the line of the step after it."""
+        """A checkpoint is whole, whose writing began with ``flush``: its seconds are in the line of the step after it."""
         self._seconds["checkpoint_seconds"] += time.monotonic() - self._flushed
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

@@ -20,12 +20,7 @@ from composer_replication.tasks.intake.cache import cache_folder, cache_lock, ho
 from composer_replication.tasks.intake.sources import fetch_wheel
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 from composer_replication.trainer.policy import take_end_of_template
-from composer_replication.trainer.tiny_models import (
-    TINY,
-    TINY_TOOLS,
-    make_tiny_model,
-    make_tiny_tools_model,
-)
+from composer_replication.trainer.tiny_models import TINY, TINY_TOOLS, make_tiny_model, make_tiny_tools_model
 
 PACKAGE_PREFIX = "package:"
 _PLAIN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -42,13 +37,10 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Model and tokenizer, ready for training (adapters are added by the trainer).
 
-    Args:
-        section: ``[model]``; see its docstring for the forms of ``name``.
-        seed: of the random weights of ``tiny-random`` and ``tiny-tools``, and of whatever is drawn after this
-            call (fresh adapters): Python's, NumPy's and torch's generators are set to it.
-        needs_chat_template: the recipe's prompts are chat messages.
-        needs_reference: TRL will load the same weights again, by the model's name; it does not where there are adapters.
-        has_weights: False gives a model of shapes alone, for what a server samples.
+    ``seed`` is that of the random weights of ``tiny-random`` and ``tiny-tools``, and of whatever is drawn after this call
+    (fresh adapters): Python's, NumPy's and torch's generators are set to it. ``needs_reference``: TRL will load the same
+    weights again, by the model's name; it does not where there are adapters. Without ``has_weights`` it is a model of shapes
+    alone, for what a server samples.
 
     Raises:
         InputError: it cannot be loaded, or is none that can be trained on text (CR0701); no chat template where one is
@@ -69,12 +61,9 @@ def load_model(
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
         model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype), has_weights=has_weights)
     if needs_chat_template and not tokenizer.chat_template:
-        raise InputError(
-            "CR0810",
-            "the model has no chat template, and this recipe's prompts are messages.",
-            where=section.name,
-            fix='take an instruction-tuned model, or prompts without messages: rollouts.prompt_style = "completion", no [agent].',
-        )
+        words = "the model has no chat template, and this recipe's prompts are messages."
+        fix = 'take an instruction-tuned model, or prompts without messages: rollouts.prompt_style = "completion", no [agent].'
+        raise InputError("CR0810", words, where=section.name, fix=fix)
     if needs_chat_template:
         take_end_of_template(model, tokenizer)
     if tokenizer.pad_token_id is None:
@@ -224,12 +213,9 @@ def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
         fix = f"composer-rl train RECIPE.toml --out {quote(str(folder.root))} --resume"
         raise InputError("CR0706", "the run has no whole checkpoint.", where=str(folder.checkpoints), fix=fix)
     if not any(checkpoint.glob("*.safetensors")):
-        raise InputError(
-            "CR0706",
-            f"{checkpoint.name} has the weights in parts, one of each process (FSDP, ZeRO-3), which are not put together here.",
-            where=str(checkpoint),
-            fix=f"take the model that a finished run leaves: {folder.model}.",
-        )
+        words = f"{checkpoint.name} has the weights in parts, one of each process (FSDP, ZeRO-3), which are not put together here."
+        fix = f"take the model that a finished run leaves: {folder.model}."
+        raise InputError("CR0706", words, where=str(checkpoint), fix=fix)
     model, tokenizer = load_model(config.model, seed=config.seed)
     if config.model.lora is not None:
         from peft import PeftModel

@@ -35,8 +35,7 @@ def cpu_threads() -> int:
 def device_and_free_bytes(available_bytes: int | None) -> tuple[str, int | None]:
     """What a person calls the device that would train, and what a run could use there before a model is loaded.
 
-    On the processor that is with what this process holds already, since a run would hold the same libraries.
-    ``available_bytes`` is the machine's free memory, if known.
+    On the processor that is the machine's free memory, if known, with what this process holds of the libraries already.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(), int(torch.cuda.mem_get_info()[0])
@@ -60,9 +59,7 @@ def loading_note(section: ModelSection) -> str:
 def load_for_trial(config: RunConfig) -> tuple[Any, Any, int]:
     """Model of ``fast_dtype`` with fresh adapters where it would train, its tokenizer, and the number of its own weights.
 
-    Raises:
-        ComposerError: as ``load_model``.
-        MissingError: it does not fit (CR0232).
+    Refused as by ``load_model``, and where it does not fit (CR0232).
     """
     from peft import get_peft_model
 
@@ -83,27 +80,21 @@ def within_memory(name: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise MissingError(
-            "CR0232",
-            "the graphics memory does not hold this model and a step of training.",
-            where=f"model.name = {name}",
-            fix="take a smaller model or a larger GPU, or stop what else uses this one.",
-        ) from error
+        words = "the graphics memory does not hold this model and a step of training."
+        fix = "take a smaller model or a larger GPU, or stop what else uses this one."
+        raise MissingError("CR0232", words, where=f"model.name = {name}", fix=fix) from error
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step takes.
-
-    Attributes:
-        seconds: sampling by our own sampler, forward and backward, and the forward of the KL to the initial policy.
-        memory_bytes: what is held anyway (weights; on the processor the libraries too), Adam's moments, and the step.
-        is_shared: prompts are forwarded once for their group.
-    """
+    """What a step takes."""
 
     seconds: float
+    """Sampling by our own sampler, forward and backward, and the forward of the KL to the initial policy."""
     memory_bytes: int
+    """What is held anyway (weights; on the processor the libraries too), Adam's moments, and the step."""
     is_shared: bool
+    """Prompts are forwarded once for their group."""
 
 
 def measure_step(
@@ -117,35 +108,22 @@ def measure_step(
 ) -> StepCost:
     """Sample one group of short answers and train on it, without changing a weight; a step is in proportion to its tokens.
 
-    A whole step is not taken, nor a very long prompt, since what does not fit into the memory of a processor ends the process.
-    A first try of two tokens a row has what happens once only.
-
-    Args:
-        model: with its adapters, on the device that trains.
-        tokenizer: the model's.
-        prompt: token ids; with the longest one of a run the cost is the most that a step has.
-        num_prompts: of a step.
-        group_size: completions of a prompt.
-        completion_tokens: of each; 64 of them are tried at most.
+    A whole step is not taken, nor a very long prompt, since what does not fit into the memory of a processor ends the process;
+    64 of the ``completion_tokens`` are tried at most. A first try of two tokens a row has what happens once only. With the
+    longest prompt of a run the cost is the most that a step has.
     """
     is_shared = packing_reason(model) is None
     add_fused_lm_head(inner_model(model))
     of_prompt = prompt[:_MOST_TRIED_PROMPT]
     for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         held = torch.cuda.memory_allocated() if model.device.type == "cuda" else resident_bytes()
+        generator = torch.Generator(device=model.device).manual_seed(0)
+        ends: dict[str, Any] = {"eos_token_ids": (), "pad_token_id": tokenizer.pad_token_id}
+        options = {"max_new_tokens": num_tried, "temperature": 1.0, "generator": generator, **ends}
         with _taken(model) as sampling:
-            sampled = sample_shared(
-                model,
-                [of_prompt],
-                group_size,
-                max_new_tokens=num_tried,
-                temperature=1.0,
-                eos_token_ids=(),
-                pad_token_id=tokenizer.pad_token_id,
-                generator=torch.Generator(device=model.device).manual_seed(0),
-            )
+            [sampled] = sample_shared(model, [of_prompt], group_size, **options)
         with _taken(model) as training:
-            _train(model, of_prompt, [row.ids for row in sampled[0]], is_shared=is_shared)
+            _train(model, of_prompt, [row.ids for row in sampled], is_shared=is_shared)
     above = max(0, sampling.peak_bytes - held, training.peak_bytes - held)
     num_forwarded = 1 if is_shared else group_size
     tried = num_forwarded * len(of_prompt) + group_size * num_tried

@@ -80,14 +80,9 @@ def last_states(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the head reads at every position (N, S, H), not scaled, and the logits that it makes of the last one (N, 1, V).
 
-    Positions count from the first token. Backward through the states of spread weights begins at the logits, with a gradient
-    of zero: there FSDP2 has its hooks.
-
-    Args:
-        model: one without ``states_problem``. It is called in its wrappers, whose hooks gather spread weights, or else without
-            them: the gradient hooks of DDP sit on the parameters.
-        ids_NS: token ids, padded on the left.
-        mask_NS: 1 on tokens.
+    Rows are padded on the left; positions count from the first token. A model with spread weights is called in its wrappers,
+    whose hooks gather them, any other without: the gradient hooks of DDP sit on the parameters. Backward through the states of
+    spread weights begins at the logits, with a gradient of zero: there FSDP2 has its hooks.
     """
     arguments: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": mask_NS, "use_cache": False}
     if accepts(inner_model(model), "position_ids"):

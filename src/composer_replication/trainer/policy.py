@@ -28,15 +28,11 @@ def reshapes(sampling: Any) -> bool:
 
 
 class ModelSampler:
-    """Continues token ids by a model in this process; each row by a generator of its own.
+    """Continues token ids by a causal language model in this process; each row by a generator of its own.
 
     What a row says depends on its prompt and seed, and but for the last bits of arithmetic on nothing else of its batch.
-
-    Args:
-        model: causal language model.
-        sampling: TRL's arguments, for the filters; None for none.
-        tokenizer: the model's; it writes the text of an answer, for people and hints. Ids stay as they were sampled.
-        eos_token_ids: end an answer.
+    ``sampling`` are TRL's arguments, for the filters (None: none); the tokenizer writes the text of an answer, for people and
+    hints, and its ids stay as they were sampled.
     """
 
     def __init__(self, model: Any, sampling: Any, tokenizer: Any, *, eos_token_ids: Sequence[int]) -> None:
@@ -44,7 +40,6 @@ class ModelSampler:
         self.eos_token_ids = tuple(eos_token_ids)
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
-        """One completion for each prompt."""
         (temperature,) = {each.temperature for each in options}
         rows = sample_shared(
             self.model,
@@ -106,16 +101,11 @@ def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any], **options: Any) -> 
 
 
 class InProcessPolicy:
-    """Samples from a model in this process with one prefill a prompt.
+    """Samples from a model in this process with one prefill a prompt, prompts tokenised as TRL does it.
 
-    Draws come from a generator of its own, so that an evaluation in the middle of
-    training leaves the training's random numbers where they were.
-
-    Args:
-        model: a causal language model, with or without adapters.
-        tokenizer: the model's; prompts are tokenised as TRL does it.
-        as_chat: wrap each prompt as a user message through the chat template.
-        sampling: TRL's arguments, for the filters of training; None draws from the model's own distribution.
+    Draws come from a generator of its own, so that an evaluation in the middle of training leaves the training's random
+    numbers where they were. ``as_chat`` wraps each prompt as a user message through the chat template; ``sampling`` are TRL's
+    arguments, for the filters of training (None draws from the model's own distribution).
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, as_chat: bool = False, sampling: Any = None) -> None:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
-from torch.nn.functional import pad
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import pad
 
-from composer_replication.config import EffortSection
 from composer_replication.interfaces import PromptChooser, PromptSource
 from composer_replication.losses.policy_terms import (
     effort_cost,
@@ -26,8 +25,8 @@ from composer_replication.losses.policy_terms import (
     k1_per_rollout,
     truncated_importance_weights,
 )
-from composer_replication.trainer.channel_step import RecordDraws
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
+from composer_replication.trainer.loss_channels import RecordDraws
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 from composer_replication.trainer.router_replay import UNKNOWN
@@ -52,22 +51,18 @@ def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> 
 
 
 class PolicyTerms:
-    """What happens to one generation before the loss sees it, by the trainer's ``policy_options`` and ``prompt_source``.
-
-    ``kl_beta`` is the weight of the KL in the reward, ``num_groups_replaced`` counts this run long.
-    """
+    """What happens to one generation before the loss sees it, by the trainer's ``policy_options`` and ``prompt_source``."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.kl_beta = 0.0
+        """The weight of the KL in the reward."""
         self.num_groups_replaced = 0
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
         metrics: dict[str, list[float]] = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
         return metrics
-
-    # ---- before the first step ----------------------------------------------------------------------
 
     def take_kl_out_of_the_loss(self) -> None:
         """TRL has built its reference by ``beta``; from here on it weighs the term in the reward."""
@@ -81,26 +76,21 @@ class PolicyTerms:
             return
         if trainer.prompt_source is None:
             if not hasattr(trainer.train_dataset, "__len__"):
-                raise TrainerSettingError(
-                    "CR0760",
-                    "dynamic sampling needs a prompt_source where the training data is a stream.",
-                    where="ComposerReplicationTrainer(prompt_source=)",
-                    fix="pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0.",
-                )
+                words = "dynamic sampling needs a prompt_source where the training data is a stream."
+                fix = "pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0."
+                where = "ComposerReplicationTrainer(prompt_source=)"
+                raise TrainerSettingError("CR0760", words, where=where, fix=fix)
             trainer.prompt_source = ShuffledPrompts(trainer.train_dataset, int(trainer.args.seed))
         refuse_split_groups(trainer.args, trainer.num_generations, num_processes=num_processes())
-
-    # ---- one generation -------------------------------------------------------------------------------
 
     def apply(self, generate: Generate, inputs: Any) -> Batch:
         """TRL's generation with our terms; rows of ``inputs`` whose group was replaced become the fresh ones."""
         batch, generation = self._with_terms(generate, inputs)
         is_dull_K = self.dull_groups(generation)
-        num_groups = len(is_dull_K)
         if self._trainer.policy_options.dynamic_sampling_rounds:
             batch, is_dull_K = self._with_fresh_groups(generate, inputs, batch, is_dull_K)
         if self._trainer.checks is not None:
-            self._trainer.checks.after_generation(batch, float(sum(is_dull_K)), float(num_groups))
+            self._trainer.checks.after_generation(batch, float(sum(is_dull_K)), float(len(is_dull_K)))
         return batch
 
     def _with_terms(self, generate: Generate, inputs: Any) -> tuple[Batch, Generation]:
@@ -115,17 +105,15 @@ class PolicyTerms:
         old_BT = batch.get("old_per_token_logps")
         if needs_logps and old_BT is None:
             taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001 - images are among them
-            images = {name: batch[name] for name in taken if name in batch}
+            more = {name: batch[name] for name in taken if name in batch}
+            more["batch_size"] = trainer.args.per_device_train_batch_size
             with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
-                num_at_once = trainer.args.per_device_train_batch_size
-                old_BT = trainer.logps_of(batch, Generation.of_batch(batch), batch_size=num_at_once, **images)
+                old_BT = trainer.logps_of(batch, Generation.of_batch(batch), **more)
         if options.has_reward_terms:
             self._fold_reward_terms(batch, generation, old_BT)
         if sampled_BT is not None and old_BT is not None:
             self._weigh_by_importance(batch, old_BT, sampled_BT, corrects=corrects)
         return batch, generation
-
-    # ---- groups without signal --------------------------------------------------------------------------
 
     def dull_groups(self, generation: Generation) -> list[bool]:
         """For each group, over all processes, whether its rewards are all equal.
@@ -206,8 +194,6 @@ class PolicyTerms:
         kept["num_tokens"] = aside["num_tokens"]
         return newer, self.dull_groups(generation)
 
-    # ---- terms in the reward ----------------------------------------------------------------------------
-
     def _fold_reward_terms(self, batch: Batch, generation: Generation, old_BT: torch.Tensor | None) -> None:
         """``A_i <- A_i - (P_i - mean_j P_j)`` with ``P = beta K + weight C``; rows nobody scored keep advantage 0."""
         trainer, mask_BT = self._trainer, loss_mask(batch)
@@ -219,7 +205,14 @@ class PolicyTerms:
             self._log_mean("kl", kl_B.sum(), mask_BT.sum())
         effort = trainer.policy_options.effort
         if effort is not None and effort.weight != 0.0:
-            cost_B = effort.weight * _effort_costs(effort, generation, penalty_B)
+            # from the counts that a row's rollout brought, else from lengths and masks
+            masks = generation.sampled_masks or [[1] * len(ids) for ids in generation.sampled_ids]
+            units = []
+            for row, mask in zip(generation.rows, masks, strict=True):
+                lengths = {"tool_output_token": len(mask) - sum(mask), "final_token": sum(mask), "turn": 1}
+                units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
+            units_B = penalty_B.new_tensor(units)
+            cost_B = effort.weight * effort_cost(units_B, scale=effort.k, curvature=effort.q)
             penalty_B += cost_B
             generation.efforts_N = gather(cost_B)
             self._log_mean("effort/cost", cost_B.sum(), torch.ones_like(cost_B).sum())
@@ -227,13 +220,9 @@ class PolicyTerms:
         is_scored_N = torch.ones_like(penalty_N).bool()
         if generation.rewards_NF is not None:
             is_scored_N = ~torch.isnan(generation.rewards_NF).all(dim=1)
-        advantage_N = fold_kl_into_advantages(
-            gather(batch["advantages"]),
-            penalty_N,
-            beta=1.0,  # the penalty is weighted already
-            group_size=trainer.num_generations,
-            valid_B=is_scored_N,
-        )
+        options: dict[str, Any] = {"group_size": trainer.num_generations, "valid_B": is_scored_N}
+        # beta is 1: the penalty is weighted already
+        advantage_N = fold_kl_into_advantages(gather(batch["advantages"]), penalty_N, beta=1.0, **options)
         start = trainer.accelerator.process_index * mask_BT.size(0)
         batch["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
@@ -245,9 +234,8 @@ class PolicyTerms:
         The weight is not negative, so that times the advantage it is what it is times the token's loss.
         """
         trainer = self._trainer
-        clip = trainer.args.vllm_importance_sampling_clip_max  # None cuts nothing
-        if corrects:
-            clip = trainer.policy_options.importance_clip
+        of_vllm = trainer.args.vllm_importance_sampling_clip_max  # None cuts nothing
+        clip = trainer.policy_options.importance_clip if corrects else of_vllm
         ratio_BT, figures = truncated_importance_weights(
             old_BT, sampled_BT, loss_mask(batch), clip=float("inf" if clip is None else clip)
         )
@@ -270,17 +258,6 @@ class PolicyTerms:
         self._metrics[name].append(sum_of_all / max(num_of_all, 1.0))
 
 
-def _effort_costs(effort: EffortSection, generation: Generation, like_B: torch.Tensor) -> torch.Tensor:
-    """C of each row, from the counts that its rollout brought, else from lengths and masks."""
-    units = []
-    masks = generation.sampled_masks or [[1] * len(ids) for ids in generation.sampled_ids]
-    for row, mask in zip(generation.rows, masks, strict=True):
-        own = sum(mask)
-        lengths = {"tool_output_token": len(mask) - own, "final_token": own, "turn": 1}
-        units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
-    return effort_cost(like_B.new_tensor(units), scale=effort.k, curvature=effort.q)
-
-
 def _alike(
     values_N: torch.Tensor, is_left_out_N: torch.Tensor, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -295,43 +272,32 @@ def merge_rows(
 ) -> dict[str, Any]:
     """``old`` with row ``a`` replaced by row ``b`` of ``new`` for each ``(a, b)`` of ``places``.
 
-    Prompts are padded on the left and everything else on the right: ids with ``pad_token_id``, routed experts with -1,
-    masks and numbers with 0. ``num_items_in_batch`` stays as it was and is for the caller to count again.
-    Both are as TRL's ``_generate_and_score_completions`` gives them; row numbers of ``old`` must differ.
+    Both are as TRL's ``_generate_and_score_completions`` gives them: prompts padded on the left and everything else on the
+    right, ids with ``pad_token_id``, routed experts with -1, masks and numbers with 0. ``num_items_in_batch`` stays as it was
+    and is for the caller to count again.
     """
     merged = dict(old)
     for name in (old.keys() | new.keys()) - {NOT_BY_ROW}:
         mine, theirs = old.get(name), new.get(name)
         if not (_is_by_row(mine, old) and _is_by_row(theirs, new)):
-            raise TrainerSettingError(
-                "CR0760",
-                f"dynamic sampling cannot replace rollouts whose batches carry {name}.",
-                where="trainer.dynamic_sampling_rounds",
-                fix="set trainer.dynamic_sampling_rounds = 0 for such data.",
-            )
-        if mine.dim() > 1:
-            fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(ROUTED_EXPERTS) else 0
-            width = max(mine.size(1), theirs.size(1))
-            is_left = name.startswith("prompt_")
-            mine, theirs = (_widened(part, width, fill, is_left=is_left) for part in (mine, theirs))
-        merged[name] = mine.clone()
-        if places:
-            rows_old, rows_new = (
-                torch.tensor(rows, device=mine.device) for rows in zip(*places, strict=True)
-            )
-            merged[name][rows_old] = theirs[rows_new]
+            words = f"dynamic sampling cannot replace rollouts whose batches carry {name}."
+            fix = "set trainer.dynamic_sampling_rounds = 0 for such data."
+            raise TrainerSettingError("CR0760", words, where="trainer.dynamic_sampling_rounds", fix=fix)
+        rows = list(mine)
+        for old_row, new_row in places:
+            rows[old_row] = theirs[new_row]
+        if mine.dim() == 1:
+            merged[name] = torch.stack(rows)
+            continue
+        fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(ROUTED_EXPERTS) else 0
+        side = "left" if name.startswith("prompt_") else "right"
+        merged[name] = pad(rows, padding_value=fill, padding_side=side)
     return merged
 
 
 def _is_by_row(part: Any, batch: Mapping[str, Any]) -> TypeGuard[torch.Tensor]:
     num_rows = batch["prompt_ids"].size(0)
     return isinstance(part, torch.Tensor) and part.dim() >= 1 and part.size(0) == num_rows
-
-
-def _widened(part: torch.Tensor, width: int, fill: int, *, is_left: bool) -> torch.Tensor:
-    missing = width - part.size(1)
-    before = [0, 0] * (part.dim() - 2)
-    return pad(part, [*before, missing, 0] if is_left else [*before, 0, missing], value=fill)
 
 
 def chosen_inputs(
@@ -347,12 +313,12 @@ def chosen_inputs(
     rows = chooser.chosen_rows(len(inputs) * num_processes() // group_size)
     chosen = gathered([str(row.get("task_id", row.get("prompt"))) for row in rows])
     if any(other != chosen[0] for other in chosen):
-        raise TrainerSettingError(
-            "CR0849",
-            "the trainer processes chose different tasks for the same generation.",
-            where="ComposerReplicationTrainer(prompt_source=)",
-            fix="construct it alike on every process, over the same task store with the same recorded pass rates.",
+        words = "the trainer processes chose different tasks for the same generation."
+        fix = (
+            "construct it alike on every process, over the same task store with the same recorded pass rates."
         )
+        where = "ComposerReplicationTrainer(prompt_source=)"
+        raise TrainerSettingError("CR0849", words, where=where, fix=fix)
     for name, value in chooser.figures().items():
         metrics[name].append(value)
     first = process_rank() * len(inputs)

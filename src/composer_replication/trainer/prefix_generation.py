@@ -42,11 +42,7 @@ _TORCH_SAYS = "probability tensor contains"  # multinomial on a processor; on a 
 
 
 class NonFiniteSamplingError(InputError, ArithmeticError):
-    """The weights give logits that are not finite numbers.
-
-    Args:
-        step: in which they were sampled, from 1; None outside of training steps.
-    """
+    """The weights give logits that are not finite numbers; ``step`` (from 1) is that of the training, if in one."""
 
     def __init__(self, step: int | None = None) -> None:
         more = "" if step is None else f" for step {step}"
@@ -83,11 +79,11 @@ def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> Stop
     if is_finished is None:
         return None
 
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
     shorter: dict[tuple[int, ...], tuple[str, int, int]] = {}
     of_length: dict[tuple[int, ...], tuple[str, int, int]] = {}
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
 
     def rule(ids: list[int]) -> bool:
         nonlocal shorter, of_length
@@ -105,12 +101,9 @@ def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> Stop
 
 @dataclass(slots=True)
 class SampledRow:
-    """One completion.
+    """One completion: the sampled ids up to the stop, an end-of-sequence id included, and why it stopped.
 
-    Attributes:
-        ids: the sampled ids, up to the stop; never re-tokenised. An end-of-sequence id is kept.
-        logps: for each id its log-probability under the distribution it was drawn from.
-        stop_reason: FINISHED (end of sequence), STOP_RULE or LENGTH.
+    ``logps`` has for each id its log-probability under the distribution it was drawn from.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -138,39 +131,31 @@ def sample_shared(
 ) -> list[list[SampledRow]]:
     """Draw ``num_samples`` completions for each prompt; ``result[i][j]`` is sample j of prompt i.
 
-    Tokens are drawn from softmax(w(z)), w being transformers' own processors in the order of
-    ``generate``: repetition penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very
-    distribution, in nats. With temperature 1 and the filters off they are the model's own
-    log-probabilities. All rows run in one batch: memory for the cache is B x (P + tokens), so pass
-    many prompts in several calls. Where the model cannot share prompts (``sampling_reason``) the
-    draws are the same and every token takes a forward of its whole row; the log says so once.
-
-    Every row has its own random number at every step, drawn whether or not the row is still running:
-    what a row says does not depend on when its neighbours stop.
+    Tokens are drawn from softmax(w(z)), w being transformers' own processors in the order of ``generate``: repetition
+    penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very distribution, in nats. All rows run in one batch:
+    memory for the cache is B x (P + tokens), so pass many prompts in several calls. Where the model cannot share prompts
+    (``sampling_reason``) the draws are the same and every token takes a forward of its whole row; the log says so once.
+    Every row has its own random number at every step, drawn whether or not the row is still running: what a row says
+    does not depend on when its neighbours stop. Logits that are not finite are ``NonFiniteSamplingError`` (CR0771).
 
     Args:
         model: causal language model; run in evaluation mode without gradient, then left as it was.
         prompt_token_lists: prompt ids; prompts may repeat and are forwarded once each.
         num_samples: samples for each entry of ``prompt_token_lists``.
-        max_new_tokens: most tokens a row may have.
-        temperature: 0 takes the most likely token (top-k, top-p and min-p are then off, and ``logps``
-            are those of temperature 1).
+        max_new_tokens: most tokens a row may have; ``row_limits`` where some may have fewer.
+        temperature: 0 takes the most likely token; top-k, top-p and min-p are then off, and ``logps`` those of temperature 1.
         eos_token_ids: ids that end a row.
         pad_token_id: fills the left of shorter prompts; masked, so any valid id serves.
         top_p: as in ``generate``; 1 is off.
         top_k: likewise; 0 is off.
         min_p: likewise; None is off.
         repetition_penalty: likewise; 1 is off.
-        stop: asked after each token with the row's ids so far (a copy) whether the row ends. Not asked after an end of
-            sequence.
+        stop: asked after each token but an end of sequence, with the row's ids so far (a copy), whether the row ends.
         generator: source of randomness, on any device; None is torch's global one. With one for each row, what that
             row says does not depend on the rows beside it.
-        row_limits: most tokens of each row, where some may have fewer than ``max_new_tokens``.
+        row_limits: most tokens of each row.
         goes_on: told after each token whether a row still runs, says whether to forward once more; asks the others
             where weights are spread over processes, whose forwards are collective calls.
-
-    Raises:
-        NonFiniteSamplingError: logits that are not finite numbers (CR0771).
     """
     given = [tuple(ids) for ids in prompt_token_lists for _ in range(num_samples)]
     rows = [SampledRow() for _ in given]
@@ -219,9 +204,14 @@ class _Sampling:
         running: list[int] = []
         newest = zip(batch.row_numbers, drawn_A.tolist(), logps, strict=True)
         for place, (number, token, logp) in enumerate(newest):
-            rows[number].ids.append(token)
-            rows[number].logps.append(logp)
-            if not self._ends(rows[number]) and len(rows[number].ids) < self.row_limits[number]:
+            row = rows[number]
+            row.ids.append(token)
+            row.logps.append(logp)
+            if token in self.eos_token_ids:
+                row.stop_reason = StopReason.FINISHED
+            elif self.stop is not None and self.stop(list(row.ids)):
+                row.stop_reason = StopReason.STOP_RULE
+            elif len(row.ids) < self.row_limits[number]:
                 running.append(place)
         return running
 
@@ -231,9 +221,8 @@ class _Sampling:
             return scores_AV.argmax(-1)
         if isinstance(self.generator, Sequence):
             own = [self.generator[number] for number in row_numbers]
-            uniforms_A = torch.stack(
-                [torch.rand((), generator=each, dtype=torch.float64).cpu() for each in own]
-            )
+            drawn = [torch.rand((), generator=each, dtype=torch.float64).cpu() for each in own]
+            uniforms_A = torch.stack(drawn)
         else:
             device = None if self.generator is None else self.generator.device
             uniforms_B = torch.rand(num_rows, generator=self.generator, dtype=torch.float64, device=device)
@@ -243,16 +232,6 @@ class _Sampling:
         targets_A1 = (uniforms_A.to(scores_AV.device) * cumulative_AV[:, -1])[:, None]
         drawn_A = torch.searchsorted(cumulative_AV, targets_A1, right=True)[:, 0]
         return drawn_A.clamp(max=scores_AV.size(-1) - 1)
-
-    def _ends(self, row: SampledRow) -> bool:
-        """Ask the stopping rules about the row's newest token and note the answer in the row."""
-        if row.ids[-1] in self.eos_token_ids:
-            row.stop_reason = StopReason.FINISHED
-            return True
-        if self.stop is None or not self.stop(list(row.ids)):
-            return False
-        row.stop_reason = StopReason.STOP_RULE
-        return True
 
 
 def _processors(
@@ -309,19 +288,15 @@ class _Batch:
         logits_KV = self._cached_logits(self.cache, ids_KP, positions_KP, mask_KP)
         if self.cache.get_seq_length() != width:  # further tokens would be sampled without what stands before
             name = type(inner_model(self.model)).__name__
-            raise InputError(
-                "CR0757",
-                f"{name} left the key-value cache at {self.cache.get_seq_length()} of {width} positions.",
-                where="prefix sharing",
-                fix="switch prefix sharing off for this model.",
-            )
+            words = f"{name} left the key-value cache at {self.cache.get_seq_length()} of {width} positions."
+            fix = "switch prefix sharing off for this model."
+            raise InputError("CR0757", words, where="prefix sharing", fix=fix)
         index_A = torch.tensor([prompts[ids] for ids in rows], device=self.device)
         self.cache.reorder_cache(cast("torch.LongTensor", index_A))
         self.mask_AC, self.positions_A = mask_KP[index_A], mask_KP.sum(-1)[index_A]
         return logits_KV[index_A]
 
     def keep(self, places: list[int]) -> None:
-        """Let the rows at other places go."""
         if len(places) == len(self.row_numbers):
             return
         self.row_numbers = [self.row_numbers[place] for place in places]

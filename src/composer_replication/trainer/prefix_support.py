@@ -123,17 +123,12 @@ def _packing(model: nn.Module) -> Iterator[str]:
 
 def _randomness(model: nn.Module) -> Iterator[str]:
     """Dropout modules, an adapter's too, and rates that layers read off their configuration."""
-    rates: list[tuple[str, Any]] = [
-        ("dropout", module.p)
-        for module in model.modules()
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training  # noqa: SLF001 - the base of all dropouts
-    ]
+    dropouts = (module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd))  # noqa: SLF001 - the base of all
+    rates: list[tuple[str, Any]] = [("dropout", module.p) for module in dropouts if module.training]
     if model.training:
-        rates += [
-            (key, rate)
-            for key, rate in vars(inner_model(model).config.get_text_config()).items()
-            if any(part in key for part in _RANDOM_NAMES) and not key.startswith(_UNUSED_DROPOUTS)
-        ]
+        rates += vars(inner_model(model).config.get_text_config()).items()
     for key, rate in rates:
+        if not any(part in key for part in _RANDOM_NAMES) or key.startswith(_UNUSED_DROPOUTS):
+            continue
         if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
             yield f"{key} {rate} acts in training; rows do not share a prompt."

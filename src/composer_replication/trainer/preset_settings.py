@@ -25,22 +25,15 @@ AGENT_IMPORTANCE_CLIP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The policy-gradient channel's own settings; as they stand by default, nothing differs from TRL.
-
-    Attributes:
-        kl_in_reward: ``args.beta`` times the summed log-ratio to the reference is taken off the reward,
-            centred in the group; TRL's own KL term in the loss is then off.
-        effort: what effort costs; None is nothing.
-        dynamic_sampling_rounds: how often, at most, the groups of one generation whose rewards are all equal
-            are replaced by fresh prompts; not those that earned something and differ in effort.
-        importance_clip: largest importance weight of a token where a rollout function gave the sampler's
-            log-probabilities; 0 corrects nothing. (With vLLM TRL corrects by its own settings.)
-    """
+    """The policy-gradient channel's own settings; as they stand by default, nothing differs from TRL."""
 
     kl_in_reward: bool = False
+    """``args.beta`` times the summed log-ratio to the reference is taken off the reward, and TRL's KL in the loss is off."""
     effort: EffortSection | None = None
     dynamic_sampling_rounds: int = 0
+    """How often, at most, the groups of one generation whose rewards are all equal are replaced by fresh prompts."""
     importance_clip: float = 0.0
+    """Largest importance weight of a token where a rollout function gave the sampler's log-probabilities; 0: none at all."""
 
     @property
     def has_reward_terms(self) -> bool:
@@ -50,27 +43,17 @@ class PolicyOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedMethod:
-    """What a recipe's method comes to.
-
-    Attributes:
-        trl: keys of ``GRPOConfig``, the recipe's over the preset's.
-        options: what the trainer takes beside them.
-        overlong_share: last share of ``max_completion_length`` that is punished; 0 is none.
-    """
+    """What a recipe's method comes to."""
 
     trl: dict[str, Any]
+    """Keys of ``GRPOConfig``, the recipe's over the preset's."""
     options: PolicyOptions
     overlong_share: float
+    """Last share of ``max_completion_length`` that is punished; 0 is none."""
 
 
 def resolve_method(config: RunConfig) -> ResolvedMethod:
-    """Lay the recipe's keys over those of its preset.
-
-    Raises:
-        UsageError: the method contradicts itself (CR0760): a key of the recipe contradicts the preset, a KL or effort term
-            in the reward stands beside scaled rewards, the KL in the reward has the weight 0, or ``loss_type = "cispo"``
-            would cut ratios below 1.
-    """
+    """Lay the recipe's keys over those of its preset; a method that contradicts itself is refused (CR0760)."""
     preset = PRESETS[config.trainer.preset] if config.trainer.preset else {}
     given = {f"trl.{key}": value for key, value in config.trl.items()}
     own = {f"trainer.{key}": getattr(config.trainer, key) for key in _OWN_KEYS}
@@ -102,16 +85,14 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
 
 
 def _refuse_contradictions(given: Mapping[str, Any], preset: Mapping[str, Any], name: str | None) -> None:
-    def plain(key: str, value: Any) -> Any:
-        return _scaling(value) if key == "trl.scale_rewards" else value
-
     def as_toml(value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else repr(value)
 
     defining = [*(f"trl.{key}" for key in _DEFINING), "trainer.kl_in_reward"]
     defining += ["trl.beta"] if preset.get("trl.beta") == 0.0 else []
     for key in defining:
-        if key in preset and key in given and plain(key, given[key]) != preset[key]:
+        value = _scaling(given.get(key)) if key == "trl.scale_rewards" else given.get(key)
+        if key in preset and key in given and value != preset[key]:
             raise contradiction(
                 f"the preset {name} has {key} = {as_toml(preset[key])} by definition, and the recipe sets "
                 f"{as_toml(given[key])}",
@@ -202,10 +183,7 @@ def effort_units(counts: Mapping[str, Any]) -> float:
     """``x``, the counts times ``EFFORT_UNITS``; kinds that are not given count 0."""
     for kind, number in counts.items():
         if kind not in EFFORT_UNITS or not 0 <= float(number) < float("inf"):
-            raise UsageError(
-                "CR0777",
-                f"effort_counts has {kind} = {number!r}; it needs numbers from 0 of {', '.join(EFFORT_UNITS)}.",
-                where="the rollout function's effort_counts",
-                fix="return one mapping of these kinds to numbers for each rollout.",
-            )
+            words = f"effort_counts has {kind} = {number!r}; it needs numbers from 0 of {', '.join(EFFORT_UNITS)}."
+            fix = "return one mapping of these kinds to numbers for each rollout."
+            raise UsageError("CR0777", words, where="the rollout function's effort_counts", fix=fix)
     return sum(EFFORT_UNITS[kind] * float(number) for kind, number in counts.items())

@@ -84,10 +84,7 @@ def together(work: Callable[[], T]) -> T:
 def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
     """The first process's result of ``work``, on every process; an exception on one stops all.
 
-    Args:
-        work: runs on the first process.
-        every_process_joins: run it on all (weights are sharded, so each has to take part in a
-            forward); the first process's result still counts.
+    With ``every_process_joins`` it runs on all, as each has to take part in a forward of sharded weights.
     """
     runs_here = every_process_joins or process_rank() == 0
     return cast("T", from_first(together(work if runs_here else lambda: None)))
@@ -116,11 +113,7 @@ def wait_for_gloo_at_exit() -> None:
 
 
 def wait_for_idle_threads(name: str) -> None:
-    """Wait, five seconds at most, until this process's native threads of such a name sleep.
-
-    Args:
-        name: how their names begin.
-    """
+    """Wait, five seconds at most, until this process's native threads sleep whose names begin so."""
     num_calm = 0
     for _ in range(_NUM_POLLS):
         time.sleep(_POLL_SECONDS)  # without Python's lock: who waits for it gets it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,17 +17,18 @@ from composer_replication.channel_tables import ReplaySection
 from composer_replication.losses.chunked_head import sampled_logp
 from composer_replication.losses.preferences import preference_loss, sequence_logp
 from composer_replication.records import PreferencePair
-from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.channel_step import LossChannel, Scope, weighted_means
-from composer_replication.trainer.collator import PairRows, check_pairs, collate_pairs
+from composer_replication.trainer.collator import (
+    PairRows,
+    check_pairs,
+    collate_pairs,
+    sibling_rows_in,
+    sibling_tensors,
+)
+from composer_replication.trainer.loss_channels import LossChannel, Scope, WeightCopy, weighted_means
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
-from composer_replication.trainer.weight_copy import WeightCopy
-
-if TYPE_CHECKING:
-    from trl.trainer.grpo_trainer import GRPOTrainer
 
 _PAIRS_AT_ONCE = 8
 
@@ -59,13 +60,7 @@ def reference_logps(
     return torch.cat(parts).float()
 
 
-_BETAS = {
-    ("dpo", True): 5.0,
-    ("dpo", False): 0.1,
-    ("ipo", True): 0.1,
-    ("ipo", False): 0.1,
-    ("simpo", True): 2.0,
-}
+_BETAS = {"dpo": 5.0, "dpo on sums": 0.1, "ipo": 0.1, "simpo": 2.0}
 
 
 class ReplayChannel(LossChannel):
@@ -77,26 +72,24 @@ class ReplayChannel(LossChannel):
         first_weights: those weights, kept for fresh pairs.
     """
 
-    def __init__(
-        self, trainer: GRPOTrainer, settings: ReplaySection, pairs: Sequence[PreferencePair] | None
-    ) -> None:
+    def __init__(self, trainer: Any, settings: ReplaySection, pairs: Sequence[PreferencePair] | None) -> None:
         super().__init__(trainer, pairs, settings.pairs_per_step)
         if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
             raise self.nothing_to_learn()
         check_pairs(pairs or ())
         self.settings = settings
+        on_sums = settings.kind == "dpo" and not settings.length_normalised
+        self._beta = settings.beta or _BETAS["dpo on sums" if on_sums else settings.kind]
         self.reference_P2: torch.Tensor | None = None
         self.first_weights: WeightCopy | None = None
 
     @staticmethod
     def nothing_to_learn() -> TrainerSettingError:
         """The error for replay without any pair that weighs something."""
-        return TrainerSettingError(
-            "CR0755",
-            "beta_replay is not 0, but there is no preference pair to learn from.",
-            where="ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs",
-            fix="pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0.",
-        )
+        words = "beta_replay is not 0, but there is no preference pair to learn from."
+        fix = "pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0."
+        where = "ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs"
+        return TrainerSettingError("CR0755", words, where=where, fix=fix)
 
     @property
     def keeps_first_weights(self) -> bool:
@@ -104,7 +97,6 @@ class ReplayChannel(LossChannel):
         return self.settings.sibling_pairs and self.settings.kind != "simpo"
 
     def begin(self) -> None:
-        """Draws and reference as they are before the first step."""
         super().begin()
         if self.keeps_first_weights:
             self.first_weights = WeightCopy(self._model)
@@ -155,7 +147,7 @@ class ReplayChannel(LossChannel):
                 *policy_2P,
                 *reference_2P,
                 kind=settings.kind,
-                beta=settings.beta or _BETAS[settings.kind, settings.length_normalised],
+                beta=self._beta,
                 margin=settings.margin,
                 weight_P=rows.weight_P,
             )
@@ -163,8 +155,7 @@ class ReplayChannel(LossChannel):
             counted += [metrics] if own is not None else []
         figures = {"pairs": float(sum(int(part.num_pairs) for part in counted))}
         if counted:
-            names = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward")
-            figures |= weighted_means(counted, *names, weight="total_weight")
+            figures |= weighted_means(counted, "accuracy", "reward_margin", weight="total_weight")
         self._note("replay", **figures)
         return total * (num_processes() / total_weight) if total_weight else total
 

@@ -2,13 +2,9 @@
 
 With experts a rounding error is enough for another choice, and another choice is another network: sampler and trainer
 then disagree about tokens by far more than rounding. Replayed, token x of a router with logits s goes to the engine's
-experts I, with weights from the logits at hand and with their gradient; for softmax routers
-
-    y = sum_{i in I} g_i E_i(x),   g_i = exp(s_i) / sum_{j in I} exp(s_j)
-
-and in general by the model's own formula, in which nothing but the choice is replaced. The router learns by g alone.
-Reference: Ma et al., Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers (2510.11370),
-section 4 (Rollout Routing Replay).
+experts I, with weights from the logits at hand and with their gradient: by the model's own formula, in which nothing but
+the choice is replaced. For softmax routers it is y = sum_{i in I} g_i E_i(x), g_i = exp(s_i) / sum_{j in I} exp(s_j).
+Reference: Ma et al., Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers (2510.11370), section 4.
 
 Letters: B rows, P prompt columns, T completion columns, W = P + T columns, L routers of the model, K experts a token,
 E experts of a router, N tokens of one forward.
@@ -18,8 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from trl.trainer.utils import pad
 
 from composer_replication.errors import InputError
+from composer_replication.trainer.generation import temporarily
 from composer_replication.trainer.prefix_support import inner_model
 
 _WHERE = "the rollout function's routed_experts"
@@ -42,8 +39,7 @@ def routers_of(model: nn.Module) -> list[nn.Module]:
 
     Each gives its logits, the weights of the chosen experts, and which they are.
     """
-    recorders = getattr(inner_model(model), "_can_record_outputs", None) or {}
-    recorder = recorders.get("router_logits")
+    recorder = (getattr(inner_model(model), "_can_record_outputs", None) or {}).get("router_logits")
     kind = getattr(recorder, "target_class", None)
     if kind is None or getattr(recorder, "index", None) != 0:
         return []
@@ -60,14 +56,14 @@ class RouterLoad:
     @contextmanager
     def counting(self, model: nn.Module) -> Iterator[None]:
         """Inside, each choice of a router of ``model`` is counted."""
+        routers = routers_of(model)
+        self._num_routers = len(routers)
 
         def count(router: nn.Module, _inputs: Any, output: Any) -> None:
             logits_NE, _, index_NK = output
             chosen_E = torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
             self._chosen[router] = chosen_E + self._chosen.get(router, 0)
 
-        routers = routers_of(model)
-        self._num_routers = len(routers)
         with ExitStack() as stack:
             for router in routers:
                 stack.callback(router.register_forward_hook(count).remove)
@@ -90,13 +86,10 @@ class RouterLoad:
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """What the routers of a model choose from.
+    """What the routers of a model choose from: E of each router, and K.
 
-    Attributes:
-        num_experts: E of each router.
-        top_k: K.
-        layers: the layer in which each router stands; empty where their names do not say so.
-        num_layers: all layers, those without experts too.
+    ``layers`` is the layer in which each router stands, empty where their names do not say so; ``num_layers`` counts all
+    layers, those without experts too.
     """
 
     num_experts: tuple[int, ...]
@@ -119,9 +112,8 @@ class Routers:
         names = {module: name for name, module in model.named_modules()}
         found = [_LAYER.search(names[router]) for router in routers]
         layers = tuple(int(match.group(1)) for match in found if match)
-        has_layers = len(set(layers)) == len(routers)
         num_layers = int(inner.config.get_text_config().num_hidden_layers)
-        return cls(num_experts, top_ks.pop(), layers if has_layers else (), num_layers)
+        return cls(num_experts, top_ks.pop(), layers if len(set(layers)) == len(routers) else (), num_layers)
 
 
 def _size(router: nn.Module, *names: str) -> int:
@@ -143,12 +135,9 @@ def refusal(problem: str) -> InputError:
 
 def unknown_router(router: nn.Module) -> InputError:
     """The error for a router that makes its choice in another way."""
-    return InputError(
-        "CR0757",
-        f"{type(router).__name__} does not choose its experts by one top-k over all of them, so its routing cannot be replayed.",
-        where=_WHERE,
-        fix="leave routed_experts out for this model.",
-    )
+    words = f"{type(router).__name__} does not choose its experts by one top-k over all of them, so its routing cannot be replayed."
+    fix = "leave routed_experts out for this model."
+    return InputError("CR0757", words, where=_WHERE, fix=fix)
 
 
 def laid_out(
@@ -175,10 +164,8 @@ def laid_out(
         whole_SLK = _checked(choices, row, len(prompt) + len(completion), routers)
         prompts.append(whole_SLK[: len(prompt)])
         completions.append(whole_SLK[len(prompt) :])
-    parts = [
-        pad(part, padding_value=UNKNOWN, padding_side=side, pad_to_multiple_of=pad_to_multiple_of)
-        for part, side in ((prompts, "left"), (completions, "right"))
-    ]
+    options: dict[str, Any] = {"padding_value": UNKNOWN, "pad_to_multiple_of": pad_to_multiple_of}
+    parts = pad(prompts, padding_side="left", **options), pad(completions, padding_side="right", **options)
     return torch.cat(parts, dim=1)
 
 
@@ -216,18 +203,19 @@ def _checked(choices: Any, row: int, num_tokens: int, routers: Routers) -> torch
 
 _TOP_K = (torch.topk, torch.Tensor.topk)
 _MASKED_FILL = (torch.masked_fill, torch.Tensor.masked_fill)
-_CHECKPOINT_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
+_CHECKPOINT_FUNCTIONS = {"_gradient_checkpointing_func", "checkpoint_fn"}
 """Where transformers' layers, and torch's ``CheckpointWrapper``, keep the function that runs them again in backward."""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward: what its routers are to choose, and counts, which are read when it ends: a second run adds to no figure."""
+    """One forward: what its routers are to choose, and how many tokens each of their choices forced and changed.
+
+    The counts are read when it ends: a second run of layers in backward adds to no figure.
+    """
 
     forced_NLK: torch.Tensor
-    num_calls: list[int]
-    counts: list[torch.Tensor] = field(default_factory=list)
-    """Of each router, how many tokens were forced and how many of these changed."""
+    counts: list[list[torch.Tensor]]
 
 
 class _Choice(TorchFunctionMode):
@@ -259,26 +247,20 @@ class _Choice(TorchFunctionMode):
 
     def _chosen(self, own_NK: torch.Tensor) -> torch.Tensor:
         """Where both choose the same set it stays in the router's own order: not a bit of the sum changes."""
-        one = self.one
-        one.num_calls[self.router] += 1
-        forced_NK = one.forced_NLK[:, self.router].to(own_NK)
+        forced_NK = self.one.forced_NLK[:, self.router].to(own_NK)
         is_forced_N1 = forced_NK[:, :1] != UNKNOWN
         differs_N1 = (forced_NK.sort(-1).values != own_NK.sort(-1).values).any(-1, keepdim=True)
         is_changed_N1 = is_forced_N1 & differs_N1
-        one.counts.append(torch.stack([is_forced_N1.sum(), is_changed_N1.sum()]))
+        self.one.counts[self.router].append(torch.stack([is_forced_N1.sum(), is_changed_N1.sum()]))
         return forced_NK.where(is_changed_N1, own_NK)
 
 
 class Replay:
     """Replays the routing of some rows in the forwards of a model that read these rows, in order.
 
-    ``routing_BWLK`` is as ``laid_out`` gives it, ``mask_BW`` is 1 on tokens.
-
-    Attributes:
-        num_choices: choices that matter, a token and a router each; those of tokens before which, or after which, there
-            is none do not, and stay free.
-        num_forced: those of them that were forced.
-        num_changed: those of them for which the router would have taken another set of experts.
+    ``routing_BWLK`` is as ``laid_out`` gives it, ``mask_BW`` is 1 on tokens. ``num_choices`` are those that matter, a token
+    and a router each (the last token's does not, and stays free), ``num_forced`` those of them that were forced, and
+    ``num_changed`` those for which the router would have taken another set of experts.
     """
 
     def __init__(self, model: nn.Module, routing_BWLK: torch.Tensor, mask_BW: torch.Tensor) -> None:
@@ -296,19 +278,14 @@ class Replay:
     @contextmanager
     def in_forwards(self) -> Iterator[None]:
         """Inside, forwards of the model are replayed; so are their layers when backward runs them again."""
-        again = [
-            (module, name, self._remembering(vars(module)[name]))
-            for module in self.model.modules()
-            for name in _CHECKPOINT_FUNCTIONS
-            if name in vars(module)
-        ]
-        hook = self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        try:
-            with _in_place(again), self._choosing(lambda: self._current):
-                yield
-                self._finish()
-        finally:
-            hook.remove()
+        with ExitStack() as stack, self._choosing(lambda: self._current):
+            stack.callback(self.model.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            for module in self.model.modules():
+                for name in vars(module).keys() & _CHECKPOINT_FUNCTIONS:
+                    again = self._remembering(vars(module)[name])
+                    stack.enter_context(temporarily(module, **{name: again}))
+            yield
+            self._finish()
 
     def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._finish()
@@ -317,19 +294,20 @@ class Replay:
         self._num_rows = rows.stop
         forced_RWLK = self.routing_BWLK[rows].to(ids.device)
         forced_RWLK = forced_RWLK.masked_fill(~self.matters_BW[rows, :, None, None], UNKNOWN)
-        self._current = _Pass(forced_RWLK.flatten(0, 1), [0] * len(self.routers))
+        self._current = _Pass(forced_RWLK.flatten(0, 1), [[] for _ in self.routers])
 
     def _finish(self) -> None:
         one, self._current = self._current, None
         if one is None:
             return
-        for router, num_calls in zip(self.routers, one.num_calls, strict=True):
-            if num_calls != 1:
+        for router, counts in zip(self.routers, one.counts, strict=True):
+            if len(counts) != 1:
                 raise unknown_router(router)
-        num_forced, num_changed = torch.stack([each.to(self.num_choices) for each in one.counts]).sum(0)
+        num_forced, num_changed = torch.stack([each.to(self.num_choices) for (each,) in one.counts]).sum(0)
         self.num_forced, self.num_changed = self.num_forced + num_forced, self.num_changed + num_changed
 
-    def _choosing(self, chosen_pass: Callable[[], _Pass | None]) -> AbstractContextManager[None]:
+    @contextmanager
+    def _choosing(self, chosen_pass: Callable[[], _Pass | None]) -> Iterator[None]:
         """Inside, the routers choose as the pass says that ``chosen_pass`` gives when they run."""
 
         def forced(number: int) -> Callable[..., Any]:
@@ -342,7 +320,10 @@ class Replay:
 
             return forward
 
-        return _in_place([(router, "forward", forced(number)) for number, router in enumerate(self.routers)])
+        with ExitStack() as stack:
+            for number, router in enumerate(self.routers):
+                stack.enter_context(temporarily(router, forward=forced(number)))
+            yield
 
     def _remembering(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose second run, long after this context, chooses as the first."""
@@ -359,28 +340,8 @@ class Replay:
         return remembering
 
 
-@contextmanager
-def _in_place(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Inside, each (module, name, value) is an attribute of that instance, whose hooks run as before."""
-    kept = [(module, name, vars(module).get(name)) for module, name, _ in places]
-    for module, name, value in places:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for module, name, value in kept:
-            if value is None:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)
-
-
 class RouterReplay:
-    """Which forwards of routed rows follow their routing, and how often that changed a choice.
-
-    Those of the policy do: with gradient, and for the probabilities under its older weights. Those of the reference, of
-    the hint and preference channels and of evaluation do not.
-    """
+    """Which forwards of routed rows follow their routing (the policy's, also under its older weights), and what that changed."""
 
     def __init__(self) -> None:
         self._replayed: torch.Tensor | None = None

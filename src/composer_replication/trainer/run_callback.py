@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
 
 class InterruptOnce:
-    """Ctrl-C, or a scheduler's order to end, asks for a checkpoint at the end of the step.
+    """Inside, Ctrl-C, or a scheduler's order to end, asks for a checkpoint at the end of the step.
 
-    A second Ctrl-C stops at once. Further orders to end (SIGTERM) change nothing: schedulers send
-    them to a launcher and to its processes, and the launcher passes its own on; what is too slow
-    is killed by them.
-
-    Used as a context around training. Nothing is installed outside the main thread or under
-    another program's handler. With several processes only the order to end is heard: each of them
-    gets a Ctrl-C twice, which leaves the last whole checkpoint.
+    A second Ctrl-C stops at once. Further orders to end (SIGTERM) change nothing: schedulers send them to a launcher and to
+    its processes, and the launcher passes its own on; what is too slow is killed by them. Nothing is installed outside the
+    main thread or under another program's handler. With several processes only the order to end is heard: each of them gets a
+    Ctrl-C twice, which leaves the last whole checkpoint.
     """
 
     def __init__(self) -> None:
@@ -72,11 +69,8 @@ class ReplicaCallback(TrainerCallback):
         self._trainer, self._loop, self._identity = trainer, loop, identity
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        tokens = int(state.num_input_tokens_seen)
-        end = self._loop.begin(
-            self._identity, max_steps=state.max_steps, step=state.global_step, tokens=tokens
-        )
-        self._follow(end, control)
+        at = {"step": state.global_step, "tokens": int(state.num_input_tokens_seen)}
+        self._follow(self._loop.begin(self._identity, max_steps=state.max_steps, **at), control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follow(self._loop.after_step(state.global_step, int(state.num_input_tokens_seen)), control)

@@ -35,17 +35,15 @@ TRACKERS = {name: name for name in ("trackio", "wandb", "mlflow")} | {
 
 
 def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
-    """TRL's ``GRPOConfig`` from ``[trl]``, with what a run folder needs set by us.
+    """TRL's ``GRPOConfig`` from ``[trl]`` over ``trainer.preset``, with what a run folder needs set by us.
 
-    The keys of ``trainer.preset`` come first, the recipe's own ``[trl]`` over them.
-    Defaults that differ from TRL's: one log row a step, no second progress bar, float32
-    arithmetic unless ``bf16`` is asked for, the CPU where there is no GPU, two checkpoints kept, and where vLLM
-    samples importance weights cut by token at 2.0 instead of dropping whole sequences.
+    Defaults that differ from TRL's: one log row a step, no second progress bar, float32 arithmetic unless ``bf16`` is asked
+    for, the CPU where there is no GPU, two checkpoints kept, and where vLLM samples importance weights cut by token at 2.0
+    instead of dropping whole sequences.
 
     Raises:
         MissingError: a tracker that is not installed (CR0101).
-        UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211); a method that
-            contradicts itself (CR0760).
+        UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211); a contradiction (CR0760).
     """
     known = {field.name for field in fields(GRPOConfig) if field.init}
     for key in config.trl:
@@ -72,8 +70,8 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     if config.agent is not None:  # all that follows the first prompt of an episode is its completion
         given["max_completion_length"] = config.agent.max_context_tokens
     if "vllm_importance_sampling_mode" not in method.trl:
-        mode = {"mode": "token_truncate", "clip_max": 2.0}
-        given |= {f"vllm_importance_sampling_{key}": value for key, value in mode.items()}
+        given["vllm_importance_sampling_mode"] = "token_truncate"
+        given["vllm_importance_sampling_clip_max"] = 2.0
     given |= method.trl | {"report_to": _trackers(config.trl.get("report_to", "none"))}
     with refusals():
         return GRPOConfig(
@@ -87,15 +85,13 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
-    """The trackers that a recipe names, each of which is installed."""
     names = [name for name in ([named] if isinstance(named, str) else named) if name != "none"]
     where = "trl.report_to"
     for name in names:
         if name not in TRACKERS:
             fix = "name one of them, or take the key out: metrics.jsonl has the same numbers."
-            raise refused(
-                f"{where} is {named!r}, and the trackers are {', '.join(TRACKERS)}", where=where, fix=fix
-            )
+            words = f"{where} is {named!r}, and the trackers are {', '.join(TRACKERS)}"
+            raise refused(words, where=where, fix=fix)
         try:
             importlib.import_module(TRACKERS[name])
         except ImportError as error:
@@ -141,12 +137,9 @@ def refuse_long_prompts(
     max_new_tokens: int | None,
     engine_limit: int | None = None,
 ) -> None:
-    """Stop before the first step when a prompt and its answer exceed the model's positions.
+    """Stop before the first step when a prompt (with its template) and its answer exceed the model's positions (CR0705).
 
-    A chat prompt is counted with its template. ``engine_limit`` is what another engine holds, if one samples.
-
-    Raises:
-        InputError: too long (CR0705), or the chat template does not take a prompt (CR0810).
+    ``engine_limit`` is what another engine holds, if one samples.
     """
     limits = (getattr(model.config, "max_position_embeddings", None), engine_limit)
     limit = min((most for most in limits if most is not None), default=None)
@@ -156,12 +149,9 @@ def refuse_long_prompts(
         ids = tokenizer(text=prompt)["input_ids"] if is_text else chat_prompt_ids(tokenizer, prompt)
         length = len(ids) + (max_new_tokens or 0)
         if limit is not None and length > limit:
-            raise InputError(
-                "CR0705",
-                f"prompt and answer take {length} tokens; the model has {limit} positions.",
-                where=row["task_id"],
-                fix="lower rollouts.context_lines or trl.max_completion_length, or leave the task out.",
-            )
+            words = f"prompt and answer take {length} tokens; the model has {limit} positions."
+            fix = "lower rollouts.context_lines or trl.max_completion_length, or leave the task out."
+            raise InputError("CR0705", words, where=row["task_id"], fix=fix)
 
 
 def show_own_progress(

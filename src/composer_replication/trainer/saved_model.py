@@ -75,17 +75,11 @@ def save_model(
 ) -> None:
     """Write weights, configuration and tokenizer; the folder is there as a whole, or as it was before.
 
-    It loads with ``AutoModelForCausalLM.from_pretrained`` and ``AutoModel.from_pretrained``, without peft: an adapter is
-    added to the weights that it was trained on, in ``model`` itself, which is not to be trained any more. A model whose
-    weights are whole is moved to the processor, so that the loaded copy finds room and computes as it does.
-
-    Args:
-        model: a transformers model, with or without a peft adapter, its weights whole in this process or in ``weights``.
-        tokenizer: its tokenizer, saved with the chat template.
-        folder: replaced where it exists.
-        describe: writes further files into a folder that is not in its place yet, such as a model card.
-        weights: of ``gathered_weights``; they are let go once they are written.
-        trained: of ``probe_logps``, to compare the saved model with; by default asked of ``model`` where it is whole.
+    It loads with ``from_pretrained``, without peft: an adapter is added to the weights that it was trained on, in ``model``
+    itself, which is not to be trained any more. A model whose weights are whole is moved to the processor, so that the loaded
+    copy finds room and computes as it does. ``describe`` writes further files, such as a model card, into the folder before it
+    is in its place. ``weights`` are those of ``gathered_weights``, let go once they are written; ``trained`` is of
+    ``probe_logps``, by default asked of ``model`` where it is whole.
 
     Raises:
         InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
@@ -113,21 +107,15 @@ def save_model(
         if trained is not None:
             difference = _difference(begun, tokenizer, trained, most_kl, may_be_exact=weights is None)
             if difference:
-                raise InputError(
-                    "CR0890",
-                    f"the saved model would not be the trained one: {difference}.",
-                    where=str(folder),
-                    fix="load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it.",
-                )
+                words = f"the saved model would not be the trained one: {difference}."
+                fix = "load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it."
+                raise InputError("CR0890", words, where=str(folder), fix=fix)
         shutil.rmtree(folder, ignore_errors=True)
         begun.replace(folder)
     except OSError as error:
-        raise InputError(
-            "CR0209",
-            f"the trained model cannot be saved: {error.strerror or error}.",
-            where=str(folder),
-            fix="make room, and give the same command again with --resume: nothing is trained twice.",
-        ) from error
+        words = f"the trained model cannot be saved: {error.strerror or error}."
+        fix = "make room, and give the same command again with --resume: nothing is trained twice."
+        raise InputError("CR0209", words, where=str(folder), fix=fix) from error
     finally:
         shutil.rmtree(begun, ignore_errors=True)
 
@@ -157,9 +145,8 @@ def _merged(model: Any) -> Any:
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
     was_tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
     if hasattr(model, "merge_and_unload"):
-        head, embeddings = map(
-            _without_wrappers, (model.get_output_embeddings(), model.get_input_embeddings())
-        )
+        layers = model.get_output_embeddings(), model.get_input_embeddings()
+        head, embeddings = map(_without_wrappers, layers)
         if head is not None and head.weight is embeddings.weight:
             head.weight = nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
         with warnings.catch_warnings():

@@ -33,19 +33,13 @@ class TrainerSettingError(UsageError, ValueError):
 
 def spread_weights(where: str) -> UsageError:
     """Episodes ask for answers at times of their own, and each forward of spread weights needs every process."""
-    return UsageError(
-        "CR0757",
-        "the agent loop cannot sample weights that are spread over processes.",
-        where=where,
-        fix="sample by vLLM (trl.use_vllm), or launch with whole weights on each process (accelerate's MULTI_GPU).",
-    )
+    words = "the agent loop cannot sample weights that are spread over processes."
+    fix = "sample by vLLM (trl.use_vllm), or launch with whole weights on each process (accelerate's MULTI_GPU)."
+    return UsageError("CR0757", words, where=where, fix=fix)
 
 
 def refuse_bad_values(table: Mapping[str, Any]) -> None:
-    """Compare each value with the type that TRL declares; ranges are left to TRL but for those in which it says nothing.
-
-    The keys are known to be TRL's.
-    """
+    """Compare each value, of TRL's keys, with the type that TRL declares; ranges are left to it where it says something."""
     from trl.trainer.grpo_config import GRPOConfig
 
     kinds = get_type_hints(GRPOConfig) | _KINDS
@@ -62,33 +56,20 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
 
 @contextmanager
 def refusals(where: str = "[trl]") -> Iterator[None]:
-    """Inside, what TRL, transformers or peft raise about their settings is an error of the recipe.
-
-    Args:
-        where: the tables that they may speak of.
-    """
+    """Inside, what TRL, transformers or peft raise about their settings, ``where`` they stand, is an error of the recipe."""
     try:
         yield
     except ComposerError:
         raise
     except Exception as error:
-        if _came_through("vllm", error):
+        modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
+        if any(name.partition(".")[0] == "vllm" for name in modules):  # a function of its was running
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UsageError(
-                "CR0211",
-                f"vLLM did not start: {cause[:300].rstrip('.')}.",
-                where="trl.use_vllm",
-                fix="composer-rl doctor says whether it fits and what GPU is free; trl.vllm_gpu_memory_utilization is its share.",
-            ) from error
+            fix = "composer-rl doctor says whether it fits and what GPU is free; trl.vllm_gpu_memory_utilization is its share."
+            raise refused(f"vLLM did not start: {cause[:300]}", where="trl.use_vllm", fix=fix) from error
         if not isinstance(error, (ArithmeticError, ImportError, TypeError, ValueError)):
             raise
         raise refused(f"the training libraries refuse {where}: {error}", where=where) from error
-
-
-def _came_through(package: str, error: Exception) -> bool:
-    """Whether a function of that package was running when it was raised."""
-    frames = (frame for frame, _ in walk_tb(error.__traceback__))
-    return any(str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame in frames)
 
 
 def refused(sentence: str, *, where: str, fix: str = "") -> UsageError:

@@ -14,8 +14,8 @@ from tiny_trainer import build_trainer, tiny_model, tiny_tokenizer
 
 from composer_replication.errors import InputError
 from composer_replication.records import Rollout
-from composer_replication.trainer.batch_records import rollouts_of, sibling_tensors
 from composer_replication.trainer.chained_rows import CheckedRollouts, one_conversation_rows, starts_tensor
+from composer_replication.trainer.collator import rollouts_of, sibling_tensors
 from composer_replication.trainer.generation import SEGMENT_STARTS, Generation, temporarily
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion

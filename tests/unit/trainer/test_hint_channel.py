@@ -223,7 +223,7 @@ def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_o
 
 
 def test_tool_output_between_turns_is_in_no_turn(make_trainer: Callable[..., Any]) -> None:
-    from composer_replication.trainer.batch_records import rollouts_of
+    from composer_replication.trainer.collator import rollouts_of
 
     trainer = make_trainer()
     batch = {

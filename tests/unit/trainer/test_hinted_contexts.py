@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
 from composer_replication.rollouts.hints.hint_prompts import insertion
-from composer_replication.trainer.batch_records import matched_turns
-from composer_replication.trainer.collator import differs_by_hint
+from composer_replication.trainer.collator import differs_by_hint, matched_turns
 
 PROMPT, ANSWER, LOGPS = (5, 6, 7), (40, 41), (-1.0, -20.1)
 few_ids = st.lists(st.integers(0, 2), max_size=6).map(tuple)

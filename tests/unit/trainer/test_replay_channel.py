@@ -15,8 +15,8 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from composer_replication.channel_tables import ReplaySection
 from composer_replication.records import PreferencePair
-from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.channel_step import RecordDraws
+from composer_replication.trainer.collator import sibling_rows_in, sibling_tensors
+from composer_replication.trainer.loss_channels import RecordDraws
 
 PAIRS = (
     PreferencePair((5, 6, 7), (40, 41, 42), (43,)),

@@ -20,7 +20,7 @@ from tiny_trainer import lora, tiny_model
 from trl import GRPOTrainer
 
 from composer_replication.trainer import run_callback
-from composer_replication.trainer.batch_records import _runs
+from composer_replication.trainer.collator import _runs
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.guard import KlPath, kl_path_of, log_ratio_sum
 from composer_replication.trainer.metrics_log import InLoopSignals

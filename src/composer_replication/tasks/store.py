@@ -90,7 +90,6 @@ class TaskStore:
         self._parsed: dict[str, Mapping[str, Any]] = {}
         self._is_listed = False  # whether this process began a list of changes after the manifest
         self._environments: dict[str, Environment] = {}
-        self._environment_locks: dict[str, threading.Lock] = {}
         self._repositories: dict[str, RepositoryRecord] = {}
         self._test_functions: dict[str, Mapping[tuple[int, str], str]] = {}
 
@@ -407,16 +406,14 @@ class TaskStore:
         return self.environment_of(task.environment)
 
     def environment_of(self, fingerprint: str) -> Environment:
-        """As ``environment``; whoever reads records meanwhile does not wait for an installation."""
-        with self._lock:
-            turn = self._environment_locks.setdefault(fingerprint, threading.Lock())
-        with turn:
-            if fingerprint not in self._environments:
-                lock = self.environment_lock(fingerprint)
-                self._environments[fingerprint] = open_environment(
-                    lock, backend=self.backend, read_wheel=lambda wheel: self.blob(wheel.sha256)
-                )
-            return self._environments[fingerprint]
+        """As ``environment``. Who comes at the same time waits for the installation, who reads records does not."""
+        if fingerprint not in self._environments:
+            self._environments[fingerprint] = open_environment(
+                self.environment_lock(fingerprint),
+                backend=self.backend,
+                read_wheel=lambda wheel: self.blob(wheel.sha256),
+            )
+        return self._environments[fingerprint]
 
     def verify(self) -> None:
         """Read every record, and every file that a record names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
@@ -51,15 +51,9 @@ def _edit(row: Any) -> Edit:
 EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
 
 
-@cache
-def _form_of(kind: type[Any]) -> TypeAdapter[Any]:
-    """What makes records of a kind out of JSON and back."""
-    return TypeAdapter(kind)
-
-
 class _Record:
     def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = _form_of(type(self)).dump_python(self, mode="json", by_alias=True)
+        value: dict[str, Any] = _FORMS[type(self)].dump_python(self, mode="json", by_alias=True)
         return value
 
     @classmethod
@@ -69,7 +63,7 @@ class _Record:
         Raises:
             ValueError, TypeError: something is missing, or is not what ``to_json`` writes.
         """
-        record: Self = _form_of(cls).validate_python(value)
+        record: Self = _FORMS[cls].validate_python(value)
         return record
 
 
@@ -248,3 +242,8 @@ class SecretRecord(_Record):
     hidden: tuple[str, ...]
     withheld: tuple[str, ...]
     twins: Mapping[str, str] | None = None
+
+
+_FORMS: dict[type[_Record], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (RepositoryRecord, TaskRecord, SecretRecord)
+}

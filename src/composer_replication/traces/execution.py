@@ -102,8 +102,7 @@ def tools_at(commit: str, backend: str) -> Iterator[Call]:
         InputError: git cannot reach the repository, or it has no such commit (CR0402, CR0407).
         SandboxFailure: the sandbox cannot be opened, or does not hold (CR0306).
     """
-    listing = list_commit(fetch_commit(commit))
-    files = listing.read(listing.files)
+    files = list_commit(fetch_commit(commit)).read()
     jail = sandbox.choose_backend(backend)
     sandbox.require_selftest(jail)
     with tempfile.TemporaryDirectory(prefix="attempt-", dir=process_folder()) as folder:

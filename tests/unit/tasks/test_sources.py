@@ -267,8 +267,7 @@ CENTRAL = struct.Struct("<4s6H3L5H2L")
 
 
 def read_members(path: Path) -> dict[str, bytes]:
-    listing = list_archive(path)
-    return listing.read(listing.files)
+    return list_archive(path).read()
 
 
 def sentence(path: Path) -> str:

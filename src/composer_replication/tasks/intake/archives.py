@@ -65,13 +65,13 @@ class Listing:
     links: set[str]
     refused: Callable[[str], InputError]
 
-    def read(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Some of the files.
+    def read(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
+        """Some of the files; None: all.
 
         Raises:
             InputError: too many, or too large (CR0402); a member of an archive that cannot be read (CR0402).
         """
-        chosen = {name: self.files[name] for name in names}
+        chosen = self.files if names is None else {name: self.files[name] for name in names}
         large = next((name for name, (size, _) in chosen.items() if size > MAX_MEMBER_BYTES), None)
         if large is not None:
             raise self.refused(f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
@@ -84,7 +84,16 @@ class Listing:
 
 def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
     """The files of a folder; links are neither followed nor read, and folders of a name to ``skip`` not looked into."""
-    listing = Listing({}, set(), partial(_too_large_folder, root))
+    listing = Listing(
+        {},
+        set(),
+        lambda problem: InputError(
+            "CR0402",
+            f"the folder is too large for task trees: {problem}.",
+            where=str(root),
+            fix="give a copy of the folder without what its tests do not need.",
+        ),
+    )
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not skip(name))
         for name in (*subfolders, *sorted(files)):
@@ -94,15 +103,6 @@ def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
             elif path.is_file():
                 listing.files[path.relative_to(root).as_posix()] = (path.stat().st_size, path.read_bytes)
     return listing
-
-
-def _too_large_folder(root: Path, problem: str) -> InputError:
-    return InputError(
-        "CR0402",
-        f"the folder is too large for task trees: {problem}.",
-        where=str(root),
-        fix="give a copy of the folder without what its tests do not need.",
-    )
 
 
 def is_archive(path: Path) -> bool:

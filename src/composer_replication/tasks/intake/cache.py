@@ -66,7 +66,8 @@ def hold(folder: Path) -> bool:
                     fcntl.flock(descriptor, fcntl.LOCK_SH)
                     _held[folder] = descriptor
                 if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                    _touch(descriptor)
+                    with suppress(PermissionError):  # a cache that somebody else filled
+                        os.utime(descriptor)
                     return True
             except (FileNotFoundError, NotADirectoryError):
                 _let_go(folder)
@@ -78,11 +79,6 @@ def _let_go(folder: Path) -> None:
     descriptor = _held.pop(folder, None)
     if descriptor is not None:
         os.close(descriptor)
-
-
-def _touch(descriptor: int) -> None:
-    with suppress(PermissionError):  # a cache that somebody else filled
-        os.utime(descriptor)
 
 
 def sha256_of(data: bytes) -> str:

@@ -76,13 +76,16 @@ class Licence:
 
     def to_json(self) -> dict[str, Any]:
         """With the short keys ``spdx``, ``file``, ``from``, ``is_copyleft``, ``note``."""
-        value: dict[str, Any] = TypeAdapter(Licence).dump_python(self, by_alias=True)
+        value: dict[str, Any] = _FORM.dump_python(self, by_alias=True)
         return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Licence:
         """The inverse of ``to_json``; a ValueError for something else."""
-        return TypeAdapter(cls).validate_python(value)
+        return _FORM.validate_python(value)
+
+
+_FORM = TypeAdapter(Licence)
 
 
 def is_permissive(expression: str) -> bool:

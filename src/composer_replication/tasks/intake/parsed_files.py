@@ -153,9 +153,7 @@ class ProjectFiles:
 def setup_arguments(data: bytes, text_files: Collection[str]) -> dict[str, Any]:
     """The arguments of ``setup`` as far as they can be read: strings, lists of strings, dictionaries.
 
-    Args:
-        data: the file.
-        text_files: paths of the texts beside it, which it may read requirements from.
+    ``text_files`` are the paths of the texts beside it, which it may read requirements from.
     """
     tree = parsed(data)
     if tree is None:

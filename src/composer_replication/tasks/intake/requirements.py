@@ -407,12 +407,7 @@ def explain(
 
     A red baseline is often the third consequence: of a requirement that nothing declares or that has no wheel
     (``missing-requirement``), of compiled modules (``needs-compiling``), of a module that only a build writes
-    (``generated-file``); else files that were left out.
-
-    Args:
-        error: the refusal.
-        source: the repository.
-        installed: canonical names of what its environment holds.
+    (``generated-file``); else files that were left out. ``installed`` are canonical names of what its environment holds.
     """
     if error.reason != "red-baseline":
         return error

@@ -353,12 +353,7 @@ _MESON_PATH = r"%s\s*:\s*\[?\s*(?:files\()?\s*'([^']+)'"
 
 
 def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
-    """The missing files by path, for all tools that the project's files name.
-
-    Args:
-        read: the files of the project.
-        version: what they say; 0 where nobody knows one.
-    """
+    """The missing files by path, for all tools that the project's files name; they say ``version``."""
     folders = {posixpath.dirname(path) for path in read.files}
     found: dict[str, bytes] = {}
     for declared, template in _declared(read):

@@ -77,7 +77,7 @@ def preload(wanted, lookout):
 def share_compiled(folder, tree):
     """Let a run find what one before it compiled: files of the tree with the same path and bytes.
 
-    What fails or warns does so again in each run. Where pytest has no such private function, tests are not shared.
+    What fails or warns does so again in each run.
     """
     import hashlib
     import marshal
@@ -115,8 +115,6 @@ def share_compiled(folder, tree):
         return shared(b"module", path, data, make) if is_ours else make()
 
     SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
-    if not hasattr(rewrite, "_rewrite_test"):
-        return
     rewrite_test = rewrite._rewrite_test
 
     def rewrite_shared(path, config):

@@ -112,8 +112,10 @@ def run_batch(
     if environment.names & _UNSAFE_AFTER_FORK:
         return [_run_alone(run, environment, backend, chosen) for run in runs]
     reports: list[TestReport] = []
-    for part in _parts(runs, chosen.disk_bytes * TREE_SHARE):
-        waiting = list(part)
+    largest = max((_tree_bytes(run.files) for run in runs), default=_BLOCK_BYTES)
+    at_once = max(1, min(MAX_RUNS, int(chosen.disk_bytes * TREE_SHARE) // largest))
+    for first in range(0, len(runs), at_once):
+        waiting = list(runs[first : first + at_once])
         while waiting:
             found, was_started = _run_part(waiting, environment, backend, chosen)
             reports += found
@@ -125,25 +127,9 @@ def run_batch(
     return reports
 
 
-def _parts(runs: Sequence[Trial], max_bytes: float) -> Iterator[Sequence[Trial]]:
-    """Cut the runs into batches, in order; each has at least one."""
-    first, used = 0, 0
-    for number, run in enumerate(runs):
-        size = _tree_bytes(run.files)
-        if number > first and (used + size > max_bytes or number - first >= MAX_RUNS):
-            yield runs[first:number]
-            first, used = number, 0
-        used += size
-    if runs:
-        yield runs[first:]
-
-
 def _tree_bytes(files: Mapping[str, bytes]) -> int:
-    """Disk of a tree, in whole blocks; a folder takes one."""
-    folders = {name[:end] for name in files for end, letter in enumerate(name) if letter == "/"}
-    return _BLOCK_BYTES * (
-        1 + len(folders) + sum(-(-max(1, len(data)) // _BLOCK_BYTES) for data in files.values())
-    )
+    """About the disk of a tree: a file takes whole blocks, and may have a folder of its own."""
+    return _BLOCK_BYTES + sum(len(data) + 2 * _BLOCK_BYTES for data in files.values())
 
 
 def _run_alone(run: Trial, environment: Environment, backend: str | None, limits: Limits) -> TestReport:

@@ -14,7 +14,6 @@ import hmac
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -49,10 +48,10 @@ class WatchedReport:
 
     outcomes: Mapping[str, Outcome]
     error: str
-    flags: AbstractSet[str]
+    flags: frozenset[str]
     seconds: float
     test_seconds: Mapping[str, float] = field(default_factory=dict)
-    stored: AbstractSet[str] = frozenset()
+    stored: frozenset[str] = frozenset()
     pytest_exit_code: int = -1
     cpu_seconds: float = 0.0
 
@@ -126,7 +125,14 @@ def judge_watched(
         story.outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
     return WatchedReport(
-        **{name: getattr(story, name) for name in _SEEN}, error=problem, seconds=result.seconds
+        outcomes=story.outcomes,
+        error=problem,
+        flags=frozenset(story.flags),
+        seconds=result.seconds,
+        test_seconds=story.test_seconds,
+        stored=frozenset(story.stored),
+        pytest_exit_code=story.pytest_exit_code,
+        cpu_seconds=story.cpu_seconds,
     )
 
 
@@ -159,9 +165,6 @@ def read_transcript(stdout: str, key: str) -> tuple[list[list[str]], str]:
         except ValueError:
             return records, "a record is malformed"
     return [*told, *records], ""
-
-
-_SEEN = ("outcomes", "flags", "test_seconds", "stored", "pytest_exit_code", "cpu_seconds")
 
 
 @dataclass(slots=True)

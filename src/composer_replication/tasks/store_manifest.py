@@ -163,7 +163,7 @@ def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origi
         "schema_version": SCHEMA_VERSION,
         "store_version": STORE_VERSION,
         "fingerprint": fingerprint_of(manifest.records),
-        **_FORM.dump_python(manifest, mode="json", exclude_defaults=True),
+        **_FORM.dump_python(manifest, exclude_defaults=True),
     }
     if origins is not None:
         value["repositories"] = origins

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from composer_replication.records import Edit, Task, TestSplit
 from composer_replication.tasks.call_contexts import UNKNOWN, Contexts, decode, encode, select_tests
@@ -53,7 +53,7 @@ EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: li
 
 class _Record:
     def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = _FORMS[type(self)].dump_python(self, mode="json", by_alias=True)
+        value: dict[str, Any] = _FORMS[type(self)].dump_python(self, by_alias=True)
         return value
 
     @classmethod
@@ -63,7 +63,11 @@ class _Record:
         Raises:
             ValueError, TypeError: something is missing, or is not what ``to_json`` writes.
         """
-        record: Self = _FORMS[cls].validate_python(value)
+        try:
+            record: Self = _FORMS[cls].validate_python(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         return record
 
 

@@ -11,8 +11,7 @@ from composer_replication.errors import UsageError
 
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder
-    from composer_replication.tasks.intake.cache_prune import prune
+    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder, prune
 
     try:
         folder = cache_folder()

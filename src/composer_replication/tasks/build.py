@@ -13,7 +13,7 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.tasks.build_state import Build, Candidate, Progress, Settings
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.intake.refusals import open_sources
+from composer_replication.tasks.intake.sources import open_sources
 from composer_replication.tasks.planning.deletion import Granularity, Removal
 from composer_replication.tasks.running.whole_suite import MAX_SUITE_SECONDS
 from composer_replication.tasks.store import TaskStore, refuse_other_content

@@ -22,8 +22,7 @@ from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable
-from composer_replication.tasks.intake.sources import RepositorySource
+from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource, as_unusable
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal

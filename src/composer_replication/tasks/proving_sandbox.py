@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from composer_replication.sandbox import choose_backend, name_of
 from composer_replication.sandbox.bwrap_program import START_SECONDS, find_bwrap
@@ -27,14 +25,6 @@ class ProvingSandbox:
     def __str__(self) -> str:
         name = f"{self.backend} {self.version}".strip()
         return f"{name} (Python {self.python}, {self.platform})"
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ProvingSandbox:
-        """As a manifest has it; a KeyError where something is missing."""
-        return cls(**{name: str(value[name]) for name in cls.__slots__})
 
 
 @cache

@@ -14,10 +14,11 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.licences import read_licence
 from composer_replication.tasks.intake.lock import EnvironmentLock, UnusableRepository, wheel_path
-from composer_replication.tasks.intake.refusals import explain, refuse_second_copy
 from composer_replication.tasks.intake.requirements import (
+    explain,
     lock_repository,
     modules_missing,
+    refuse_second_copy,
     wants_older_pytest,
 )
 from composer_replication.tasks.intake.sources import RepositorySource

@@ -55,6 +55,7 @@ from composer_replication.tasks.store_manifest import (
     begin_changes,
     damaged,
     fingerprint_of,
+    follow,
     origin_of,
     read_content,
     read_manifest,
@@ -67,32 +68,28 @@ from composer_replication.tasks.views import VIEWS, View, view_files, write_file
 
 Record = TypeVar("Record")
 _BASELINE = ("contexts", "places")
-_OLD_TABLES = ("tasks.parquet", "secrets.parquet")
-"""What earlier versions wrote beside the records."""
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 
 
 class TaskStore:
     """One folder of tasks. Use ``create`` or ``open``; safe to use from several threads.
 
-    Every record that is read is checked against the manifest, every file against the hash that is its name. What a
+    Every record that is read is checked against the manifest, every file against the hash that is its name: whatever
+    reads raises an InputError that names what is absent or changed (CR0411). What a
     crash leaves is never a contradiction: a record is forgotten before it is written anew, and a file that nothing
     names is swept.
     """
 
-    def __init__(self, root: Path, records: dict[str, str], backend: str | None) -> None:
+    def __init__(self, root: Path, manifest: Manifest, backend: str | None) -> None:
         self.root = root.resolve()
-        self._objects = self.root / "objects"
         self.backend = backend
-        self._records = records
+        self._objects = self.root / "objects"
+        self._manifest = manifest
+        self._records = manifest.records
         self._lock = threading.RLock()
         self._parsed: dict[str, Mapping[str, Any]] = {}
-        self._build: BuildMark | None = None
-        self._proved_by: tuple[ProvingSandbox, ...] = ()
-        self._is_listed = False  # whether a list of changes was begun after the manifest
-        self._is_settled = True  # whether the manifest has all changes, or this process began their list
+        self._is_listed = False  # whether this process began a list of changes after the manifest
         self._environments: dict[str, Environment] = {}
-        self._environment_locks: dict[str, threading.Lock] = {}
         self._repositories: dict[str, RepositoryRecord] = {}
         self._test_functions: dict[str, Mapping[tuple[int, str], str]] = {}
 
@@ -108,50 +105,40 @@ class TaskStore:
         if (path / NAME).exists():
             return cls.open(path, backend=backend)
         path.mkdir(parents=True, exist_ok=True)
-        store = cls(path, {}, backend)
+        store = cls(path, Manifest({}), backend)
         store._write_manifest()
         return store
 
     @classmethod
     def open(cls, path: Path, *, backend: str | None = None) -> Self:
-        """A store to read.
-
-        Args:
-            path: its folder.
-            backend: sandbox backend in which environments are installed when absent.
+        """A store to read; ``backend`` is the sandbox in which environments are installed when absent.
 
         Raises:
-            InputError: not a task store (CR0411), or damaged or of another version (CR0411).
+            InputError: not a task store, or damaged or of another version (CR0411).
         """
-        manifest = read_manifest(Path(path))
-        store = cls(Path(path), manifest.records, backend)
-        store._build, store._proved_by = manifest.build, manifest.proved_by
-        store._is_settled = manifest.is_settled
-        return store
+        return cls(Path(path), read_manifest(Path(path)), backend)
 
     @property
     def build(self) -> BuildMark | None:
         """Whether its build came to its end; None where that was not noted, as by earlier versions."""
-        with self._lock:
-            return self._build
+        return self._manifest.build
 
     def mark_build(self, mark: BuildMark) -> None:
         """Note that a build begins, or that it came to its end."""
         with self._lock:
-            self._build = mark
+            self._manifest.build = mark
             self._write_manifest()
 
     @property
     def proved_by(self) -> tuple[ProvingSandbox, ...]:
         """The sandboxes in which its builds judged; none where that was not noted, as by earlier versions."""
-        with self._lock:
-            return self._proved_by
+        return self._manifest.proved_by
 
     def note_proof(self, sandbox: ProvingSandbox) -> None:
         """Note that a build judges in this sandbox. The fingerprint does not cover it: it says what the tasks are."""
         with self._lock:
-            if sandbox not in self._proved_by:
-                self._proved_by = tuple(sorted({*self._proved_by, sandbox}))
+            if sandbox not in self.proved_by:
+                self._manifest.proved_by = tuple(sorted((*self.proved_by, sandbox)))
                 self._write_manifest()
 
     @property
@@ -173,11 +160,7 @@ class TaskStore:
             return name in self._records
 
     def blob(self, digest: str) -> bytes:
-        """The bytes with that sha256.
-
-        Raises:
-            InputError: absent or changed (CR0411).
-        """
+        """The bytes with that sha256."""
         path = find_blob(self._objects, digest) or self._objects / digest[:2] / digest
         data = read_content(path)
         if sha256_of(data) != digest:
@@ -245,48 +228,46 @@ class TaskStore:
             self._change(digests)
 
     def _change(self, changes: Mapping[str, str | None]) -> None:
-        """Add to the list of changes, which begins anew where another process left one: its last line may be torn."""
-        if not self._is_settled:
-            self._write_manifest()
+        """Add to this process's list of changes: the last line of one that another left may be torn."""
         if not self._is_listed:
-            for name in _OLD_TABLES:  # what is changed now is not in them
-                (self.root / name).unlink(missing_ok=True)
+            self.settle()
             begin_changes(self.root, self._records)
             self._is_listed = True
         add_changes(self.root, changes)
-        for name, digest in changes.items():
+        follow(self._records, changes)
+        for name in changes:
             self._parsed.pop(name, None)
-            if digest is None:
-                self._records.pop(name, None)
-            else:
-                self._records[name] = digest
 
     def settle(self) -> None:
         """Write the manifest with all changes; whoever has written many records calls it at the end."""
         with self._lock:
-            if self._is_listed or not self._is_settled:
+            if (self.root / CHANGES).exists():
                 self._write_manifest()
 
     def _write_manifest(self) -> None:
-        origins = self._origins() if self._build is not None and self._build.is_complete else None
-        write_manifest(self.root, Manifest(self._records, self._build, self._proved_by), origins)
-        self._is_listed, self._is_settled = False, True
+        build = self.build
+        write_manifest(self.root, self._manifest, self._origins() if build and build.is_complete else None)
+        self._is_listed = False
+
+    def _stems(self, kind: str) -> list[str]:
+        """The names of all records of a kind, sorted, without folder and suffix."""
+        with self._lock:
+            names = [name for name in self._records if name.startswith(f"{kind}/")]
+        return sorted(name.removeprefix(f"{kind}/").removesuffix(".json") for name in names)
 
     def _origins(self) -> dict[str, Origin]:
         """Where each repository is from and its licence; one whose record is damaged is left out, its reader says so."""
         found: dict[str, Origin] = {}
-        for name in sorted(self._records):
-            if name.startswith("repositories/"):
-                with contextlib.suppress(InputError):
-                    found[name[13:-5]] = origin_of(self._read(name))
+        for slug in self._stems("repositories"):
+            with contextlib.suppress(InputError):
+                found[slug] = origin_of(self._read(f"repositories/{slug}.json"))
         return found
 
     # --- reading ---------------------------------------------------------------------
 
     def task_ids(self) -> list[str]:
         """All task ids, sorted."""
-        with self._lock:
-            return sorted(name[6:-5] for name in self._records if name.startswith("tasks/"))
+        return self._stems("tasks")
 
     def require_task_ids(self) -> list[str]:
         """As ``task_ids``, for whoever would call an empty store whole.
@@ -339,9 +320,7 @@ class TaskStore:
 
     def repositories(self) -> list[RepositoryRecord]:
         """All repositories, also those that gave no task, by name."""
-        with self._lock:
-            slugs = sorted(name[13:-5] for name in self._records if name.startswith("repositories/"))
-        return [self.repository(slug) for slug in slugs]
+        return [self.repository(slug) for slug in self._stems("repositories")]
 
     def environment_lock(self, fingerprint: str) -> EnvironmentLock:
         return self.read_record(f"locks/{fingerprint}.json", EnvironmentLock.from_json)
@@ -359,11 +338,7 @@ class TaskStore:
         return "\n".join([*spans, *(texts[path] for path in record.removed_files)])
 
     def original(self, record: TaskRecord, path: str) -> bytes:
-        """A file of a task's repository as it was. Never to be shown to a policy.
-
-        Raises:
-            InputError: it is not there, or damaged (CR0411).
-        """
+        """A file of a task's repository as it was. Never to be shown to a policy."""
         files = self.repository(record.repository_record).files
         if path not in files:
             where = self._record_path(f"tasks/{record.task_id}.json")
@@ -426,28 +401,22 @@ class TaskStore:
         """The environment in which the task's tests run; installed from the store's own wheels if absent.
 
         Raises:
-            InputError: it does not fit this machine, or is damaged (CR0408, CR0411, CR0413).
+            InputError: it does not fit this machine (CR0413), or is damaged (CR0408, CR0411).
         """
         return self.environment_of(task.environment)
 
     def environment_of(self, fingerprint: str) -> Environment:
-        """As ``environment``; whoever reads records meanwhile does not wait for an installation."""
-        with self._lock:
-            turn = self._environment_locks.setdefault(fingerprint, threading.Lock())
-        with turn:
-            if fingerprint not in self._environments:
-                lock = self.environment_lock(fingerprint)
-                self._environments[fingerprint] = open_environment(
-                    lock, backend=self.backend, read_wheel=lambda wheel: self.blob(wheel.sha256)
-                )
-            return self._environments[fingerprint]
+        """As ``environment``. Who comes at the same time waits for the installation, who reads records does not."""
+        if fingerprint not in self._environments:
+            self._environments[fingerprint] = open_environment(
+                self.environment_lock(fingerprint),
+                backend=self.backend,
+                read_wheel=lambda wheel: self.blob(wheel.sha256),
+            )
+        return self._environments[fingerprint]
 
     def verify(self) -> None:
-        """Read every record, and every file that a record names.
-
-        Raises:
-            InputError: the first one that is damaged, by name (CR0411).
-        """
+        """Read every record, and every file that a record names."""
         for name in sorted(self._records):
             self._read(name)
         for digest in sorted(self._named_blobs()):
@@ -480,18 +449,16 @@ class TaskStore:
     def _named_blobs(self) -> set[str]:
         """The sha256 of every content that a record names; each of them is read."""
         found: set[str] = set()
-        for name in sorted(self._records):
-            kind, _, stem = name.removesuffix(".json").partition("/")
-            if kind == "repositories":
-                found.add(str(self._read(name)["baseline"]))
-                found.update(self.repository(stem).files.values())
-            elif kind == "tasks":
-                self.record(stem)
-            elif kind == "secrets":
-                found.update((self.secret(stem).twins or {}).values())
-            elif kind == "locks":
-                lock = self.environment_lock(stem)
-                found.update(wheel.sha256 for wheel in (*lock.wheels, lock.installer))
+        for slug in self._stems("repositories"):
+            found.add(str(self._read(f"repositories/{slug}.json")["baseline"]))
+            found.update(self.repository(slug).files.values())
+        for task_id in self._stems("tasks"):
+            self.record(task_id)
+        for task_id in self._stems("secrets"):
+            found.update((self.secret(task_id).twins or {}).values())
+        for fingerprint in self._stems("locks"):
+            lock = self.environment_lock(fingerprint)
+            found.update(wheel.sha256 for wheel in (*lock.wheels, lock.installer))
         return found
 
     def drop_task(self, task_id: str) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from composer_replication.errors import InputError
 from composer_replication.run_folder import SCHEMA_VERSION, append_jsonl, read_jsonl, write_atomic
 from composer_replication.tasks.blobs import read_file
@@ -36,18 +38,20 @@ class BuildMark:
     command: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Manifest:
-    """The sha256 of every record; ``build`` is None where none was marked.
+    """The sha256 of every record.
 
-    ``proved_by`` are the sandboxes in which its builds judged, none in a store of an earlier version. ``is_settled`` says
-    that the file itself has all of it, and no change came after it.
+    ``build`` is None where none was marked; ``proved_by`` are the sandboxes in which its builds judged. Stores of
+    earlier versions have neither.
     """
 
     records: dict[str, str]
-    build: BuildMark | None
+    build: BuildMark | None = None
     proved_by: tuple[ProvingSandbox, ...] = ()
-    is_settled: bool = True
+
+
+_FORM = TypeAdapter(Manifest)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -66,34 +70,32 @@ def read_manifest(folder: Path) -> Manifest:
         )
     value = _of_a_readable_version(path)
     try:
-        records = {str(name): str(digest) for name, digest in value["records"].items()}
-        mark = value.get("build")
-        build = mark and BuildMark(bool(mark["is_complete"]), str(mark.get("command", "")))
-        proved_by = tuple(map(ProvingSandbox.from_json, value.get("proved_by", ())))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        manifest = _FORM.validate_python(value)
+    except ValueError as error:
         raise damaged(path, "it cannot be read") from error
-    if value.get("fingerprint") != fingerprint_of(records):
+    if value.get("fingerprint") != fingerprint_of(manifest.records):
         raise damaged(path, "its fingerprint does not cover its records")
-    changes = _read_changes(folder / CHANGES, str(value["fingerprint"]))
-    for name, digest in changes:
+    follow(manifest.records, _read_changes(folder / CHANGES, str(value["fingerprint"])))
+    return manifest
+
+
+def follow(records: dict[str, str], changes: Mapping[str, str | None]) -> None:
+    """Take over the new sha256 of records; None for those that are gone."""
+    for name, digest in changes.items():
         if digest is None:
             records.pop(name, None)
         else:
             records[name] = digest
-    return Manifest(records, build, proved_by, not (folder / CHANGES).exists())
 
 
-def _read_changes(path: Path, fingerprint: str) -> list[tuple[str, str | None]]:
+def _read_changes(path: Path, fingerprint: str) -> dict[str, str | None]:
     """What followed the manifest with this fingerprint; a torn last line, and changes that it has already, are nothing."""
     try:
         first, *rows = read_jsonl(path) or [{}]
         if first.get("after") != fingerprint:  # a crash between the next manifest and the end of its changes
-            return []
-        return [
-            (str(name), None if digest is None else str(digest))
-            for row in rows
-            for name, digest in row["records"].items()
-        ]
+            return {}
+        changes = (item for row in rows for item in row["records"].items())
+        return {str(name): None if digest is None else str(digest) for name, digest in changes}
     except (InputError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise damaged(path, "it cannot be read") from error
 
@@ -118,10 +120,8 @@ def _of_a_readable_version(path: Path) -> dict[str, Any]:
         raise damaged(path, "it cannot be read")
     schema, version = value.get("schema_version"), value.get("store_version", 1)
     ours = f"{READABLE_VERSIONS[0]} to {STORE_VERSION}"
-    for name, said, newest, reads in (
-        ("schema", schema, SCHEMA_VERSION, str(SCHEMA_VERSION)),
-        ("store", version, STORE_VERSION, ours),
-    ):
+    kinds = (("schema", schema, SCHEMA_VERSION, SCHEMA_VERSION), ("store", version, STORE_VERSION, ours))
+    for name, said, newest, reads in kinds:
         if type(said) is int and said > newest:
             raise InputError(
                 "CR0411",
@@ -155,9 +155,7 @@ def origin_of(record: Mapping[str, Any]) -> Origin:
 
 
 def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origin] | None = None) -> None:
-    """Replace the manifest, whole or not at all; the fingerprint covers the records alone.
-
-    It has all changes, so their list ends.
+    """Replace the manifest, whole or not at all, and end the list of changes; the fingerprint covers the records alone.
 
     ``origins`` (source, sha256, commit, SPDX id and whether it is copyleft, by repository) repeats what records say.
     """
@@ -165,15 +163,10 @@ def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origi
         "schema_version": SCHEMA_VERSION,
         "store_version": STORE_VERSION,
         "fingerprint": fingerprint_of(manifest.records),
-        "records": manifest.records,
+        **_FORM.dump_python(manifest, exclude_defaults=True),
     }
-    if (build := manifest.build) is not None:
-        command = {} if build.is_complete else {"command": build.command}
-        value["build"] = {"is_complete": build.is_complete, **command}
     if origins is not None:
         value["repositories"] = origins
-    if manifest.proved_by:
-        value["proved_by"] = [sandbox.to_json() for sandbox in manifest.proved_by]
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
     (folder / CHANGES).unlink(missing_ok=True)
 

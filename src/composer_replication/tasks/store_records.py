@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
-from dataclasses import fields as fields_of
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from composer_replication.records import Edit, Task, TestSplit
 from composer_replication.tasks.call_contexts import UNKNOWN, Contexts, decode, encode, select_tests
@@ -39,8 +40,39 @@ def inner_path(text: str) -> str:
     return text
 
 
+InnerPath = Annotated[str, AfterValidator(inner_path)]
+
+
+def _edit(row: Any) -> Edit:
+    path, start, end, text = row
+    return Edit(inner_path(path), start, end, text)
+
+
+EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
+
+
+class _Record:
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = _FORMS[type(self)].dump_python(self, by_alias=True)
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The record, checked: a store may come from anywhere.
+
+        Raises:
+            ValueError, TypeError: something is missing, or is not what ``to_json`` writes.
+        """
+        try:
+            record: Self = _FORMS[cls].validate_python(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        return record
+
+
 @dataclass(frozen=True)
-class RepositoryRecord:
+class RepositoryRecord(_Record):
     """One repository: its files by hash, and what its whole suite did in the baseline runs.
 
     ``places`` maps each test that was green in every run to its function; ``num_collected``
@@ -57,11 +89,15 @@ class RepositoryRecord:
     repository: str
     source_sha256: str
     environment: str
-    files: Mapping[str, str]
+    files: Mapping[InnerPath, str]
     places: Mapping[str, Place]
     num_collected: int
     broken_files: tuple[str, ...]
-    contexts: Contexts | None
+    contexts: Annotated[
+        Contexts | None,
+        PlainValidator(lambda value: None if value is None else decode(value)),
+        PlainSerializer(lambda contexts: None if contexts is None else encode(contexts)),
+    ]
     flaky: tuple[str, ...] | None
     licence: Licence
     commit: str = ""
@@ -105,54 +141,27 @@ class RepositoryRecord:
         )
 
     def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = {
-            **{one.name: getattr(self, one.name) for one in fields_of(self)},
-            "files": dict(self.files),
-            "places": dict(self.places),
-            "contexts": None if self.contexts is None else encode(self.contexts),
-            "licence": self.licence.to_json(),
-        }
+        value = super().to_json()
         # Earlier versions had no word for these, and their records keep their hashes.
         for name, usual in (("source", ""), ("suite_seconds", SUITE_SECONDS), ("left_out", ())):
-            if value[name] == usual:
+            if getattr(self, name) == usual:
                 del value[name]
         return value
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> RepositoryRecord:
-        return cls(
-            repository=value["repository"],
-            source_sha256=value["source_sha256"],
-            environment=value["environment"],
-            files={inner_path(path): digest for path, digest in value["files"].items()},
-            places={test: (path, line, name) for test, (path, line, name) in value["places"].items()},
-            num_collected=value["num_collected"],
-            broken_files=tuple(value["broken_files"]),
-            contexts=None if value["contexts"] is None else decode(value["contexts"]),
-            flaky=_names(value.get("flaky")),
-            licence=Licence.from_json(value["licence"]),
-            commit=value["commit"],
-            suite_seconds=float(value.get("suite_seconds", SUITE_SECONDS)),
-            source=str(value.get("source", "")),
-            left_out=_names(value.get("left_out")) or (),
-        )
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return super().from_json({"flaky": None, **value})
 
 
-def _names(value: object) -> tuple[str, ...] | None:
-    """Node ids of a record, or None where it has none.
-
-    Raises:
-        TypeError: something else.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise TypeError("flaky is not a list of test names")
-    return tuple(value)
+def _figures(value: Mapping[str, int] | None) -> Mapping[str, int] | None:
+    """The strength of a record: all three counts, where there is one."""
+    if value is not None and not {"mutants", "killed_visible", "killed_all"} <= value.keys():
+        raise ValueError("a figure is missing")
+    return value
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRecord:
+@dataclass(frozen=True)
+class TaskRecord(_Record):
     """What may be known of a task; its hidden tests are in ``SecretRecord``.
 
     All edits are of the repository's original files, which the store keeps once for all
@@ -170,50 +179,40 @@ class TaskRecord:
     task_id: str
     repository: str
     repository_record: str
-    path: str
+    path: InnerPath
     symbol: str
     granularity: str
     removal: str
-    edits: tuple[Edit, ...]
-    stub_edits: tuple[Edit, ...]
-    removed_files: tuple[str, ...]
-    test_edits: tuple[Edit, ...]
-    visible_edits: tuple[Edit, ...]
+    edits: tuple[EditRow, ...]
+    stub_edits: tuple[EditRow, ...]
+    removed_files: tuple[InnerPath, ...]
+    test_edits: tuple[EditRow, ...]
+    visible_edits: tuple[EditRow, ...]
     visible: tuple[str, ...]
     environment: str
     num_body_lines: int
     statement: str = ""
     instance_id: str = ""
-    strength: Mapping[str, int] | None = None
+    strength: Annotated[Mapping[str, int] | None, AfterValidator(_figures)] = None
     paid_tests: tuple[str, ...] = ()
-    shown_edits: tuple[Edit, ...] | None = None
+    shown_edits: tuple[EditRow, ...] | None = None
 
     @property
     def changes(self) -> Changes:
         return Changes(self.edits, self.removed_files, self.test_edits, self.visible_edits, self.shown_edits)
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        value = super().to_json()
         if self.shown_edits is None:
-            del fields["paid_tests"], fields["shown_edits"]
-        edits = {name: [list(astuple(edit)) for edit in fields[name]] for name in _EDITS if name in fields}
-        return {**fields, **edits}
+            del value["paid_tests"], value["shown_edits"]
+        return value
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> TaskRecord:
-        fields = {"statement": "", "instance_id": "", "strength": None, "shown_edits": None, **value}
-        fields["paid_tests"] = tuple(value.get("paid_tests", ()))
-        fields = {name: fields[name] for name in cls.__slots__}
-        for name in _EDITS:
-            if fields[name] is not None:
-                fields[name] = tuple(
-                    Edit(inner_path(path), start, end, text) for path, start, end, text in fields[name]
-                )
-        if not set(fields["paid_tests"]) <= set(value["visible"]):
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        record = super().from_json(value)
+        if not set(record.paid_tests) <= set(record.visible):
             raise ValueError("a paid test is not among the visible ones")
-        fields["strength"] = _figures(fields["strength"])
-        fields["removed_files"] = tuple(map(inner_path, value["removed_files"]))
-        return cls(**{**fields, "path": inner_path(value["path"]), "visible": tuple(value["visible"])})
+        return record
 
     def to_task(self, secret: SecretRecord, repository: RepositoryRecord) -> Task:
         out = {*self.visible, *secret.hidden, *secret.withheld}
@@ -235,24 +234,8 @@ class TaskRecord:
         )
 
 
-def _figures(value: Any) -> Mapping[str, int] | None:
-    """The strength of a record, checked: a store may come from anywhere.
-
-    Raises:
-        KeyError: a figure is missing.
-        TypeError: something else.
-    """
-    if value is not None and not all(isinstance(value[name], int) for name in _STRENGTH):
-        raise TypeError("a strength is made of counts")
-    return None if value is None else dict(value)
-
-
-_STRENGTH = ("mutants", "killed_visible", "killed_all")
-_EDITS = ("edits", "stub_edits", "test_edits", "visible_edits", "shown_edits")
-
-
-@dataclass(frozen=True, slots=True)
-class SecretRecord:
+@dataclass(frozen=True)
+class SecretRecord(_Record):
     """The hidden tests, and the tests that left the visible files with them (``withheld``).
 
     ``twins`` are the hashes of the recorded behaviour of its functions, by pin, or None where
@@ -264,14 +247,7 @@ class SecretRecord:
     withheld: tuple[str, ...]
     twins: Mapping[str, str] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "twins": None if self.twins is None else dict(sorted(self.twins.items()))}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SecretRecord:
-        return cls(
-            value["task_id"],
-            tuple(value["hidden"]),
-            tuple(value["withheld"]),
-            None if value["twins"] is None else dict(value["twins"]),
-        )
+_FORMS: dict[type[_Record], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (RepositoryRecord, TaskRecord, SecretRecord)
+}

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.tasks.intake.sources import PYTEST_FILES, inner_table
+from composer_replication.tasks.intake.parsed_files import inner_table
+from composer_replication.tasks.intake.sources import PYTEST_FILES
 
 OVERRIDES = tuple(
     word

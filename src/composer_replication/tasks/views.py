@@ -44,16 +44,7 @@ class Changes:
 
 
 def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> dict[str, bytes]:
-    """The files of one view.
-
-    Args:
-        original: all files of the repository.
-        changes: of the task.
-        view: one of ``VIEWS``.
-
-    Raises:
-        ValueError: no such view, or the edits do not fit the files.
-    """
+    """The files of one of ``VIEWS``, of all files of the repository; a ValueError where the edits do not fit them."""
     if view not in VIEWS:
         raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
     if view == "golden":

@@ -28,7 +28,7 @@ from composer_replication.rollouts.tools.toolbox import Toolbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.difficulty import wilson
 from composer_replication.tasks.fresh_git import with_git
-from composer_replication.tasks.intake.git_source import fetch_commit, read_commit
+from composer_replication.tasks.intake.git_source import fetch_commit, list_commit
 from composer_replication.tasks.test_run import VARIABLES
 from composer_replication.tasks.views import write_files
 from composer_replication.traces import prompts
@@ -102,7 +102,7 @@ def tools_at(commit: str, backend: str) -> Iterator[Call]:
         InputError: git cannot reach the repository, or it has no such commit (CR0402, CR0407).
         SandboxFailure: the sandbox cannot be opened, or does not hold (CR0306).
     """
-    files = read_commit(fetch_commit(commit), lambda _names, _links: lambda _path: True, skip=lambda _: False)
+    files = list_commit(fetch_commit(commit)).read()
     jail = sandbox.choose_backend(backend)
     sandbox.require_selftest(jail)
     with tempfile.TemporaryDirectory(prefix="attempt-", dir=process_folder()) as folder:

@@ -17,7 +17,7 @@ from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
-from composer_replication.tasks.intake.sources import fetch_wheel
+from composer_replication.tasks.intake.index import fetch_wheel
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 from composer_replication.trainer.policy import take_end_of_template
 from composer_replication.trainer.tiny_models import TINY, TINY_TOOLS, make_tiny_model, make_tiny_tools_model

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import process_folder
-from composer_replication.tasks.intake import cache_prune
-from composer_replication.tasks.intake.cache import CACHE_VARIABLE, hold
-from composer_replication.tasks.intake.cache_prune import prune
+from composer_replication.tasks.intake import cache as cache_module
+from composer_replication.tasks.intake.cache import CACHE_VARIABLE, hold, prune
 
 ENVIRONMENT = "0123456789abcdef01234567-89abcdef"
 STORE = "fedcba9876543210"
@@ -172,7 +171,7 @@ def test_an_interrupted_removal_is_finished_by_the_next_call(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache_prune.shutil, "rmtree", stop)
+        patch.setattr(cache_module.shutil, "rmtree", stop)
         with pytest.raises(KeyboardInterrupt):
             prune(cache)
     assert not (cache / "task-stores" / STORE).exists()

@@ -13,7 +13,7 @@ from small_trees import write_tree
 
 from composer_replication.errors import ComposerError, InputError, MissingError
 from composer_replication.tasks.intake import archives, git_source
-from composer_replication.tasks.intake.cache_prune import prune
+from composer_replication.tasks.intake.cache import prune
 from composer_replication.tasks.intake.git_source import parse_address
 from composer_replication.tasks.intake.sources import RepositorySource, is_pinned, needs_no_path, open_source
 

@@ -17,7 +17,8 @@ from small_trees import tar_bytes
 from composer_replication.errors import InputError, MissingError
 from composer_replication.tasks.intake import index
 from composer_replication.tasks.intake.cache import cache_folder
-from composer_replication.tasks.intake.sources import fetch_wheel, open_source
+from composer_replication.tasks.intake.index import fetch_wheel
+from composer_replication.tasks.intake.sources import open_source
 
 
 @functools.cache

@@ -15,8 +15,12 @@ from packaging.requirements import Requirement
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.licences import read_claims
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.intake.refusals import compiled_parts, explain, refuse_second_copy
-from composer_replication.tasks.intake.requirements import read_requirements
+from composer_replication.tasks.intake.requirements import (
+    compiled_parts,
+    explain,
+    read_requirements,
+    refuse_second_copy,
+)
 from composer_replication.tasks.intake.sources import RepositorySource
 
 

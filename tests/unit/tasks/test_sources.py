@@ -20,7 +20,7 @@ from small_trees import tar_bytes, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake import archives
-from composer_replication.tasks.intake.archives import read_archive
+from composer_replication.tasks.intake.archives import list_archive
 from composer_replication.tasks.intake.sources import open_source
 
 Pack = Callable[..., Path]
@@ -266,12 +266,8 @@ LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s6H3L5H2L")
 
 
-def everything(*_: frozenset[str]) -> object:
-    return lambda path: True
-
-
 def read_members(path: Path) -> dict[str, bytes]:
-    return read_archive(path, everything)  # type: ignore[arg-type]
+    return list_archive(path).read()
 
 
 def sentence(path: Path) -> str:
@@ -335,8 +331,7 @@ def test_what_nobody_wants_may_be_packed_as_it_likes(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("thing/a.py", "x = 1\n")
         archive.writestr(zipfile.ZipInfo("thing/b.bin"), b"b" * 99, zipfile.ZIP_BZIP2)
-    found = read_archive(tmp_path / "a.zip", lambda _names, _links: lambda path: path.suffix == ".py")
-    assert found == {"a.py": b"x = 1\n"}
+    assert list_archive(tmp_path / "a.zip").read(["a.py"]) == {"a.py": b"x = 1\n"}
 
 
 @pytest.mark.parametrize(

@@ -398,7 +398,6 @@ def test_code_is_shared_by_content(environment: Environment) -> None:
 
 @pytest.mark.long
 def test_large_trees_are_parted(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # 3 files of one block and 2 folders (the root, tests) are 5 blocks of 4 KiB a tree: 20,480 bytes.
     runs = [Trial(project("return 42", data=f"{number}"), IDS, 60.0) for number in range(5)]
     sizes: list[int] = []
     original = bench._run_part
@@ -408,12 +407,12 @@ def test_large_trees_are_parted(environment: Environment, monkeypatch: pytest.Mo
         return original(part, *args, **options)
 
     monkeypatch.setattr(bench, "_run_part", spy)
-    limits = Limits(disk_bytes=4 * 2 * 20_480)
-    reports = run_batch(runs, environment, limits=limits)
+    size = bench._tree_bytes(runs[0].files)
+    texts = sum(map(len, runs[0].files.values()))
+    # The tree has a block, each of its three files one more than it fills and one for its folder.
+    assert size == (1 + 3 * 2) * 4096 + texts
+    reports = run_batch(runs, environment, limits=Limits(disk_bytes=4 * (3 * size - 1)))
     assert (sizes, [len(report.passed) for report in reports]) == ([2, 2, 1], [2] * 5)
-    sizes.clear()
-    run_batch(runs[:3], environment, limits=Limits(disk_bytes=4 * 3 * 20_480 - 4))
-    assert sizes == [2, 1]
 
 
 MANY = (

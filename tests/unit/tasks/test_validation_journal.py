@@ -13,7 +13,7 @@ import pytest
 from composer_replication.records import Task
 from composer_replication.tasks import validate
 from composer_replication.tasks.blobs import find_blob
-from composer_replication.tasks.intake import cache_prune
+from composer_replication.tasks.intake import cache as cache_module
 from composer_replication.tasks.intake.cache import cache_folder
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.validate import (
@@ -158,10 +158,10 @@ def test_a_line_that_cannot_be_read_is_a_task_that_is_tried(store: TaskStore, tr
 def test_pruning_the_cache_leaves_a_journal_in_use(store: TaskStore) -> None:
     path = note(store, *store.task_ids())
     with passed_tasks(key_of(store), store.task_ids(), resume=True) as journal:
-        pruned = cache_prune.prune(cache_folder())
+        pruned = cache_module.prune(cache_folder())
         assert [(kept.path, kept.reason) for kept in pruned.kept if kept.path == path] == [(path, "in use")]
         assert len(journal.taken_over) == 4
-    assert path in [entry.path for entry in cache_prune.prune(cache_folder()).removed]
+    assert path in [entry.path for entry in cache_module.prune(cache_folder()).removed]
     assert not path.exists()
 
 

@@ -1,4 +1,4 @@
-"""Read the members of a foreign archive or folder into memory; nothing is unpacked or run.
+"""List the files of a folder or of a foreign archive, and read some of them into memory; nothing is unpacked or run.
 
 Nothing is written to disk here, so a member's path can do no harm; it is still
 refused when it is absolute or climbs, because such an archive is hostile.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import re
@@ -15,11 +16,11 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.packed_forms import forms_of
@@ -31,10 +32,6 @@ MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
 MAX_MEMBER_BYTES = 64 * 1024**2
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-
-Wanted = Callable[[PurePosixPath], bool]
-Choose = Callable[[frozenset[str], frozenset[str]], Wanted]
-"""Given the paths of all files, and those of the symbolic links, gives the rule that chooses among the files."""
 _STEP_BYTES = 1024**2
 _MAX_LINK_BYTES = 4096
 _OPENERS: dict[str, Callable[..., Any]] = {
@@ -57,6 +54,57 @@ _BAD_ARCHIVE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones.
+
+    ``refused`` makes the error for files that are too large together, of what is too much.
+    """
+
+    files: dict[str, tuple[int, Callable[[], bytes]]]
+    links: set[str]
+    refused: Callable[[str], InputError]
+
+    def read(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
+        """Some of the files; None: all.
+
+        Raises:
+            InputError: too many, or too large (CR0402); a member of an archive that cannot be read (CR0402).
+        """
+        chosen = self.files if names is None else {name: self.files[name] for name in names}
+        large = next((name for name, (size, _) in chosen.items() if size > MAX_MEMBER_BYTES), None)
+        if large is not None:
+            raise self.refused(f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
+        if len(chosen) > MAX_MEMBERS:
+            raise self.refused(f"more than {MAX_MEMBERS} of its files belong to a task tree")
+        if sum(size for size, _ in chosen.values()) > MAX_TOTAL_BYTES:
+            raise self.refused(f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
+        return {name: content() for name, (_, content) in chosen.items()}
+
+
+def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
+    """The files of a folder; links are neither followed nor read, and folders of a name to ``skip`` not looked into."""
+    listing = Listing(
+        {},
+        set(),
+        lambda problem: InputError(
+            "CR0402",
+            f"the folder is too large for task trees: {problem}.",
+            where=str(root),
+            fix="give a copy of the folder without what its tests do not need.",
+        ),
+    )
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if not skip(name))
+        for name in (*subfolders, *sorted(files)):
+            path = Path(folder, name)
+            if path.is_symlink():
+                listing.links.add(path.relative_to(root).as_posix())
+            elif path.is_file():
+                listing.files[path.relative_to(root).as_posix()] = (path.stat().st_size, path.read_bytes)
+    return listing
+
+
 def is_archive(path: Path) -> bool:
     """Whether the file name is one of the archive formats that can be read."""
     return path.name.lower().endswith(ARCHIVE_SUFFIXES)
@@ -72,57 +120,36 @@ def hostile(source: str, detail: str) -> InputError:
     )
 
 
-class _Capped:
-    """A decompressed stream that ends the reading once it has given too much."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._left = MAX_TOTAL_BYTES + MAX_MEMBERS * 1024
-
-    def read(self, size: int = -1) -> bytes:
-        if size < 0 or size > self._left:
-            raise tarfile.ReadError("it unpacks to too much data")
-        data = self._stream.read(size)
-        self._left -= len(data)
-        return data
-
-
-def read_archive(
-    path: Path, choose: Choose, *, skip: Callable[[PurePosixPath], bool] = lambda _: False
-) -> dict[str, bytes]:
-    """The wanted files of an archive by POSIX path, a single top folder stripped.
+def list_archive(path: Path, *, skip: Callable[[PurePosixPath], bool] = lambda _: False) -> Listing:
+    """The files of an archive, a single top folder stripped.
 
     Args:
         path: ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``.
-        choose: gives the rule that chooses among the files.
         skip: whether a member counts as not there, also when the top folder is looked for.
 
     Raises:
-        InputError: unreadable, encrypted, a zip whose members are neither stored nor deflated, a path that leaves
-            the archive, a link to the outside, a device, too many members or too many bytes (CR0402).
+        InputError: unreadable, a path that leaves the archive, a link to the outside, a device, too many members
+            or too many bytes (CR0402). What is encrypted, or neither stored nor deflated, is refused when it is read.
     """
-    read = _zip_members if path.name.lower().endswith(".zip") else _tar_members
+    members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
+    files: dict[str, tuple[int, Callable[[], bytes]]] = {}
+    links: set[str] = set()
     try:
-        names: set[str] = set()
-        links: set[str] = set()
-        for name, content, is_link in _checked(read(path)):
-            if is_link:
+        for name, member in _checked(members(path)):
+            if member.link is not None:
                 links.add(name)
-            elif content is not None and not skip(PurePosixPath(name)):
-                names.add(name)
-        tops = {name.partition("/")[0] for name in names}
-        top = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in names) else ""
-        rule = choose(*(frozenset(name.removeprefix(top) for name in some) for some in (names, links)))
-        return {
-            name.removeprefix(top): content()
-            for name, content, is_link in _checked(read(path))
-            if content is not None
-            and not is_link
-            and name in names
-            and rule(PurePosixPath(name.removeprefix(top)))
-        }
+            elif member.content is not None and not skip(PurePosixPath(name)):
+                files[name] = (member.num_bytes, member.content)
     except _BAD_ARCHIVE as error:
-        raise hostile(str(path), str(error).rstrip(".") or type(error).__name__) from error
+        raise _unreadable(path, error) from error
+    tops = {name.partition("/")[0] for name in files}
+    top = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in files) else ""
+    stripped = {name.removeprefix(top): file for name, file in files.items()}
+    return Listing(stripped, {name.removeprefix(top) for name in links}, partial(hostile, str(path)))
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return hostile(str(path), str(error).rstrip(".") or type(error).__name__)
 
 
 @dataclass(slots=True)
@@ -135,8 +162,8 @@ class _Member:
     link: str | None = None
 
 
-def _checked(members: Iterator[_Member]) -> Iterator[tuple[str, Callable[[], bytes] | None, bool]]:
-    """Name, content and whether it is a link, of members that are not hostile."""
+def _checked(members: Iterator[_Member]) -> Iterator[tuple[str, _Member]]:
+    """Members that are not hostile, each with its path."""
     total = 0
     for count, member in enumerate(members, start=1):
         total += member.num_bytes
@@ -153,7 +180,7 @@ def _checked(members: Iterator[_Member]) -> Iterator[tuple[str, Callable[[], byt
             member.link.startswith("/") or os.path.normpath(member.link).startswith("..")
         ):
             raise ValueError(f"the link {shown} points outside")
-        yield str(path), member.content, member.link is not None
+        yield str(path), member
 
 
 def _not_a_file(name: str) -> ValueError:
@@ -161,16 +188,20 @@ def _not_a_file(name: str) -> ValueError:
 
 
 def _tar_members(path: Path) -> Iterator[_Member]:
-    opened = _OPENERS.get(path.suffix.lower(), open)(path, "rb")
-    with opened as stream, tarfile.open(fileobj=cast("IO[bytes]", _Capped(stream)), mode="r|") as archive:
-        for member in archive:
-            if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-                raise _not_a_file(member.name)
-            content = partial(_tar_content, archive, member) if member.isfile() else None
-            link = member.linkname if member.islnk() else None
-            if member.issym():
-                link = os.path.join(os.path.dirname(member.name), member.linkname)
-            yield _Member(member.name, member.size, content, link)
+    most = MAX_TOTAL_BYTES + MAX_MEMBERS * 1024
+    with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as packed:
+        data = packed.read(most + 1)
+    if len(data) > most:
+        raise ValueError("it unpacks to too much data")
+    archive = tarfile.open(fileobj=io.BytesIO(data), mode="r:")  # noqa: SIM115  open while a listing reads from it
+    for member in archive:
+        if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+            raise _not_a_file(member.name)
+        content = partial(_tar_content, archive, member) if member.isfile() else None
+        link = member.linkname if member.islnk() else None
+        if member.issym():
+            link = os.path.join(os.path.dirname(member.name), member.linkname)
+        yield _Member(member.name, member.size, content, link)
 
 
 def _tar_content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -179,30 +210,33 @@ def _tar_content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _zip_members(path: Path) -> Iterator[_Member]:
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-                raise _not_a_file(info.filename)
-            content = partial(_zip_content, archive, info)
-            link = None
-            if kind == stat.S_IFLNK:
-                target = content().decode("utf-8", "replace") if info.file_size <= _MAX_LINK_BYTES else "/"
-                link = os.path.join(os.path.dirname(info.filename), target)
-            yield _Member(info.filename, info.file_size, None if info.is_dir() else content, link)
+    archive = zipfile.ZipFile(path)  # it closes its file when nothing reads from it any more
+    for info in archive.infolist():
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            raise _not_a_file(info.filename)
+        content = partial(_zip_content, path, archive, info)
+        link = None
+        if kind == stat.S_IFLNK:
+            target = content().decode("utf-8", "replace") if info.file_size <= _MAX_LINK_BYTES else "/"
+            link = os.path.join(os.path.dirname(info.filename), target)
+        yield _Member(info.filename, info.file_size, None if info.is_dir() else content, link)
 
 
-def _zip_content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+def _zip_content(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     """A member, in memory that is bounded by the size in its header, whether the header tells the truth or not.
 
     ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, a
     stored or deflated one is decompressed no further than asked for, and what is cut off gives a wrong
     checksum. For bzip2 and lzma zipfile sets no bound in steps either, so they are refused.
     """
-    if info.compress_type not in _BOUNDED_METHODS:
-        raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
-    with archive.open(info) as member:
-        return b"".join(iter(lambda: member.read(_STEP_BYTES), b""))
+    try:
+        if info.compress_type not in _BOUNDED_METHODS:
+            raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
+        with archive.open(info) as member:
+            return b"".join(iter(lambda: member.read(_STEP_BYTES), b""))
+    except _BAD_ARCHIVE as error:
+        raise _unreadable(path, error) from error
 
 
 def holds_code(data: bytes) -> bool:
@@ -215,46 +249,3 @@ def holds_code(data: bytes) -> bool:
         or form.data.startswith(_NOT_LOOKED_INTO)
         for form in (packed, *inner)
     )
-
-
-def too_large(names_and_sizes: Collection[tuple[str, int]]) -> str:
-    """What is too much about files that are chosen from a folder or a commit; empty when they fit."""
-    large = next((name for name, size in names_and_sizes if size > MAX_MEMBER_BYTES), None)
-    if large is not None:
-        return f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB"
-    if len(names_and_sizes) > MAX_MEMBERS:
-        return f"more than {MAX_MEMBERS} of its files belong to a task tree"
-    if sum(size for _, size in names_and_sizes) > MAX_TOTAL_BYTES:
-        return f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB"
-    return ""
-
-
-def read_folder(root: Path, choose: Choose, *, skip: Callable[[str], bool]) -> dict[str, bytes]:
-    """The wanted files of a folder by POSIX path; links are neither followed nor read.
-
-    Args:
-        root: the folder.
-        choose: gives the rule that chooses among the files.
-        skip: whether a folder of that name is not looked into.
-    """
-    names: list[str] = []
-    links: set[str] = set()
-    for folder, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if not skip(name))
-        for name in (*subfolders, *sorted(files)):
-            path = Path(folder, name)
-            if path.is_symlink():
-                links.add(path.relative_to(root).as_posix())
-            elif path.is_file():
-                names.append(path.relative_to(root).as_posix())
-    rule = choose(frozenset(names), frozenset(links))
-    chosen = [name for name in names if rule(PurePosixPath(name))]
-    problem = too_large([(name, (root / name).stat().st_size) for name in chosen])
-    if problem:
-        raise InputError(
-            "CR0402",
-            f"the folder is too large for task trees: {problem}.",
-            where=str(root),
-            fix="give a copy of the folder without what its tests do not need.",
-        )
-    return {name: (root / name).read_bytes() for name in chosen}

@@ -19,22 +19,22 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, urlsplit
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.process_tree import kill_descendants
-from composer_replication.tasks.intake.archives import MAX_TOTAL_BYTES, Choose, hostile, too_large
+from composer_replication.tasks.intake.archives import MAX_TOTAL_BYTES, Listing, hostile
 from composer_replication.tasks.intake.cache import (
     cache_folder,
     cache_lock,
     hold,
     refuse_full_disk,
     sha256_of,
+    tree_bytes,
 )
-from composer_replication.tasks.intake.cache_prune import tree_bytes
 
 MAX_FETCH_BYTES = MAX_TOTAL_BYTES
 MAX_LISTING_BYTES, MAX_LISTED_FILES = 64 * 1024**2, 500_000
@@ -256,34 +256,23 @@ def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> 
         raise _refused(address, detail) from error
 
 
-def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]) -> dict[str, bytes]:
-    """The wanted files of a commit by POSIX path; links and submodules are left out.
-
-    Args:
-        found: a fetched commit.
-        choose: gives the rule that chooses among the files.
-        skip: whether a folder of that name is left out.
+def list_commit(found: GitCommit, *, skip: Callable[[str], bool] = lambda _: False) -> Listing:
+    """The files of a fetched commit; links and submodules are left out, and so is what lies in a folder to ``skip``.
 
     Raises:
-        InputError: too many files or bytes (CR0402), or the archive is damaged (CR0407).
+        InputError: the archive is damaged (CR0407).
     """
-    files: dict[str, tarfile.TarInfo] = {}
-    links: set[str] = set()
+    listing = Listing({}, set(), partial(_refused, found.address))
+    tree = found.folder / _TREE
     try:
-        with tarfile.open(found.folder / _TREE, "r:") as archive:
+        with tarfile.open(tree, "r:") as archive:
             for member in archive:
                 path = PurePosixPath(member.name)
                 if member.issym():
-                    links.add(str(path))
+                    listing.links.add(str(path))
                 elif member.isfile() and not any(map(skip, path.parts[:-1])):
-                    files[str(path)] = member
-            rule = choose(frozenset(files), frozenset(links))
-            chosen = {name: member for name, member in files.items() if rule(PurePosixPath(name))}
-            problem = too_large([(name, member.size) for name, member in chosen.items()])
-            if problem:
-                raise _refused(found.address, problem)
-            handles = ((name, archive.extractfile(member)) for name, member in chosen.items())
-            return {name: handle.read() for name, handle in handles if handle is not None}
+                    content = partial(_bytes_at, tree, member.offset_data, member.size)
+                    listing.files[str(path)] = (member.size, content)
     except (tarfile.TarError, OSError) as error:
         raise InputError(
             "CR0407",
@@ -291,6 +280,13 @@ def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]
             where=found.address.source,
             fix=f"remove {found.folder}; then the same command fetches it again.",
         ) from error
+    return listing
+
+
+def _bytes_at(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb") as handle:
+        handle.seek(start)
+        return handle.read(size)
 
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+from pydantic import Field, StrictBool, TypeAdapter
 
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, texts
 from composer_replication.tasks.intake.tree_rules import is_licence_text
@@ -62,8 +63,8 @@ class Licence:
 
     spdx: str | None
     file: str
-    read_from: str
-    is_copyleft: bool | None
+    read_from: Annotated[str, Field(alias="from")]
+    is_copyleft: StrictBool | None
     note: str = ""
 
     @property
@@ -75,19 +76,16 @@ class Licence:
 
     def to_json(self) -> dict[str, Any]:
         """With the short keys ``spdx``, ``file``, ``from``, ``is_copyleft``, ``note``."""
-        names = ("spdx", "file", "from", "is_copyleft", "note")
-        return dict(zip(names, astuple(self), strict=True))
+        value: dict[str, Any] = _FORM.dump_python(self, by_alias=True)
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Licence:
-        """The inverse of ``to_json``; raises KeyError or TypeError for something else."""
-        spdx, is_copyleft = value["spdx"], value["is_copyleft"]
-        strings = (value["file"], value["from"], value["note"])
-        if not all(isinstance(text, str) for text in strings) or not isinstance(spdx, str | None):
-            raise TypeError("a licence is made of texts")
-        if not isinstance(is_copyleft, bool | None):
-            raise TypeError("is_copyleft is true, false or null")
-        return cls(spdx, strings[0], strings[1], is_copyleft, strings[2])
+        """The inverse of ``to_json``; a ValueError for something else."""
+        return _FORM.validate_python(value)
+
+
+_FORM = TypeAdapter(Licence)
 
 
 def is_permissive(expression: str) -> bool:

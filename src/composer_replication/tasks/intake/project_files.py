@@ -22,7 +22,9 @@ from composer_replication.tasks.intake.parsed_files import (
     TEXT_SUFFIXES,
     ProjectFiles,
     inner_table,
+    literal_in,
     parse_ini,
+    setup_keywords,
     texts,
 )
 from composer_replication.tasks.intake.requirement_texts import (
@@ -35,7 +37,6 @@ from composer_replication.tasks.intake.requirement_texts import (
     table_address,
     with_marker,
 )
-from composer_replication.tasks.intake.setup_py import literal_in, setup_keywords
 from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, declared_folders, is_place
 
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")

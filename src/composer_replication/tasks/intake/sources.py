@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -16,22 +17,22 @@ from pathlib import Path, PurePosixPath
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.archives import (
     ARCHIVE_SUFFIXES,
-    Choose,
-    Wanted,
+    Listing,
     holds_code,
     is_archive,
-    read_archive,
-    read_folder,
+    list_archive,
+    list_folder,
 )
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import (
     fetch_commit,
     is_git_source,
+    list_commit,
     names_commit,
     public_address,
-    read_commit,
 )
-from composer_replication.tasks.intake.index import fetch_sdist, fetch_wheel
+from composer_replication.tasks.intake.index import fetch_sdist
+from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, values_at
 from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
 from composer_replication.tasks.intake.source_folders import FOLDERS_FILE, usual_folders
@@ -45,8 +46,8 @@ from composer_replication.tasks.intake.tree_rules import (
 )
 from composer_replication.tasks.syntax_trees import parsed
 
-__all__ = ["RepositorySource", "fetch_wheel", "inner_table", "is_pinned", "needs_no_path", "open_source"]
-
+NOT_FETCHED = ("CR0407", "CR0408")
+"""Codes of an index that cannot be reached or lacks a package."""
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")
@@ -97,17 +98,17 @@ def open_source(source: str) -> RepositorySource:
     """
     if is_git_source(source):
         fetched = fetch_commit(source)
-        found = _read(lambda rule: read_commit(fetched, rule, skip=skips_folder))
+        found = _read(list_commit(fetched, skip=skips_folder))
         made = _repository(source, fetched.address.name, _digest(found.files), found, fetched.commit)
         return replace(made, origin=public_address(fetched.address))
     if not source.strip():
         raise _not_a_source(source, "the source is empty.")
     path, origin = _fetch_sdist(source) if source.startswith("sdist:") else (_path_of(source), "")
     if path.is_dir():
-        found = _read(lambda rule: read_folder(path, rule, skip=skips_folder))
+        found = _read(list_folder(path, skip=skips_folder))
         digest = _digest(found.files)
     elif path.is_file() and is_archive(path):
-        found = _read(lambda rule: read_archive(path, rule, skip=is_system_file))
+        found = _read(list_archive(path, skip=is_system_file))
         digest = sha256_of(path.read_bytes())
     else:
         problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
@@ -116,6 +117,38 @@ def open_source(source: str) -> RepositorySource:
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
     return replace(_repository(source, fallback, digest, found), origin=origin)
+
+
+def open_sources(
+    sources: Sequence[str], jobs: int, progress: Callable[[int, int, str], None] | None = None
+) -> tuple[list[RepositorySource], dict[str, UnusableRepository]]:
+    """Open all sources, ``jobs`` at a time; one that cannot be used is told beside those that can.
+
+    ``progress`` is called with (done, total, what) from the calling thread after each one.
+
+    Raises:
+        InputError: none can be used; the first one's (CR0402 to CR0408).
+    """
+    opened: list[RepositorySource] = []
+    refused: dict[str, InputError] = {}
+    with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
+        futures = {source: fetchers.submit(open_source, source) for source in sources}
+        for done, _ in enumerate(as_completed(futures.values()), start=1):
+            if progress is not None:
+                progress(done, len(futures), "sources")
+        for source, future in futures.items():
+            try:
+                opened.append(future.result())
+            except InputError as error:
+                refused[source] = error
+    if not opened:
+        raise next(iter(refused.values()))
+    return opened, {source: as_unusable(error) for source, error in refused.items()}
+
+
+def as_unusable(error: InputError) -> UnusableRepository:
+    """The error of one repository among several, which then only counts."""
+    return UnusableRepository(error.code, error.message)
 
 
 def _path_of(source: str) -> Path:
@@ -169,24 +202,22 @@ class _Found:
     left_out: tuple[str, ...]
 
 
-def _read(read: Callable[[Choose], dict[str, bytes]]) -> _Found:
-    """The files of a source; data that only content can choose is read in a second pass.
+def _read(listing: Listing) -> _Found:
+    """The files of a source that enter its tree; what content alone can choose is read behind the others.
 
-    That is what strings of its tests name, and packed data in which there is no code.
+    That is data that strings of its tests name, and packed data in which there is no code.
     """
-    rules, links = TreeRules(()), frozenset[str]()
-
-    def wanted(names: frozenset[str], linked: frozenset[str]) -> Wanted:
-        nonlocal rules, links
-        rules, links = TreeRules(filter(_is_text, names)), frozenset(filter(_is_text, linked))
-        return lambda path: _is_text(str(path)) and (rules.belongs(path) or is_metadata_path(path))
-
-    found = without_unused(read(wanted))
+    names = [name for name in listing.files if _is_text(name)]
+    rules = TreeRules(names)
+    paths = ((name, PurePosixPath(name)) for name in names)
+    found = without_unused(
+        listing.read(name for name, path in paths if rules.belongs(path) or is_metadata_path(path))
+    )
     named, packed = rules.named_data(found), rules.packed_data()
-    if named or packed:
-        with suppress(InputError):  # too large together: then they are among what is left out
-            data = read(lambda _names, _links: lambda path: str(path) in named or str(path) in packed)
-            found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
+    with suppress(InputError):  # too large together: then they are among what is left out
+        data = listing.read(named | packed)
+        found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
+    links = frozenset(filter(_is_text, listing.links))
     return _Found(found, (named | packed).intersection(found), rules.left_out(found, links))
 
 
@@ -322,12 +353,7 @@ _MESON_PATH = r"%s\s*:\s*\[?\s*(?:files\()?\s*'([^']+)'"
 
 
 def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
-    """The missing files by path, for all tools that the project's files name.
-
-    Args:
-        read: the files of the project.
-        version: what they say; 0 where nobody knows one.
-    """
+    """The missing files by path, for all tools that the project's files name; they say ``version``."""
     folders = {posixpath.dirname(path) for path in read.files}
     found: dict[str, bytes] = {}
     for declared, template in _declared(read):

@@ -113,10 +113,7 @@ def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozense
 
     At least half of the modules in such a folder are tests, none of them has its own test beside it (``core.py``,
     ``test_core.py``), it is no package, and none lies directly in it. Packages of data below are no objection.
-
-    Args:
-        tests: paths of files that hold tests.
-        files: all paths of the repository.
+    ``tests`` are the paths of files that hold tests, ``files`` all paths of the repository.
     """
     folders = {str(PurePosixPath(path).parent) for path in tests} - {"."}
     inits = (PurePosixPath(path) for path in files if PurePosixPath(path).name == "__init__.py")
@@ -141,13 +138,10 @@ def is_subject_path(path: str) -> bool:
 
 
 class TreeRules:
-    """What the paths of a repository tell of its files.
+    """What the paths of all files of a repository tell of them.
 
     Of folders at the top that may be tools or packages the tree takes the packages; ``without_unused``
     drops those that nothing imports, which only their content tells.
-
-    Args:
-        names: the paths of all files of the repository.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -212,10 +206,7 @@ class TreeRules:
         """Files outside of packages and folders of tests whose own name, or whose folder's, stands in a string of a test.
 
         They are data of tests (``xmltestdata/``, ``schemas/a.json``), or examples that tests run. What the top folders of
-        documentation and builds hold is not among them, nor what is left out for its suffix.
-
-        Args:
-            found: the files that belong to the tree.
+        documentation and builds hold is not among them, nor what is left out for its suffix. ``found`` belong to the tree.
         """
         tests = (data for path, data in found.items() if is_test_path(path))
         quoted = (text.decode("utf-8", "replace") for data in tests for text in _QUOTED.findall(data))

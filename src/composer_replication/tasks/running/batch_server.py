@@ -7,16 +7,16 @@ import contextlib
 import json
 import os
 import select
-import selectors
 import shutil
 import signal
 import sys
+import tempfile
 import time
 
 PATIENCE_SECONDS = 10.0
 LOOK_SECONDS = 0.25
-END_SECONDS = 0.05
-"""How often it is asked whether a run has ended that closes its streams late, or never."""
+END_SECONDS = 0.004
+"""How often it is asked whether a run has ended."""
 PLACES_OF_ALL = ("/tmp", "/dev/shm")
 STAGE = "run"
 """What the folder of a run is called while the run lasts: so all of them see their tree at one path."""
@@ -77,7 +77,7 @@ def preload(wanted, lookout):
 def share_compiled(folder, tree):
     """Let a run find what one before it compiled: files of the tree with the same path and bytes.
 
-    What fails or warns does so again in each run. Where pytest has no such private function, tests are not shared.
+    What fails or warns does so again in each run.
     """
     import hashlib
     import marshal
@@ -115,8 +115,6 @@ def share_compiled(folder, tree):
         return shared(b"module", path, data, make) if is_ours else make()
 
     SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
-    if not hasattr(rewrite, "_rewrite_test"):
-        return
     rewrite_test = rewrite._rewrite_test
 
     def rewrite_shared(path, config):
@@ -171,80 +169,37 @@ class Server:
         return result
 
     def attend(self, order, folder):
-        """See one run from its start to its last process."""
+        """See one run from its start to its last process; its streams are files that have no name."""
         started = time.monotonic()
-        request_read, request_write = os.pipe()
-        records_read, records_write = os.pipe()
-        words_read, words_write = os.pipe()
-        theirs, ours = (request_read, records_write, words_write), (request_write, records_read, words_read)
-        pid = os.fork()
-        if pid == 0:
-            become_run(folder, theirs, (*ours, self.own_descriptor), self.run_tests)
-        for descriptor in theirs:
-            os.close(descriptor)
-        for descriptor in ours:
-            os.set_blocking(descriptor, False)
-        streams = {records_read: bytearray(), words_read: bytearray()}
-        lost: set[int] = set()
-        patience = Patience(
-            lambda: orphans(os.getpid(), set()), order["timeout_seconds"], order["idle_seconds"]
-        )
-        request = json.dumps(order["request"]).encode()
-        code = self.feed_and_drain(pid, (request_write, request), streams, lost, patience)
-        end_all(pid)
-        for descriptor, kept in streams.items():
-            while self.drain(descriptor, kept, lost):
-                pass
-            os.close(descriptor)
+        with contextlib.ExitStack() as stack:
+            request, records, words = streams = [
+                stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=os.environ["TMPDIR"]))
+                for _ in range(3)
+            ]
+            request.write(json.dumps(order["request"]).encode())
+            request.seek(0)
+            pid = os.fork()
+            if pid == 0:
+                become_run(
+                    folder, [stream.fileno() for stream in streams], self.own_descriptor, self.run_tests
+                )
+            patience = Patience(lambda: orphans(os.getpid()), order["timeout_seconds"], order["idle_seconds"])
+            code = wait_for(pid, patience)
+            end_all(pid)
+            said, spoken = self.read(records), self.read(words)
         return {
             "exit_code": 137 if code is None else 128 - code if code < 0 else code,
-            "stdout": streams[records_read].decode(errors="replace"),
-            "last_words": last_line(streams[words_read].decode(errors="replace")),
-            "truncated": bool(lost),
+            "stdout": said[: self.keep_bytes].decode(errors="replace"),
+            "last_words": last_line(spoken[: self.keep_bytes].decode(errors="replace")),
+            "truncated": max(len(said), len(spoken)) > self.keep_bytes,
             "timed_out": code is None,
             "seconds": time.monotonic() - started,
         }
 
-    def feed_and_drain(self, pid, request, streams, lost, patience):
-        """Move bytes until the run has ended; its exit code, or None when the patience with it was over first."""
-        request_write, rest = request
-        with selectors.DefaultSelector() as selector:
-            selector.register(request_write, selectors.EVENT_WRITE)
-            for descriptor in streams:
-                selector.register(descriptor, selectors.EVENT_READ)
-            try:
-                while True:
-                    found, status = os.waitpid(pid, os.WNOHANG)
-                    if found:
-                        return os.waitstatus_to_exitcode(status)
-                    if patience.why_over():
-                        return None
-                    # Streams are closed a moment before the end.
-                    pause = min(patience.pause(), END_SECONDS if selector.get_map() else 0.001)
-                    for key, _ in selector.select(pause):
-                        if key.fd == request_write:
-                            rest = write_some(request_write, rest)
-                            if not rest:
-                                selector.unregister(request_write)
-                                os.close(request_write)
-                                request_write = None
-                        elif self.drain(key.fd, streams[key.fd], lost) is None:
-                            selector.unregister(key.fd)
-            finally:
-                if request_write is not None:
-                    os.close(request_write)
-
-    def drain(self, descriptor, kept, lost):
-        """Take what is there: True for something, False for nothing yet, None at the end."""
-        try:
-            data = os.read(descriptor, 1 << 18)
-        except BlockingIOError:
-            return False
-        room = self.keep_bytes - len(kept)
-        kept += data[:room]
-        if len(data) > room:
-            lost.add(descriptor)
-        return True if data else None
+    def read(self, stream):
+        """What a run wrote, up to a byte more than is kept."""
+        stream.seek(0)
+        return stream.read(self.keep_bytes + 1)
 
     def clear_up(self, folder):
         """Remove the tree of a run that is over and all that it left in the places of all."""
@@ -270,11 +225,6 @@ class Patience:
         self.ticks = None
         self.begun = self.since = self.looked = time.monotonic()
 
-    def pause(self):
-        """How long to wait until the next look."""
-        left = max(0.0, self.begun + self.seconds - time.monotonic())
-        return left if self.idle_seconds is None else min(left, LOOK_SECONDS)
-
     def why_over(self):
         """Look, at processes at most every ``LOOK_SECONDS``; empty while it is not over."""
         now = time.monotonic()
@@ -289,6 +239,17 @@ class Patience:
         self.ticks, self.looked = ticks, now
         is_over = now - self.since >= self.idle_seconds
         return f"it waited {self.idle_seconds:g} s for something that did not come" if is_over else ""
+
+
+def wait_for(pid, patience):
+    """The exit code of a run; None when the patience with it was over first."""
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if patience.why_over():
+            return None
+        time.sleep(END_SECONDS)
 
 
 def start_watcher(send, seconds, idle_seconds):
@@ -325,7 +286,7 @@ def watch(told, runner, send, seconds, idle_seconds):
     """Look until the run is over or has to be ended."""
 
     def new_patience():
-        return Patience(lambda: [runner, *orphans(runner, set())], seconds, idle_seconds)
+        return Patience(lambda: [runner, *orphans(runner)], seconds, idle_seconds)
 
     name, patience = b"", new_patience()
     while True:
@@ -348,7 +309,7 @@ def end_all(group):
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
-        alive = orphans(os.getpid(), set())
+        alive = orphans(os.getpid())
         for pid in alive:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -384,24 +345,14 @@ def ticks_used(pids):
     return ticks if pids else None
 
 
-def write_some(descriptor, data):
-    """Write what fits now; the answer is the rest."""
-    try:
-        return data[os.write(descriptor, data[: 1 << 16]) :]
-    except BlockingIOError:
-        return data
-    except OSError:  # it ended without reading: its own affair
-        return b""
-
-
 def last_line(text):
     """What a report shows of the last words."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""
 
 
-def orphans(root, spared):
-    """Living processes below one, but for ``spared``; none where there is no ``/proc``."""
+def orphans(root):
+    """Living processes below one; none where there is no ``/proc``."""
     children: dict[int, list[tuple[int, str]]] = {}
     for name in names_in("/proc"):
         if name.isdigit():
@@ -415,7 +366,7 @@ def orphans(root, spared):
     while queue:
         for pid, state in children.get(queue.pop(), []):
             queue.append(pid)
-            if pid not in spared and state not in "ZX":
+            if state not in "ZX":
                 found.append(pid)
     return found
 
@@ -435,7 +386,7 @@ def is_private(place):
 
 def remove(path):
     """Remove a file or folder, whatever modes a run gave it; a mount point stays."""
-    try:
+    with contextlib.suppress(OSError):
         if os.path.islink(path) or not os.path.isdir(path):
             os.unlink(path)
             return
@@ -444,9 +395,7 @@ def remove(path):
             for name in names:
                 if not os.path.islink(os.path.join(folder, name)):
                     os.chmod(os.path.join(folder, name), 0o700)
-        shutil.rmtree(path, ignore_errors=True)
-    except OSError:
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def adopt_orphans():
@@ -457,12 +406,11 @@ def adopt_orphans():
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def become_run(folder, descriptors, others, run_tests):
+def become_run(folder, descriptors, not_ours, run_tests):
     """Be what a lone runner is: its folder, its streams, nothing else; never returns."""
     code = 1
     try:
-        for descriptor in others:
-            os.close(descriptor)
+        os.close(not_ours)
         os.setsid()
         os.chdir(folder)
         for number, descriptor in enumerate(descriptors):

@@ -112,8 +112,10 @@ def run_batch(
     if environment.names & _UNSAFE_AFTER_FORK:
         return [_run_alone(run, environment, backend, chosen) for run in runs]
     reports: list[TestReport] = []
-    for part in _parts(runs, chosen.disk_bytes * TREE_SHARE):
-        waiting = list(part)
+    largest = max((_tree_bytes(run.files) for run in runs), default=_BLOCK_BYTES)
+    at_once = max(1, min(MAX_RUNS, int(chosen.disk_bytes * TREE_SHARE) // largest))
+    for first in range(0, len(runs), at_once):
+        waiting = list(runs[first : first + at_once])
         while waiting:
             found, was_started = _run_part(waiting, environment, backend, chosen)
             reports += found
@@ -125,25 +127,9 @@ def run_batch(
     return reports
 
 
-def _parts(runs: Sequence[Trial], max_bytes: float) -> Iterator[Sequence[Trial]]:
-    """Cut the runs into batches, in order; each has at least one."""
-    first, used = 0, 0
-    for number, run in enumerate(runs):
-        size = _tree_bytes(run.files)
-        if number > first and (used + size > max_bytes or number - first >= MAX_RUNS):
-            yield runs[first:number]
-            first, used = number, 0
-        used += size
-    if runs:
-        yield runs[first:]
-
-
 def _tree_bytes(files: Mapping[str, bytes]) -> int:
-    """Disk of a tree, in whole blocks; a folder takes one."""
-    folders = {name[:end] for name in files for end, letter in enumerate(name) if letter == "/"}
-    return _BLOCK_BYTES * (
-        1 + len(folders) + sum(-(-max(1, len(data)) // _BLOCK_BYTES) for data in files.values())
-    )
+    """About the disk of a tree: a file takes whole blocks, and may have a folder of its own."""
+    return _BLOCK_BYTES + sum(len(data) + 2 * _BLOCK_BYTES for data in files.values())
 
 
 def _run_alone(run: Trial, environment: Environment, backend: str | None, limits: Limits) -> TestReport:
@@ -163,52 +149,30 @@ def _run_part(
     """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any."""
     own_nonce = secrets.token_hex(16)
     nonces = [secrets.token_hex(16) for _ in runs]
+    order: dict[str, Any] = {
+        "nonce": own_nonce,
+        "keep_bytes": record_bytes(limits),
+        "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
+    }
+    names = ("suite_plugin", "pytest_runner", "batch_server")
+    program = "\n\n".join([*(runner_text(f"{name}.py") for name in names), _CALL])
+    allowed = replace(
+        limits,
+        output_bytes=2 * record_bytes(limits),
+        num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
+    )
+    seconds = 2 * PRELOAD_SECONDS + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs)
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"
         root.mkdir(mode=0o700)  # closed to others: the sign by which the server knows what it may clear
-        orders = []
-        for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True)):
-            tree = root / str(number) / "tree"
-            tree.mkdir(parents=True)
-            write_files(tree, run.files)
-            request = make_request(tree, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure)
-            request["cpu_seconds"] = None if run.wall_factor is None else run.seconds
-            request["stop_when"] = [list(tests) for tests in run.stop_when]
-            request["left_out"] = list(run.left_out)
-            orders.append(
-                {
-                    "folder": f"{number}/tree",
-                    "timeout_seconds": run.wall_seconds,
-                    "idle_seconds": run.idle_seconds,
-                    "request": request,
-                }
-            )
-        order = {
-            "nonce": own_nonce,
-            "keep_bytes": record_bytes(limits),
-            "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
-            "runs": orders,
-        }
-        source = "\n\n".join(
-            [
-                *(runner_text(f"{name}.py") for name in ("suite_plugin", "pytest_runner", "batch_server")),
-                _CALL,
-            ]
-        )
+        order["runs"] = [
+            _run_order(run, nonce, root, f"{number}/tree")
+            for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True))
+        ]
         result = run_inside(
-            root,
-            environment,
-            [source, "batch"],
-            json.dumps(order).encode(),
-            backend=backend,
-            limits=replace(
-                limits,
-                output_bytes=2 * record_bytes(limits),
-                num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
-            ),
-            timeout_seconds=2 * PRELOAD_SECONDS
-            + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs),
-        )
+            root, environment, [program, "batch"], json.dumps(order).encode(),
+            backend=backend, limits=allowed, timeout_seconds=seconds,
+        )  # fmt: skip
     results, was_started = _results(result.stdout, own_nonce)
     reports = [
         judge(result, nonce, run.node_ids, timeout_seconds=run.seconds, is_partial=run.is_partial)
@@ -217,23 +181,36 @@ def _run_part(
     return reports, was_started
 
 
+def _run_order(run: Trial, nonce: str, root: Path, folder: str) -> dict[str, Any]:
+    """Write the tree of a run below ``root``; what the server is told of it."""
+    (root / folder).mkdir(parents=True)
+    write_files(root / folder, run.files)
+    request = make_request(
+        root / folder, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure
+    )
+    request |= {
+        "cpu_seconds": None if run.wall_factor is None else run.seconds,
+        "stop_when": [list(tests) for tests in run.stop_when],
+        "left_out": list(run.left_out),
+    }
+    return {
+        "folder": folder,
+        "timeout_seconds": run.wall_seconds,
+        "idle_seconds": run.idle_seconds,
+        "request": request,
+    }
+
+
 def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
     """What the server said of the runs, in order, as if each had been a command of its own."""
     results: list[ExecResult] = []
     records = read_records(stdout, nonce)
     for value in records:
         if value["event"] == "run" and value["number"] == len(results):
-            results.append(
-                ExecResult(
-                    exit_code=value["exit_code"],
-                    stdout=value["stdout"],
-                    stderr=value["last_words"],
-                    truncated=value["truncated"],
-                    timed_out=value["timed_out"],
-                    out_of_memory=False,  # a sandbox that is out of memory ends the batch
-                    seconds=value["seconds"],
-                )
-            )
+            same = ("exit_code", "stdout", "truncated", "timed_out", "seconds")
+            said = {name: value[name] for name in same}
+            # A sandbox that is out of memory ends the batch.
+            results.append(ExecResult(**said, stderr=value["last_words"], out_of_memory=False))
     return results, bool(records)
 
 
@@ -285,7 +262,7 @@ def _imports_of(body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]
             yield from _imports_of(node.body)
 
 
-# --- Where trees of one repository are tried out: each run has a fresh tree, a batch shares a sandbox.
+# --- How long the runs of one repository may take.
 
 PATIENCE = 10
 WALL_FACTOR = 4
@@ -334,15 +311,12 @@ class Bench:
         much, so that what becomes of a candidate does not hang on how busy the machine was.
         """
         reports = run_batch([self._of(trial) for trial in trials], self.environment, backend=self.backend)
-        return [
-            self._again(trial) if trial.is_golden and report.ran_out_of_time else report
-            for trial, report in zip(trials, reports, strict=True)
-        ]
-
-    def _again(self, trial: Trial) -> TestReport:
-        run = self._of(trial)
-        patient = replace(run, seconds=PATIENCE * run.seconds, wall_factor=None)
-        return run_batch([patient], self.environment, backend=self.backend)[0]
+        for number, (trial, report) in enumerate(zip(trials, reports, strict=True)):
+            if trial.is_golden and report.ran_out_of_time:
+                run = self._of(trial)
+                patient = replace(run, seconds=PATIENCE * run.seconds, wall_factor=None)
+                reports[number] = run_batch([patient], self.environment, backend=self.backend)[0]
+        return reports
 
     def _of(self, trial: Trial) -> Trial:
         usual = self.suite_seconds if trial.node_ids is None else self.test_seconds

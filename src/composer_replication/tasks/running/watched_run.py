@@ -119,23 +119,13 @@ def judge_watched(
         problem = "the run ended without its closing record"
     if not problem and result.exit_code != 0:
         problem = "the run was ended after its closing record"
-    for record in records:
-        if problem:
-            break
-        try:
-            problem = story.take(record)
-        except (IndexError, ValueError, KeyError):
-            problem = "a record is malformed"
-    if not problem and not story.was_collected:
-        problem = NOTHING_COLLECTED
-    if not problem:
-        problem = compare_ids(node_ids, story.collected, story.outcomes)
-    outcomes: Mapping[str, Outcome] = story.outcomes
+    problem = problem or story.take_all(records)
+    problem = problem or compare_ids(node_ids, story.collected, story.outcomes)
     if problem:
-        outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
+        story.outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
     return WatchedReport(
-        outcomes=outcomes,
+        outcomes=story.outcomes,
         error=problem,
         flags=frozenset(story.flags),
         seconds=result.seconds,
@@ -177,29 +167,37 @@ def read_transcript(stdout: str, key: str) -> tuple[list[list[str]], str]:
     return [*told, *records], ""
 
 
+@dataclass(slots=True)
 class _Story:
     """Reads the records of one run in order; see ``watched_runner.make_recorder`` for what they are."""
 
-    def __init__(self) -> None:
-        self.collected: tuple[str, ...] = ()
-        self.outcomes: dict[str, Outcome] = {}
-        self.flags: set[str] = set()
-        self.test_seconds: dict[str, float] = {}
-        self.stored: set[str] = set()
-        self.pytest_exit_code = -1
-        self.cpu_seconds = 0.0
-        self.was_collected = False
-        self._kinds: dict[str, str] = {}
-        self._current = ""
-        self._phases: list[tuple[str, str]] = []
-        self._calls: list[str] = []
-        self._texts: set[str] = set()
-        self._has_ended = False
+    collected: tuple[str, ...] = ()
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    flags: set[str] = field(default_factory=set)
+    test_seconds: dict[str, float] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
+    pytest_exit_code: int = -1
+    cpu_seconds: float = 0.0
+    was_collected: bool = False
+    has_ended: bool = False
+    kinds: dict[str, str] = field(default_factory=dict)
+    current: str = ""
+    phases: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    texts: set[str] = field(default_factory=set)
+
+    def take_all(self, records: Sequence[Sequence[str]]) -> str:
+        """All records; the answer is empty, or what is out of order."""
+        try:
+            problem = next(filter(None, map(self.take, records)), "")
+        except (IndexError, ValueError, KeyError):
+            return "a record is malformed"
+        return problem or ("" if self.was_collected else NOTHING_COLLECTED)
 
     def take(self, record: Sequence[str]) -> str:
         """One record; the answer is empty, or what is out of order."""
         event, *fields = record
-        if self._has_ended:
+        if self.has_ended:
             return "records follow the closing one"
         if event == "flag":
             self.flags.add(fields[0])
@@ -209,17 +207,17 @@ class _Story:
             self.flags.update(fields[2:])
             return self._start(fields[0], fields[1])
         elif event == "end":
-            self._has_ended = True
+            self.has_ended = True
             self.pytest_exit_code, self.cpu_seconds = int(fields[0]), float(fields[1])
             self.flags.update(fields[2:])
-            return "a test has no end" if self._current else ""
-        elif fields[0] != self._current:
+            return "a test has no end" if self.current else ""
+        elif fields[0] != self.current:
             return f"a result for {fields[0]} which is not running"
         elif event == "call":
-            self._texts.add(fields[1])
-            self._calls.append(fields[2])
+            self.texts.add(fields[1])
+            self.calls.append(fields[2])
         elif event == "report":
-            self._phases.append((fields[1], _outcome(*fields[1:4])))
+            self.phases.append((fields[1], _outcome(*fields[1:4])))
         elif event == "finish":
             self._finish(float(fields[1]))
         else:
@@ -232,29 +230,29 @@ class _Story:
         if len(set(node_ids)) != len(node_ids) or len(kinds) != len(node_ids):
             return "two tests have the same node id"
         self.was_collected, self.collected = True, node_ids
-        self._kinds = dict(zip(node_ids, kinds, strict=True))
+        self.kinds = dict(zip(node_ids, kinds, strict=True))
         return ""
 
     def _start(self, node_id: str, text: str) -> str:
         position = len(self.outcomes)
-        if self._current or position >= len(self.collected) or self.collected[position] != node_id:
+        if self.current or position >= len(self.collected) or self.collected[position] != node_id:
             return f"{node_id} ran out of turn"
-        self._current, self._phases, self._calls, self._texts = node_id, [], [], {text}
+        self.current, self.phases, self.calls, self.texts = node_id, [], [], {text}
         return ""
 
     def _finish(self, seconds: float) -> None:
-        found = [Outcome(outcome) for _, outcome in self._phases if outcome]
+        found = [Outcome(outcome) for _, outcome in self.phases if outcome]
         outcome = max(found, key=_WORST.index) if found else Outcome.MISSING
-        names = [when for when, _ in self._phases]
+        names = [when for when, _ in self.phases]
         if names not in (["setup", "call", "teardown"], ["setup", "teardown"]):
             self.flags.add("a test was not reported in the usual three steps")
-        if self._kinds[self._current] == "f" and outcome is Outcome.PASSED and self._calls != ["returned"]:
+        if self.kinds[self.current] == "f" and outcome is Outcome.PASSED and self.calls != ["returned"]:
             self.flags.add("a test was reported as passed that did not return")
-        self.outcomes[self._current] = outcome
-        self.test_seconds[self._current] = seconds
-        if self._texts == {"stored"}:
-            self.stored.add(self._current)
-        self._current = ""
+        self.outcomes[self.current] = outcome
+        self.test_seconds[self.current] = seconds
+        if self.texts == {"stored"}:
+            self.stored.add(self.current)
+        self.current = ""
 
 
 def _outcome(when: str, outcome: str, expected: str) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox.process_folder import process_folder
@@ -64,25 +63,6 @@ MAX_BAD_TESTS = 25
 _LIMITS = (Ended.MEMORY, Ended.DISK, Ended.PROCESSES)
 
 
-@dataclass(slots=True)
-class _Parts:
-    """What is known so far of one run of the suite: of all its parts, each begun behind what ended the one before."""
-
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    collected: dict[str, None] = field(default_factory=dict)
-    bad: dict[str, str] = field(default_factory=dict)
-
-    def add(self, report: TestReport) -> None:
-        self.outcomes |= report.done if report.error else report.outcomes
-        self.collected |= dict.fromkeys(report.collected)
-
-    def set_aside(self, names: Iterable[str], reason: str, outcome: Outcome = Outcome.ERROR) -> None:
-        for name in names:
-            self.bad[name] = reason
-            if name in self.collected:
-                self.outcomes[name] = outcome
-
-
 def run_suite(
     bench: Bench,
     *,
@@ -108,8 +88,11 @@ def run_suite(
     """
     limit = bench.suite_seconds if seconds is None else seconds
     deadline = time.monotonic() + limit
-    parts = _Parts()
+    # What is known so far, of all parts of the run: each begins behind what ended the one before.
     reports: list[TestReport] = []
+    outcomes: dict[str, Outcome] = {}
+    collected: dict[str, None] = {}
+    bad: dict[str, str] = {}
     while True:
         with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
@@ -118,52 +101,53 @@ def run_suite(
             report = run_tests(
                 tree, bench.environment, None, backend=bench.backend, with_places=True, with_contexts=map_calls and not reports,
                 timeout_seconds=max(1.0, deadline - time.monotonic()), shuffle_seed=shuffle_seed, backwards=backwards,
-                left_out=sorted({*bench.left_out, *parts.outcomes, *parts.bad}),
+                left_out=sorted({*bench.left_out, *outcomes, *bad}),
                 each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
             )  # fmt: skip
         reports.append(report)
-        parts.add(report)
+        outcomes |= report.done if report.error else report.outcomes
+        collected |= dict.fromkeys(report.collected)
         if not report.error:
             break
-        if report.ended is Ended.TIME and not report.broke and parts.outcomes:
-            late = [test for test in report.collected if test not in parts.outcomes]
-            # skipped: what there was no time for says nothing against the suite
-            parts.set_aside(late, f"not reached in {limit:g} s", Outcome.SKIPPED)
+        if report.ended is Ended.TIME and not report.broke and outcomes:
+            late = [test for test in report.collected if test not in outcomes]
+            bad |= dict.fromkeys(late, f"not reached in {limit:g} s")
+            # What there was no time for says nothing against the suite.
+            outcomes |= dict.fromkeys(late, Outcome.SKIPPED)
             break
-        if not report.broke or report.ended in _LIMITS or len(parts.bad) == MAX_BAD_TESTS:
+        if not report.broke or report.ended in _LIMITS or len(bad) == MAX_BAD_TESTS:
             order = "" if shuffle_seed is None else "in another order, "
             raise cut_off(report, limit, order)
-        parts.set_aside([report.running], report.broke)
-    joined = _joined(reports, parts)
+        bad[report.running] = report.broke
+        if report.running in collected:
+            outcomes[report.running] = Outcome.ERROR
+    first = reports[0]
+    joined = _joined(reports, outcomes, collected, bad) if first.error else first
     if not (joined.collected or joined.collect_errors or joined.skips):
         tried = names_tried(bench.original, arguments)
         raise UnusableRepository("red-baseline", f"no test is collected, looked for by {tried}")
-    return joined, parts.bad
+    return joined, bad
 
 
-def _joined(reports: list[TestReport], parts: _Parts) -> TestReport:
-    first = reports[0]
-    if not first.error:
-        return first
-    files = {name: f"left out: {reason}" for name, reason in parts.bad.items() if name not in parts.collected}
-    tests = {name: f"left out: {reason}" for name, reason in parts.bad.items() if name in parts.collected}
-    joined = {
+def _joined(
+    reports: list[TestReport], outcomes: dict[str, Outcome], collected: dict[str, None], bad: dict[str, str]
+) -> TestReport:
+    """The report of all parts as if it had been one run, with what was left out and why."""
+    left_out = {name: f"left out: {reason}" for name, reason in bad.items()}
+    joined: dict[str, dict[str, Any]] = {
         name: {key: value for report in reports for key, value in getattr(report, name).items()}
         for name in ("places", "collect_errors", "why", "skips")
     }
-    return replace(
-        first,
-        outcomes=parts.outcomes,
-        collected=tuple(parts.collected),
+    tests = {name: reason for name, reason in left_out.items() if name in collected}
+    files = {name: reason for name, reason in left_out.items() if name not in collected}
+    return TestReport(
+        outcomes,
+        tuple(collected),
         error="",
         seconds=sum(report.seconds for report in reports),
         places=joined["places"],
         collect_errors={**files, **joined["collect_errors"]},
-        why={**tests, **{test: text for test, text in joined["why"].items() if test not in tests}},
+        why={**joined["why"], **tests},
+        cpu_seconds=reports[0].cpu_seconds,
         skips=joined["skips"],
-        contexts={},
-        running="",
-        broke="",
-        done={},
-        ended=Ended.BY_ITSELF,
     )

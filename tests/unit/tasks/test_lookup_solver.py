@@ -14,6 +14,7 @@ from composer_replication.tasks.intake.environment import Environment, open_envi
 from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.lookup_gate import AnsweredCall, answered_calls, with_tables
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, find_body_cuts
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin, play_stubs
@@ -82,7 +83,7 @@ def runner() -> Environment:
 
 @pytest.fixture(scope="module")
 def twins(runner: Environment) -> dict[str, Twin]:
-    found = build_twins(FILES, runner, list(CUTS.values()))
+    found = build_twins(Bench(FILES, runner, None, 60, 60), list(CUTS.values()))
     return {twin.symbol: twin for twin in found.twins.values()}
 
 
@@ -103,7 +104,7 @@ def solved(symbol: str, runner: Environment, twin: Twin, visible: list[str]) -> 
         for vector, tests in zip(twin.recorded, twin.tests, strict=True)
         if not set(visible).isdisjoint(tests)
     ]
-    answers, problems = answered_calls(FILES, runner, [(cut, calls)], None)
+    answers, problems = answered_calls(Bench(FILES, runner, None, 60, 60), [(cut, calls)])
     assert problems == {}
     table = [AnsweredCall(call.blob, answer) for call, answer in zip(calls, answers[cut.pin], strict=True)]
     return with_tables(FILES, [cut], {cut.pin: table})

@@ -40,7 +40,7 @@ class Target:
 
     ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without
     indentation; ``codes`` digests of its code objects; ``tests`` the hidden tests as ``file name::test``;
-    ``module`` the path that it is imported from; ``symbols`` the qualified names to ask this module for.
+    ``module`` the path that it is imported from.
     """
 
     task_id: str
@@ -48,7 +48,6 @@ class Target:
     codes: frozenset[str]
     tests: frozenset[str]
     module: str
-    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, order=True)

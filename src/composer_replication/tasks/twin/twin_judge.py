@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
 from composer_replication.tasks.twin.twin_run import (
     WALL_FACTOR,
@@ -74,33 +74,18 @@ def judge_twin(
     return score_digests(twin, report.digests, problem or report.error)
 
 
-def judge_twins(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    twins: Sequence[Twin],
-    *,
-    backend: str | None = None,
-    timeout_seconds: float,
-) -> list[TwinScore]:
-    """Judge a tree of our own making by several twins: one sandbox, a process for each.
+def judge_twins(bench: Bench, twins: Sequence[Twin]) -> list[TwinScore]:
+    """Judge the tree of a bench, which is of our own making, by several twins: one sandbox, a process for each.
 
     A policy's code gets ``judge_twin``, for it could harm its neighbours here.
-
-    ``timeout_seconds`` are of processor time, for each twin; the other arguments are those of ``judge_twin``.
 
     Raises:
         InputError: a twin needs another cloudpickle than this installation has (CR0411).
     """
     for twin in twins:
         _check_pickler(twin)
-    reports = play_apart(
-        files,
-        environment,
-        [function_of(twin) for twin in twins],
-        [Job(number) for number in range(len(twins))],
-        backend=backend,
-        job_seconds=timeout_seconds,
-    )
+    jobs = [Job(number) for number in range(len(twins))]
+    reports = play_apart(bench, list(map(function_of, twins)), jobs, job_seconds=bench.suite_seconds)
     return [
         score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
     ]
@@ -147,14 +132,3 @@ def _scores(twin: Twin, report: JobReport) -> StubScores:
     none = scores[_LOOKUP]
     passed_by = tuple(constant for constant, score in scores.items() if score.passed)
     return StubScores(passed_by, replace(none, recorded_agree=none.num_recorded), report)
-
-
-def judge_stubs(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    twins: Sequence[Twin],
-    *,
-    backend: str | None = None,
-) -> list[StubScores]:
-    """The scores of stored twins, over the original tree; raises SandboxFailure when the sandbox broke."""
-    return play_stubs(twins, partial(play_apart, files, environment, backend=backend))

@@ -6,7 +6,6 @@ in a sandbox that holds a policy's tools; a judging sandbox gets its inputs alon
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from composer_replication.tasks.blobs import decompress
 from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
 
 FORMAT_VERSION = 2
-"""A line of JSON, then all pickles one after the other. Version 1, with each of them in base64 and longer digests, is read too."""
+"""A line of JSON, then all pickles one after the other."""
 MUTATED_SHARE = 0.95
 """Share of the mutated calls that must agree. Lookup solvers miss a median of all of them, so this
 is as strict against them as 1 would be, and forgives an honest candidate an unfair call."""
@@ -145,8 +144,6 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
 
 def _calls(value: Mapping[str, Any], blobs: bytes) -> tuple[tuple[Vector, ...], tuple[Vector, ...]]:
     """The recorded and the mutated calls."""
-    if value["version"] == 1:
-        return _vectors_from_json(value["recorded"]), _vectors_from_json(value["mutated"])
     if value["version"] != FORMAT_VERSION:
         raise ValueError(f"version {value['version']}")
     sizes, num_recorded = value["sizes"], value["num_recorded"]
@@ -164,10 +161,4 @@ def damaged(problem: str, where: str) -> InputError:
     """The error for a twin that cannot be used."""
     return InputError(
         "CR0411", f"{problem}.", where=where, fix="build the tasks again with composer-rl tasks build."
-    )
-
-
-def _vectors_from_json(values: Any) -> tuple[Vector, ...]:
-    return tuple(
-        Vector(base64.b64decode(blob, validate=True), str(digest)[:NUM_DIGITS]) for blob, digest in values
     )

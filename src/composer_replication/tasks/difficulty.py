@@ -171,11 +171,6 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 
     What the same policy did on these tasks with other tests is dropped.
 
-    Args:
-        store_root: folder of the task store.
-        seed: of the evaluation; the same one replaces its earlier counts of these tasks.
-        measured: records of one policy.
-
     Raises:
         ValueError: records of two policies.
         InputError: the file that is there cannot be read (CR0411), or the store is damaged (CR0411).
@@ -211,20 +206,12 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 
 
 def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files.
-
-    Raises:
-        InputError: a file cannot be read (CR0411), or the store is damaged (CR0411).
-    """
+    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files."""
     return dict(compare_difficulty(store_root).fitting)
 
 
 def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None) -> MeasuredTasks:
-    """As ``read_difficulty``, with the number of counts that are not used; of the tasks in ``only``, or of all.
-
-    Raises:
-        InputError: a file cannot be read (CR0411), or the store is damaged (CR0411).
-    """
+    """As ``read_difficulty``, with the number of counts that are not used; of the tasks in ``only``, or of all."""
     found: dict[str, list[Difficulty]] = {}
     num_outdated: dict[str, int] = {}
     today = _tests_of_today(store_root)

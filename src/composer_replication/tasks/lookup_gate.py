@@ -98,14 +98,15 @@ def answered_calls(
         The answers, and for each function whose replay took its sandbox down what went wrong: of its
         other calls nothing is known. One that cannot be imported alone answers nothing, and is not among these.
     """
-    subjects = [
-        RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls)) for cut, calls in functions
+    jobs = [
+        Job(RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls)), "answers")
+        for cut, calls in functions
     ]
-    reports = play_apart(bench, subjects, [Job(number, "answers") for number in range(len(functions))])
+    reports = play_apart(bench, jobs)
     answers: dict[str, list[bytes | None]] = {}
     problems: dict[str, str] = {}
     for (cut, calls), report in zip(functions, reports, strict=True):
-        answers[cut.pin] = [report.answers.get(index) for index in range(len(calls))]
+        answers[cut.pin] = [*map(report.answers.get, range(len(calls)))]
         if report.is_unknown:
             problems[cut.pin] = report.error
     return answers, problems
@@ -211,23 +212,19 @@ def _passed(
 ) -> dict[str, str]:
     """The reason, by task id, where all tests pass with the tables; a small one is not tried."""
     runs: list[Trial] = []
-    tried: list[str] = []
+    tried: list[TrueTask] = []
     for trial, tables in trials:
         if tables and _is_large(trial, tables):
-            tried.append(trial.task_id)
+            tried.append(trial)
             for view in ("visible", "hidden"):
                 tree = with_tables(trial.subject.golden(bench.original, view), trial.cuts, tables)
                 runs.append(Trial(tree, trial.tests(view), stop_at_first_failure=True))
     reports = iter(bench.run_all(runs))
     found = {}
-    for task_id, visible, hidden in zip(tried, reports, reports, strict=False):
-        if not (visible.error or hidden.error) and _all(visible.outcomes) and _all(hidden.outcomes):
-            found[task_id] = "a table of what the visible tests ask passes the hidden ones too"
+    for trial, visible, hidden in zip(tried, reports, reports, strict=False):
+        if visible.all_passed(trial.tests("visible")) and hidden.all_passed(trial.tests("hidden")):
+            found[trial.task_id] = "a table of what the visible tests ask passes the hidden ones too"
     return found
-
-
-def _all(outcomes: Mapping[str, str]) -> bool:
-    return bool(outcomes) and all(outcome == "passed" for outcome in outcomes.values())
 
 
 def _replaceable(cuts: Sequence[BodyCut]) -> list[BodyCut]:

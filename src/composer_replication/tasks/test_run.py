@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
@@ -112,6 +112,10 @@ class TestReport:
     def passed(self) -> frozenset[str]:
         return frozenset(test for test, outcome in self.outcomes.items() if outcome is Outcome.PASSED)
 
+    def all_passed(self, tests: Iterable[str]) -> bool:
+        """Whether the run came to its end and these tests passed in it."""
+        return not self.error and self.passed.issuperset(tests)
+
 
 def run_tests(
     tree: Path,
@@ -195,12 +199,7 @@ def run_inside(
     more_variables: Mapping[str, str] = MappingProxyType({}),
     is_ours: bool = True,
 ) -> ExecResult:
-    """Start a program (its text, then its arguments) over a tree in a fresh sandbox.
-
-    Raises:
-        SandboxFailure: the sandbox itself broke.
-        OSError: the disk of this machine is full; not looked at for code that is not ours.
-    """
+    """Start a program (its text, then its arguments) over a tree in a fresh sandbox."""
     spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=limits)
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
@@ -224,7 +223,7 @@ def make_request(
         "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
         "arguments": [*ARGUMENTS, *(["--maxfail=1"] if stop_at_first_failure else [])],
         "options": suite_arguments(tree),
-        "import_roots": import_roots(tree),
+        "import_roots": folders_of_tree(tree),
         "places": False,
         "shuffle_seed": None,
         "backwards": False,
@@ -260,11 +259,6 @@ def runner_text(name: str) -> str:
     return files("composer_replication.tasks.running").joinpath(name).read_text()
 
 
-def import_roots(tree: Path) -> list[str]:
-    """Where the package under test is imported from, relative to the tree."""
-    return folders_of_tree(tree)
-
-
 def judge(
     result: ExecResult,
     nonce: str,
@@ -274,10 +268,14 @@ def judge(
     is_partial: bool = False,
 ) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
-    records, problem = _records(result.stdout, nonce)
+    records = read_records(result.stdout, nonce)
     ended = _ended(result, records)
-    problem = broken_off(result, timeout_seconds) or problem
-    if result.truncated and not problem:
+    problem = broken_off(result, timeout_seconds)
+    if not problem and (not records or records[-1]["event"] != "end"):
+        problem = "the run ended without its closing record"
+    if not problem and sum(record["event"] == "end" for record in records) != 1:
+        problem = "the run has more than one closing record"
+    if not problem and result.truncated:
         problem = "the records are cut off"
     tally = _Tally()
     disorder = tally.read_all(records)
@@ -350,16 +348,6 @@ def read_records(stdout: str, nonce: str) -> list[dict[str, Any]]:
         if isinstance(value, dict) and value.get("nonce") == nonce and isinstance(value.get("event"), str):
             records.append(value)
     return records
-
-
-def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
-    """The records of this run in order; the text is empty, or what is wrong with them."""
-    records = read_records(stdout, nonce)
-    if not records or records[-1].get("event") != "end":
-        return records, "the run ended without its closing record"
-    if sum(record.get("event") == "end" for record in records) != 1:
-        return records, "the run has more than one closing record"
-    return records, ""
 
 
 def _where_it_broke(records: Sequence[dict[str, Any]], result: ExecResult) -> tuple[str, str]:

@@ -210,7 +210,7 @@ def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> list
     seconds = _seconds({id(one.trial): one.trial for one in asked}, view, bench)
     reports = bench.run_all([one.run(view, seconds[id(one.trial)], bench) for one in asked])
     return [
-        (one, bool(report.error) or not report.passed.issuperset(one.trial.tests(view)))
+        (one, not report.all_passed(one.trial.tests(view)))
         for one, report in zip(asked, reports, strict=True)
     ]
 
@@ -231,14 +231,13 @@ def _judged_by_twins(faults: Sequence[_Fault], bench: Bench) -> list[tuple[_Faul
     """Whether each fault does what the golden code did, for those of functions whose behaviour is recorded."""
     asked = [one for one in faults if one.cut.pin in one.trial.twins]
     twins = [one.trial.twins[one.cut.pin] for one in asked]
-    subjects = list(dict.fromkeys(map(function_of, twins)))  # several faults share one
     # All jobs work in one tree, so each writes the files anew in which another has its fault.
     whole = {one.cut.path: bench.original[one.cut.path].decode() for one in asked}
     jobs = [
-        Job(subjects.index(function_of(twin)), overlay={**whole, one.cut.path: one.faulty_file(bench)})
+        Job(function_of(twin), overlay={**whole, one.cut.path: one.faulty_file(bench)})
         for one, twin in zip(asked, twins, strict=True)
     ]
-    reports = play_apart(bench, subjects, jobs)
+    reports = play_apart(bench, jobs)
     scores = [
         score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
     ]
@@ -246,13 +245,7 @@ def _judged_by_twins(faults: Sequence[_Fault], bench: Bench) -> list[tuple[_Faul
 
 
 def add_truth(
-    store: TaskStore,
-    tasks: Sequence[ValidTask],
-    seed: int,
-    *,
-    each: Each,
-    workers: Workers,
-    refuse: Refuse,
+    store: TaskStore, tasks: Sequence[ValidTask], seed: int, *, each: Each, workers: Workers, refuse: Refuse
 ) -> Mapping[str, Mapping[str, str]]:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 

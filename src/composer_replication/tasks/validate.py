@@ -106,8 +106,7 @@ def validate_store(
 
     Raises:
         NothingToDoError: the store is empty (CR0604).
-        UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
-        InputError: not a store (CR0411), or its manifest is damaged (CR0411).
+        InputError: not a store, or its manifest is damaged (CR0411).
     """
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.leaks import inside_search, leak_scan
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 
@@ -84,6 +85,30 @@ def test_without_namespaces_what_lies_in_the_tree_is_found(search_inside: Inside
     assert (clean.leaks, clean.failed) == (set(), [])
     found = search_inside("t-module-body", golden=(TEXT,), backend="sandlock")
     assert len({channel for channel, _ in found.leaks}) > 1  # by the walk, too
+
+
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [
+        ("planted_space.inner.deep", "planted_space/inner/deep.py"),
+        ("planted_package.space.deep", "planted_package/space/deep.py"),
+        ("planted_package", "planted_package/__init__.py"),
+        ("planted_space.inner.deep.planted_package", ""),
+        ("planted_space.other", ""),
+    ],
+)
+def test_a_module_is_found_in_namespaces_and_without_running_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, place: str
+) -> None:
+    for path in ("planted_space/inner/deep.py", "planted_package/space/deep.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    (tmp_path / "planted_package" / "__init__.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = inside_search.place_of(module)
+    for name in [name for name in sys.modules if name.startswith(("planted_space", "planted_package"))]:
+        del sys.modules[name]
+    assert found == (str(tmp_path / place) if place else "")
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin, Vector
-from composer_replication.tasks.twin.twin_run import Job, JobReport, RecordedCall, RecordedFunction
+from composer_replication.tasks.twin.twin_run import Job, JobReport, RecordedCall
 from composer_replication.tasks.views import write_files
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
@@ -140,11 +140,11 @@ TWINS = st.lists(
 )
 
 
-def answers(subjects: Sequence[RecordedFunction], jobs: Sequence[Job]) -> list[JobReport]:
+def answers(jobs: Sequence[Job]) -> list[JobReport]:
     """A player in whose tree each constant answers with its own text."""
     texts = [" ".join(job.options["constants"]) for job in jobs]
     return [
-        JobReport(dict.fromkeys(range(len(subjects[job.subject].blobs)), ("ret", text)), error="")
+        JobReport(dict.fromkeys(range(len(job.function.blobs)), ("ret", text)), error="")
         for job, text in zip(jobs, texts, strict=True)
     ]
 
@@ -174,7 +174,7 @@ def test_verdicts_of_constants_and_of_the_table(drawn: list[tuple[list[str], lis
 
 def test_a_run_that_broke_leaves_no_verdict() -> None:
     twins = [twin_of(0, ["1"] * 6, ["1"] * 12)]
-    (scores,) = play_stubs(twins, lambda _subjects, _jobs: [JobReport(error="it broke", is_unknown=True)])
+    (scores,) = play_stubs(twins, lambda _jobs: [JobReport(error="it broke", is_unknown=True)])
     assert (scores.report.error, scores.report.is_unknown) == ("it broke", True)
     assert (scores.passed_by, scores.lookup.passed) == ((), False)
     assert play_stubs([], answers) == []

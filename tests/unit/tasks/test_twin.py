@@ -477,8 +477,9 @@ def test_relatives_are_judged_apart_from_each_other(runner: Environment, twins) 
         "import os; os._exit(0)",
         "return sorted(filter(test, values))",
     ]
-    twin, jobs = twins["chosen"], [Job(0, overlay=overlay(body)) for body in bodies]
-    reports = play_apart(bench_of(FILES, runner), [function_of(twin)], jobs)
+    twin = twins["chosen"]
+    jobs = [Job(function_of(twin), overlay=overlay(body)) for body in bodies]
+    reports = play_apart(bench_of(FILES, runner), jobs)
     scores = [score_digests(twin, report.digests, report.error) for report in reports]
     assert [score.passed for score in scores] == [False, True, False, True]
 

@@ -295,8 +295,7 @@ def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path
     ((report,), _) = play(
         store.files(task, "golden"),
         store.environment(task),
-        [function_of(twin)],
-        [Job(0, "constants", {"constants": ["0"]})],
+        [Job(function_of(twin), "constants", {"constants": ["0"]})],
         timeout_seconds=60,
     )
     zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]

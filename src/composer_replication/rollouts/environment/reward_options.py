@@ -37,7 +37,7 @@ class Judgement:
     flagged it. ``regressions`` are what it broke (None: nobody looked), ``report`` is the monitor's (None: it is off), and
     ``hidden`` what the hidden tests said where they were asked for: the truth, for evaluation only.
     ``tree`` are the policy's files as they were graded, where they are to be graded again by other tests; ``patch`` is
-    the diff from the broken code to them, for a person, and ``tree_sha256`` one hash over them (``tasks.swebench_rows``),
+    the diff from the broken code to them, for a person, and ``tree_sha256`` one hash over them (``tasks.swebench.swebench_files``),
     empty where they were too large to be graded.
     """
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
 
@@ -32,7 +33,10 @@ def place_of(module):
         found = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
         if found is None:
             return ""
-        file, path = found.origin or "", found.submodule_search_locations
+        file, path = found.origin or "", found.submodule_search_locations or []
+        if name not in sys.modules:  # a namespace below it asks for the path of what is imported by this name
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = path
     return file
 
 

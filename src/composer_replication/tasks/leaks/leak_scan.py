@@ -23,12 +23,7 @@ from urllib.parse import urlsplit
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, Task
-from composer_replication.sandbox import (
-    base_interpreter,
-    choose_backend,
-    require_selftest,
-    system_folders,
-)
+from composer_replication.sandbox import base_interpreter, choose_backend, require_selftest, system_folders
 from composer_replication.sandbox.host_paths import is_below
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.supervised_run import interruptible_pool
@@ -42,7 +37,7 @@ from composer_replication.tasks.test_run import last_words, read_records, run_in
 from composer_replication.tasks.views import write_files
 
 Progress = Callable[[int, int, str], None]
-Walk = Literal["all", "system", "environment"]
+Walk = Literal["tree", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
 _MODULES = ("intake.packed_forms", "leaks.leak_search", "leaks.inside_search")
@@ -163,22 +158,20 @@ def search_inside(
     targets: Sequence[Target],
     environment: Environment,
     *,
-    walk: Walk = "all",
+    walk: Walk = "tree",
     backend: str | None = None,
 ) -> dict[str, Any]:
     """Search from inside a fresh sandbox.
 
-    With ``tasks`` it searches the tree and whatever is not mounted read-only, looks what can be imported
-    without the tree, and tries git and the network; without, it walks all that is shown, or with
-    ``walk`` all but the environment (``system``), or all but what is shown of the system and
-    the interpreter (``environment``).
+    It walks the ``tree`` of the tasks and whatever is not mounted read-only, looks what can be imported without the
+    tree, and tries git and the network; or, for no task, it walks all but the environment (``system``), or all but
+    what is shown of the system and the interpreter (``environment``).
     """
     nonce = secrets.token_hex(16)
     system, own = _system_paths(environment), _with_real([environment.root])
-    left_out = {"all": set[str](), "system": own, "environment": system}[walk]
     # An environment that lies below a folder of the system is walked all the same.
     is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
-    skip = sorted(system | own if tasks else left_out)
+    skip = sorted({"tree": system | own, "system": own, "environment": system}[walk])
     with tempfile.TemporaryDirectory(prefix="leakscan-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
@@ -192,7 +185,7 @@ def search_inside(
             # Where the root is closed: folders that lie in none of the others.
             "shown": _outermost({str(tree), *(system | own) - set(skip)}),
             "skip": skip,
-            "asks": bool(tasks),
+            "asks": walk == "tree",
             "packages": {task.task_id: task.repository for task in tasks},
             "urls": _index_urls(),
         }

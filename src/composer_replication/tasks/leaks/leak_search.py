@@ -161,13 +161,7 @@ class Search:
         return found
 
     def search_folder(self, root: str, *, tree: str, skip: Iterable[str] = ()) -> set[Leak]:
-        """Walk a folder; what cannot be read cannot leak, what is too large is noted.
-
-        Args:
-            root: where to begin; links are not followed.
-            tree: folder inside which one line is enough.
-            skip: folders left out.
-        """
+        """Walk a folder, no links; what cannot be read cannot leak, what is too large is noted. ``tree`` is where one line is enough."""
         found: set[Leak] = set()
         left_out = set(skip)
         for folder, subfolders, names in os.walk(root):

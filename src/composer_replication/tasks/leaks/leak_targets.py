@@ -56,7 +56,7 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
             window=tuple((line, line in distinctive) for line in window),
             codes=_codes_of(original[path], files.get(path, b""), path, task),
             tests=tests,
-            module=_module_path(path, {**files, path: b""}),
+            module=posixpath.normpath(below_root(path, recorded_folders({**files, path: b""}))),
         )
         found.append(target)
     return found
@@ -111,8 +111,3 @@ def _codes_in(data: bytes, path: str) -> tuple[dict[str, str], ...]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     return tuple({code_digest(code): code.co_qualname for code in all_codes(module)} for module in modules)
-
-
-def _module_path(path: str, files: Mapping[str, bytes]) -> str:
-    """The path below the folder that it is imported from: without ``src/`` or ``lib/``."""
-    return posixpath.normpath(below_root(path, recorded_folders(files)))

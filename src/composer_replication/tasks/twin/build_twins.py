@@ -139,13 +139,13 @@ class _Build:
 
     def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
         """Replay the recorded calls and mutate them."""
-        subjects = [
+        functions = [
             RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin]))
             for cut in cuts
         ]
-        jobs = [Job(number, "mutate", self._mutation(cut)) for number, cut in enumerate(cuts)]
+        jobs = [Job(one, "mutate", self._mutation(cut)) for one, cut in zip(functions, cuts, strict=True)]
         twins = []
-        for cut, report in zip(cuts, self.play(subjects, jobs), strict=True):
+        for cut, report in zip(cuts, self.play(jobs), strict=True):
             if not self.is_whole(cut.pin, report):
                 continue
             if report.line != cut.first_line:
@@ -174,8 +174,8 @@ class _Build:
         """Keep the calls with the same outcome under two other hash seeds, once in reverse order."""
         kept = list(twins)
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
-            jobs = [Job(number, options={"backwards": backwards}) for number in range(len(kept))]
-            reports = self.play([function_of(twin) for twin in kept], jobs, hash_seed=hash_seed)
+            jobs = [Job(function_of(twin), options={"backwards": backwards}) for twin in kept]
+            reports = self.play(jobs, hash_seed=hash_seed)
             kept = [
                 _with_stable(_within_time(twin, report.seconds), report.digests)
                 for twin, report in zip(kept, reports, strict=True)
@@ -203,9 +203,8 @@ class _Build:
         """Keep twins with which the golden code agrees in every call, three times."""
         kept = list(twins)
         for hash_seed in _GATE_SEEDS:
-            jobs = [Job(number) for number in range(len(kept))]
-            subjects = [function_of(twin) for twin in kept]
-            reports = self.play(subjects, jobs, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
+            jobs = [Job(function_of(twin)) for twin in kept]
+            reports = self.play(jobs, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
             green = []
             for twin, report in zip(kept, reports, strict=True):
                 if not self.is_whole(twin.pin, report):

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import zstandard
 
@@ -123,14 +122,21 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
         plain = decompress(data, max_bytes=_MAX_BYTES)
         line, _, blobs = plain.partition(b"\n")
         value = json.loads(line)
-        recorded, mutated = _calls(value, blobs)
-        ids = value["tests"]
+        if value["version"] != FORMAT_VERSION:
+            raise ValueError(f"version {value['version']}")
+        sizes, digests, ids = value["sizes"], str(value["digests"]), value["tests"]
+        if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
+            raise ValueError("the calls do not fill it")
+        vectors = tuple(
+            Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
+            for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
+        )
         twin = Twin(
             pin=str(value["pin"]),
             path=str(value["path"]),
             symbol=str(value["symbol"]),
-            recorded=recorded,
-            mutated=mutated,
+            recorded=vectors[: value["num_recorded"]],
+            mutated=vectors[value["num_recorded"] :],
             tests=tuple(tuple(str(ids[number]) for number in numbers) for numbers in value["recorded_in"]),
             num_lookup_misses=int(value["num_lookup_misses"]),
             pickler=str(value["pickler"]),
@@ -140,21 +146,6 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise damaged(f"the recorded behaviour of a function cannot be read: {error}", where) from error
     return twin
-
-
-def _calls(value: Mapping[str, Any], blobs: bytes) -> tuple[tuple[Vector, ...], tuple[Vector, ...]]:
-    """The recorded and the mutated calls."""
-    if value["version"] != FORMAT_VERSION:
-        raise ValueError(f"version {value['version']}")
-    sizes, num_recorded = value["sizes"], value["num_recorded"]
-    digests = str(value["digests"])
-    if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
-        raise ValueError("the calls do not fill it")
-    vectors = tuple(
-        Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
-        for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
-    )
-    return vectors[:num_recorded], vectors[num_recorded:]
 
 
 def damaged(problem: str, where: str) -> InputError:

@@ -24,17 +24,12 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.source_folders import folders_of_tree
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import (
-    ARGUMENTS,
-    import_roots,
-    last_words,
-    read_records,
-    run_inside,
-)
+from composer_replication.tasks.test_run import ARGUMENTS, last_words, read_records, run_inside
 from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
@@ -87,13 +82,13 @@ class RecordedFunction:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One child process of the player.
+    """One child process of the player, and the function that it calls.
 
     ``mode`` is replay, mutate, constants or answers; ``options`` are the player's own words for
     the rest. ``overlay`` are files to write over the tree before it is imported.
     """
 
-    subject: int
+    function: RecordedFunction
     mode: str = "replay"
     options: Mapping[str, Any] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +99,7 @@ class JobReport:
     """What one job said.
 
     ``outcomes`` are kind and digest by index; ``error`` is empty, or why the job as a whole failed.
-    ``inputs`` and ``mutated`` come from a job of the mode mutate, ``answers`` from answers.
+    ``inputs`` and ``mutated`` come from a job of the mode mutate; one of the mode answers has these as digests.
     ``seconds`` is the processor time of its calls. ``is_unknown`` says that the run itself failed,
     and nothing is known of the function.
     """
@@ -114,9 +109,14 @@ class JobReport:
     error: str = "it ended early"
     inputs: list[str | None] = field(default_factory=list)
     mutated: list[tuple[bytes, str]] = field(default_factory=list)
-    answers: dict[int, bytes] = field(default_factory=dict)
     seconds: float = 0.0
     is_unknown: bool = False
+
+    @property
+    def answers(self) -> dict[int, bytes]:
+        """What calls gave or raised, pickled, from a job of the mode answers."""
+        kept = {index: text for index, (kind, text) in self.outcomes.items() if kind == "ret"}
+        return {index: base64.b64decode(text) for index, text in kept.items()}
 
     @property
     def digests(self) -> dict[int, str]:
@@ -171,7 +171,6 @@ def _recorded(
 def play(
     files: Mapping[str, bytes],
     environment: Environment,
-    subjects: Sequence[RecordedFunction],
     jobs: Sequence[Job],
     *,
     backend: str | None = None,
@@ -188,17 +187,20 @@ def play(
     Returns:
         A report for each job, and an empty text or why the run as a whole failed.
     """
+    numbers = {
+        function: number for number, function in enumerate(dict.fromkeys(job.function for job in jobs))
+    }
     options = {
         "twins": [
             {
-                "path": subject.path,
-                "symbol": subject.symbol,
-                "blobs": [base64.b64encode(blob).decode() for blob in subject.blobs],
+                "path": function.path,
+                "symbol": function.symbol,
+                "blobs": [base64.b64encode(blob).decode() for blob in function.blobs],
             }
-            for subject in subjects
+            for function in numbers
         ],
         "jobs": [
-            {"twin": job.subject, "mode": job.mode, "overlay": dict(job.overlay), **job.options}
+            {"twin": numbers[job.function], "mode": job.mode, "overlay": dict(job.overlay), **job.options}
             for job in jobs
         ],
         "call_seconds": call_seconds,
@@ -235,9 +237,7 @@ def play(
     return reports, problem
 
 
-def play_apart(
-    bench: Bench, subjects: Sequence[RecordedFunction], jobs: Sequence[Job], **options: Any
-) -> list[JobReport]:
+def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobReport]:
     """As ``play``, for code of our own making. Where one job takes the sandbox down, all are parted until it stands alone.
 
     ``options`` are ``hash_seed``, ``call_seconds`` and ``job_seconds`` of ``play``.
@@ -248,7 +248,7 @@ def play_apart(
     if not jobs:
         return []
     reports, problem = play(
-        bench.original, bench.environment, subjects, jobs,
+        bench.original, bench.environment, jobs,
         backend=bench.backend, limits=_OWN_LIMITS,
         timeout_seconds=max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)), **options,
     )  # fmt: skip
@@ -257,11 +257,7 @@ def play_apart(
     if len(jobs) == 1:
         return [JobReport(error=problem, is_unknown=True)]
     half = len(jobs) // 2
-    return [
-        report
-        for part in (jobs[:half], jobs[half:])
-        for report in play_apart(bench, subjects, part, **options)
-    ]
+    return [report for part in (jobs[:half], jobs[half:]) for report in play_apart(bench, part, **options)]
 
 
 def _run(
@@ -291,7 +287,7 @@ def _run(
             "program": program,
             "sources": [(name, helper_source(name)) for name in (*_MODULES[program], program)],
             "cloudpickle": helper_source("cloudpickle"),
-            "import_roots": import_roots(tree),
+            "import_roots": folders_of_tree(tree),
         }
         if program == "twin_recorder":
             request["options"] = suite_arguments(tree)
@@ -327,8 +323,6 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
             report.inputs.append(None if known is None else str(known))
     elif event == "mutated":
         report.mutated = [(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
-    elif event == "answer":
-        report.answers[int(record["index"])] = base64.b64decode(record["data"])
     elif event == "done":
         report.line, report.error = int(record["line"]), str(record["error"])
         report.seconds = float(record.get("seconds", 0.0))

@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 9948,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
-    "src/composer_replication/tasks": 20704,
+    "src/composer_replication/tasks": 20698,
     "src/composer_replication/traces": 2813,
     "src/composer_replication/trainer": 8358,
     "src/composer_replication/cli/explanations": 463,

@@ -81,12 +81,8 @@ def answer(values):
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """Pickled arguments of one call, and the pickled answer of the golden code. Secret."""
-
-    blob: bytes
-    answer: bytes
+Table = Sequence[tuple[bytes, bytes]]
+"""Of each call the pickled arguments, and the pickled answer of the golden code. Secret."""
 
 
 def answered_calls(
@@ -112,16 +108,12 @@ def answered_calls(
     return answers, problems
 
 
-def helper_file(
-    files: Mapping[str, bytes], path: str, name: str, calls: Sequence[AnsweredCall]
-) -> tuple[str, bytes]:
+def helper_file(files: Mapping[str, bytes], path: str, name: str, calls: Table) -> tuple[str, bytes]:
     """The module that answers for one function: where the file at ``path`` can import it, and its text."""
     data = {
-        "sources": [(name, helper_source(name)) for name in ("canonical_encoding", "call_pickle")],
+        "sources": [(module, helper_source(module)) for module in ("canonical_encoding", "call_pickle")],
         "cloudpickle": helper_source("cloudpickle"),
-        "calls": [
-            [base64.b64encode(call.blob).decode(), base64.b64encode(call.answer).decode()] for call in calls
-        ],
+        "calls": [[base64.b64encode(part).decode() for part in call] for call in calls],
     }
     packed = base64.b64encode(zlib.compress(json.dumps(data).encode(), 6)).decode()
     root = path.removesuffix(below_root(path, recorded_folders(files)))
@@ -207,9 +199,7 @@ def _is_large(trial: TrueTask, pins: Collection[str]) -> bool:
     return lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
 
 
-def _passed(
-    bench: Bench, trials: Sequence[tuple[TrueTask, Mapping[str, Sequence[AnsweredCall]]]]
-) -> dict[str, str]:
+def _passed(bench: Bench, trials: Sequence[tuple[TrueTask, Mapping[str, Table]]]) -> dict[str, str]:
     """The reason, by task id, where all tests pass with the tables; a small one is not tried."""
     runs: list[Trial] = []
     tried: list[TrueTask] = []
@@ -245,13 +235,13 @@ def _gives_a_value(body: str) -> bool:
 
 def _tables(
     trial: TrueTask, known: Mapping[str, Sequence[tuple[RecordedCall, bytes | None]]]
-) -> dict[str, list[AnsweredCall]]:
+) -> dict[str, Table]:
     """What the visible tests of a task tell of each function, by pin; one that they never call has no table."""
     visible = set(trial.subject.visible)
-    tables = {}
+    tables: dict[str, Table] = {}
     for cut in _replaceable(trial.cuts):
         own = [
-            AnsweredCall(call.blob, answer)
+            (call.blob, answer)
             for call, answer in known.get(cut.pin, ())
             if answer is not None and not visible.isdisjoint(call.tests)
         ]
@@ -261,7 +251,7 @@ def _tables(
 
 
 def with_tables(
-    files: Mapping[str, bytes], cuts: Sequence[BodyCut], tables: Mapping[str, Sequence[AnsweredCall]]
+    files: Mapping[str, bytes], cuts: Sequence[BodyCut], tables: Mapping[str, Table]
 ) -> dict[str, bytes]:
     """The original tree with a table in the place of some functions."""
     changed = dict(files)

@@ -32,6 +32,8 @@ from composer_replication.tasks.test_functions import Place
 _TOO_LONG = "the tests ran longer than"
 _TOO_MUCH_MEMORY = "the tests used more memory than allowed"
 _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
+import_roots = folders_of_tree
+"""Where the package under test is imported from, relative to the tree."""
 NOTHING_COLLECTED = "nothing was collected"
 _NAME = 400
 _RECORD_BYTES = 64 * 1024**2
@@ -223,7 +225,7 @@ def make_request(
         "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
         "arguments": [*ARGUMENTS, *(["--maxfail=1"] if stop_at_first_failure else [])],
         "options": suite_arguments(tree),
-        "import_roots": folders_of_tree(tree),
+        "import_roots": import_roots(tree),
         "places": False,
         "shuffle_seed": None,
         "backwards": False,
@@ -364,9 +366,8 @@ def _where_it_broke(records: Sequence[dict[str, Any]], result: ExecResult) -> tu
         says = f" (exit code {result.exit_code})"
         for record in tests:
             if record["outcome"] == Outcome.MISSING:
-                return str(record["id"])[
-                    :_NAME
-                ], f"it ends the whole run: {record.get('why', 'no reason is given')}"
+                why = record.get("why", "no reason is given")
+                return str(record["id"])[:_NAME], f"it ends the whole run: {why}"
         if "collected" not in by_event:
             file = str(by_event["file"][-1]["id"]) if "file" in by_event else ""
             return file[:_NAME], f"importing it ends the run{says}" if file else ""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
-from composer_replication.tasks.lookup_gate import AnsweredCall, answered_calls, with_tables
+from composer_replication.tasks.lookup_gate import answered_calls, with_tables
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, find_body_cuts
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.test_run import TestReport, run_tests
@@ -106,7 +106,7 @@ def solved(symbol: str, runner: Environment, twin: Twin, visible: list[str]) -> 
     ]
     answers, problems = answered_calls(Bench(FILES, runner, None, 60, 60), [(cut, calls)])
     assert problems == {}
-    table = [AnsweredCall(call.blob, answer) for call, answer in zip(calls, answers[cut.pin], strict=True)]
+    table = [(call.blob, answer) for call, answer in zip(calls, answers[cut.pin], strict=True)]
     return with_tables(FILES, [cut], {cut.pin: table})
 
 

@@ -52,12 +52,11 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.source_folders import folders_of_tree
 from composer_replication.tasks.patches import readable_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.swebench.swebench_files import tree_sha256
-from composer_replication.tasks.test_run import variables
+from composer_replication.tasks.test_run import import_roots, variables
 
 BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
 """What a policy is told where nobody can end its attempt at once."""
@@ -185,7 +184,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             tests = VisibleTests(
                 node_ids=task.tests.shown,
                 files={path: data for path, data in files if not rule.takes(path)},
-                import_roots=tuple(folders_of_tree(tree)),
+                import_roots=tuple(import_roots(tree)),
                 options=tuple(suite_arguments(tree)),
                 is_left_out=lambda path: not rule.takes(path) and not path.startswith(".git/"),
             )

@@ -24,12 +24,11 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.source_folders import folders_of_tree
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import ARGUMENTS, last_words, read_records, run_inside
+from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, read_records, run_inside
 from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
@@ -287,7 +286,7 @@ def _run(
             "program": program,
             "sources": [(name, helper_source(name)) for name in (*_MODULES[program], program)],
             "cloudpickle": helper_source("cloudpickle"),
-            "import_roots": folders_of_tree(tree),
+            "import_roots": import_roots(tree),
         }
         if program == "twin_recorder":
             request["options"] = suite_arguments(tree)

@@ -144,7 +144,6 @@ def run_build(
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         run.finish()
-        run.mark_complete()
         return run.summary(time.monotonic() - started)
 
 

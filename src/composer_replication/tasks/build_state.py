@@ -98,11 +98,7 @@ def sizes_of(
 
 
 def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
-    """The candidates that pins name, in their order.
-
-    Raises:
-        InputError: a pin is not in the repository; the nearest is named (CR0402).
-    """
+    """The candidates that pins name, in their order."""
     chosen = []
     for pin in pins:
         deletion = repository.by_pin(pin)
@@ -137,11 +133,7 @@ class Proposal:
     statement: str
 
     def check(self, subject: Subject) -> None:
-        """Compare what it says with what was found.
-
-        Raises:
-            GateFailed: other-tests-fail.
-        """
+        """Compare what it says with what was found."""
         failing = {*subject.visible, *subject.hidden}
         passing = sorted(self.fail_to_pass - failing)
         if passing:
@@ -186,6 +178,17 @@ class Candidate:
         """How it is called in the journal and in messages."""
         return self.deletion.pin if self.proposal is None else self.proposal.instance_id
 
+    def decided(self, *, task_id: str = "", reason: str = "", detail: str = "") -> Decision:
+        """That it is a task, or why it is none."""
+        return Decision(
+            self.key,
+            self.repository.record.repository,
+            self.name,
+            task_id=task_id,
+            reason=reason,
+            detail=detail,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -223,11 +226,7 @@ class Build:
         self.journal = Journal(self.store.root / "journal.jsonl")
 
     def prepare_all(self, opened: Sequence[RepositorySource]) -> dict[str, PreparedRepository]:
-        """Prepare every repository; one that cannot be used is noted and left out.
-
-        Raises:
-            InputError: every one needs something that cannot be fetched (CR0407, CR0408).
-        """
+        """Prepare every repository; one that cannot be used is noted and left out."""
         self._check_repositories(opened)
         self.store.mark_build(BuildMark(is_complete=False, command=self.command))
         symbols = self.settings.symbols
@@ -383,16 +382,15 @@ class Build:
         if candidate.is_pinned or selected is None:
             return None
         if not selected:
-            return Decision(candidate.key, record.repository, candidate.deletion.pin, reason="untested")
-        if record.is_mostly_uncalled(candidate.deletion):
-            return Decision(
-                candidate.key, record.repository, candidate.deletion.pin, reason="mostly-untested"
-            )
-        return None
+            return candidate.decided(reason="untested")
+        return (
+            candidate.decided(reason="mostly-untested")
+            if record.is_mostly_uncalled(candidate.deletion)
+            else None
+        )
 
     def _judge(self, candidate: Candidate) -> Decision:
         repository = candidate.repository
-        name = repository.record.repository
         try:
             subject = self.workers.call(
                 judge_deletion,
@@ -406,7 +404,7 @@ class Build:
             if candidate.proposal is not None:
                 candidate.proposal.check(subject)
         except GateFailed as error:
-            decision = Decision(candidate.key, name, candidate.name, reason=error.gate, detail=error.detail)
+            decision = candidate.decided(reason=error.gate, detail=error.detail)
         else:
             if not self._has_noted_proof:
                 self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
@@ -414,7 +412,7 @@ class Build:
             task_id = keep_task(
                 self.store, repository, candidate.deletion, subject, proposal=candidate.proposal
             )
-            decision = self._if_secret(Decision(candidate.key, name, candidate.name, task_id=task_id))
+            decision = self._if_secret(candidate.decided(task_id=task_id))
         self.journal.add(decision)
         return decision
 
@@ -466,7 +464,7 @@ class Build:
             self.progress(done, len(futures), what)
 
     def finish(self) -> None:
-        """Leave exactly what was asked for: no task beyond the cut or of an earlier setting."""
+        """Leave exactly what was asked for, no task beyond the cut or of an earlier setting, and note that nothing is left."""
         keep: set[str] = set()
         for slug in self.slugs:
             if self.store.has_record(f"repositories/{slug}.json"):
@@ -476,9 +474,6 @@ class Build:
         self.store.drop_records(keep)
         sweep_unused(self.store.root, self.slugs)
         self.journal.keep(self.decisions)
-
-    def mark_complete(self) -> None:
-        """Note in the store that nothing is left to be built."""
         self.store.mark_build(BuildMark(is_complete=True))
 
     def summary(self, seconds: float) -> BuildSummary:

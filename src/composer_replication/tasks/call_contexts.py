@@ -75,20 +75,16 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
 
 
 def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
-    """The contexts as a test run says them.
-
-    Raises:
-        KeyError, TypeError, ValueError, IndexError: they are malformed.
-    """
+    """The contexts as a test run says them."""
     functions = _functions(value)
     kept: dict[
         frozenset[Function], frozenset[Function]
     ] = {}  # many tests call the same: one set for all of them
-    called = {str(test): _chosen(functions, numbers) for test, numbers in value["tests"]}
-    return {
-        EVERY_TEST: _chosen(functions, value["shared"]),
-        **{test: kept.setdefault(one, one) for test, one in called.items()},
-    }
+    contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
+    for test, numbers in value["tests"]:
+        called = _chosen(functions, numbers)
+        contexts[str(test)] = kept.setdefault(called, called)
+    return contexts
 
 
 def _functions(value: Mapping[str, Any]) -> list[Function]:

@@ -3,8 +3,7 @@
     difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes, tests
 
 ``tests`` is a hash of the tests that counted. A rebuilt store may part a task's tests otherwise under the
-same id: such counts say nothing of the task of today, and are not used. Those of a version before this have
-no hash and are not used either.
+same id: such counts say nothing of the task of today, and are not used.
 
 A measurement is no part of a task: the store's manifest and fingerprint do not know of it, and
 a file may be deleted or measured anew at any time. The same policy asked with the same seed
@@ -21,9 +20,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, Field, StrictStr, TypeAdapter
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
@@ -68,6 +67,8 @@ class MeasuredPolicy:
     prompt_style: str
     context_lines: int
     max_new_tokens: int
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     @property
     def file_name(self) -> str:
@@ -126,8 +127,13 @@ class MeasuredTasks:
     num_outdated: Mapping[str, int]
 
 
-_Row = tuple[int, int, int | None, str | None]
-"""What one evaluation counted on a task: samples, passes, hidden passes, and the hash of the tests it used, which old files lack."""
+class _Row(NamedTuple):
+    """What one evaluation counted on a task, and the hash of the tests that it used."""
+
+    num_samples: Annotated[int, Field(strict=True, gt=0)]
+    num_passed: Annotated[int, Field(strict=True, ge=0)]
+    num_hidden_passed: Annotated[int, Field(strict=True, ge=0)] | None
+    tests: StrictStr
 
 
 def tests_sha256(store: TaskStore, task_id: str) -> str:
@@ -165,11 +171,6 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 
     What the same policy did on these tasks with other tests is dropped.
 
-    Args:
-        store_root: folder of the task store.
-        seed: of the evaluation; the same one replaces its earlier counts of these tasks.
-        measured: records of one policy.
-
     Raises:
         ValueError: records of two policies.
         InputError: the file that is there cannot be read (CR0411), or the store is damaged (CR0411).
@@ -183,51 +184,34 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
     policy = policies.pop()
     path = Path(store_root) / FOLDER / policy.file_name
     today = _tests_of_today(store_root)
-    rows: dict[str, _Row] = {
-        one.task_id: (one.num_samples, one.num_passed, one.num_hidden_passed, today(one.task_id))
+    rows = {
+        one.task_id: _Row(one.num_samples, one.num_passed, one.num_hidden_passed, today(one.task_id))
         for one in records
     }
     with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
         counts = _read(path)[1] if path.is_file() else {}
-        counts.setdefault(str(seed), {})
+        counts.setdefault(seed, {})
         fitting = {
             number: {
-                name: row for name, row in by_task.items() if name not in rows or row[3] == rows[name][3]
+                name: row
+                for name, row in by_task.items()
+                if name not in rows or row.tests == rows[name].tests
             }
             for number, by_task in counts.items()
         }
-        fitting[str(seed)] |= rows
-        write_json(
-            path,
-            {
-                "policy": asdict(policy),
-                "evaluations": {
-                    number: {
-                        name: list(row if row[3] is not None else row[:3]) for name, row in by_task.items()
-                    }
-                    for number, by_task in fitting.items()
-                    if by_task
-                },
-            },
-        )
+        fitting[seed] |= rows
+        evaluations = {str(number): by_task for number, by_task in fitting.items() if by_task}
+        write_json(path, {"policy": asdict(policy), "evaluations": evaluations})
     return path
 
 
 def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files.
-
-    Raises:
-        InputError: a file cannot be read (CR0411), or the store is damaged (CR0411).
-    """
+    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files."""
     return dict(compare_difficulty(store_root).fitting)
 
 
 def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None) -> MeasuredTasks:
-    """As ``read_difficulty``, with the number of counts that are not used; of the tasks in ``only``, or of all.
-
-    Raises:
-        InputError: a file cannot be read (CR0411), or the store is damaged (CR0411).
-    """
+    """As ``read_difficulty``, with the number of counts that are not used; of the tasks in ``only``, or of all."""
     found: dict[str, list[Difficulty]] = {}
     num_outdated: dict[str, int] = {}
     today = _tests_of_today(store_root)
@@ -236,7 +220,7 @@ def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None)
         names = {name for by_task in by_seed.values() for name in by_task if only is None or name in only}
         for task_id in sorted(names):
             kept = [by_task[task_id] for by_task in by_seed.values() if task_id in by_task]
-            rows = [row for row in kept if row[3] == today(task_id)]
+            rows = [row for row in kept if row.tests == today(task_id)]
             if rows:
                 found.setdefault(task_id, []).append(_total(task_id, policy, rows))
             if len(rows) < len(kept):
@@ -245,26 +229,26 @@ def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None)
 
 
 def _total(task_id: str, policy: MeasuredPolicy, rows: Sequence[_Row]) -> Difficulty:
-    hidden = [row[2] for row in rows if row[2] is not None]
+    hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
     return Difficulty(
         task_id,
         policy,
-        sum(row[0] for row in rows),
-        sum(row[1] for row in rows),
+        sum(row.num_samples for row in rows),
+        sum(row.num_passed for row in rows),
         sum(hidden) if len(hidden) == len(rows) else None,
     )
 
 
-def _read(path: Path) -> tuple[MeasuredPolicy, dict[str, dict[str, _Row]]]:
+def _read(path: Path) -> tuple[MeasuredPolicy, dict[int, dict[str, _Row]]]:
     """Policy, and counts by seed and task."""
     try:
         value = read_json(path)
-        policy = TypeAdapter(MeasuredPolicy).validate_python(asdict(MeasuredPolicy(**value["policy"])))
-        return policy, {
-            str(int(seed)): {task_id: _row(row) for task_id, row in by_task.items()}
-            for seed, by_task in value["evaluations"].items()
-        }
-    except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        policy = TypeAdapter(MeasuredPolicy).validate_python(value["policy"])
+        counts = TypeAdapter(dict[int, dict[str, _Row]]).validate_python(value["evaluations"])
+        for row in (row for by_task in counts.values() for row in by_task.values()):
+            if max(row.num_passed, row.num_hidden_passed or 0) > row.num_samples:
+                raise ValueError(f"{list(row)} has more passes than samples")
+    except (InputError, KeyError, TypeError, ValueError, OSError) as error:
         detail = error.message if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         raise InputError(
             "CR0411",
@@ -272,12 +256,4 @@ def _read(path: Path) -> tuple[MeasuredPolicy, dict[str, dict[str, _Row]]]:
             where=str(path),
             fix="delete that file, then composer-rl eval MODEL --tasks DIR --update-difficulty",
         ) from error
-
-
-def _row(row: list[Any]) -> _Row:
-    num_samples, num_passed, num_hidden, *known = row
-    counts = (num_samples, num_passed, 0 if num_hidden is None else num_hidden)
-    are_counts = all(type(count) is int for count in counts) and 0 < num_samples >= max(counts)
-    if not are_counts or min(counts) < 0 or [*map(type, known)] not in ([], [str]):
-        raise ValueError(f"{row!r} are no counts")
-    return num_samples, num_passed, num_hidden, known[0] if known else None
+    return policy, counts

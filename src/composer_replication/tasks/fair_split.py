@@ -239,28 +239,21 @@ def _names_used(source: str) -> frozenset[str]:
     """The names of others that a function uses: global ones, attributes, keywords, imported ones."""
     used: set[str] = set()
     bound: set[str] = set()
+    asked: set[str] = set()  # of something else, whatever is bound here
     for node in _nodes(source):
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 used.add(name)
-            case ast.Name(id=name):
+            case ast.Name(id=name) | ast.arg(arg=name):
                 bound.add(name)
-            case ast.arg(arg=name):
-                bound.add(name)
-    for node in _nodes(source):
-        match node:
-            case ast.Attribute(attr=name):
-                bound.discard(name)
-                used.add(name)
-            case ast.keyword(arg=str(name)):
-                bound.discard(name)
-                used.add(name)
+            case ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                asked.add(name)
             case ast.alias(name=name):
                 used |= words_of(name)
             case ast.Call(func=function, args=arguments) if _last_name(function) in _BY_TEXT:
                 texts = [one.value for one in arguments if isinstance(one, ast.Constant)]
                 used |= words_of(" ".join(text for text in texts if isinstance(text, str)))
-    return frozenset(used - bound)
+    return frozenset(used - bound | asked)
 
 
 def _last_name(function: ast.expr) -> str:

@@ -46,9 +46,6 @@ def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
     The working tree is clean by it: ``git status`` says nothing until something is changed.
 
-    Args:
-        files: content by POSIX path; all of them are committed, with mode 644.
-
     Raises:
         ValueError: the files have a ``.git`` of their own.
     """
@@ -58,8 +55,7 @@ def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     blobs = {path.encode(): pack.add(_BLOB, data) for path, data in sorted(files.items())}
     tree = _add_tree(pack, blobs)
     commit = pack.add(
-        _COMMIT,
-        f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}".encode(),
+        _COMMIT, f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}".encode()
     )
     data = pack.data()
     name = f".git/objects/pack/pack-{data[-_SHA1_BYTES:].hex()}"
@@ -74,11 +70,7 @@ def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def with_git(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """A tree as an agent has it: the files, and ``git_files`` of them.
-
-    Raises:
-        ValueError: the files have a ``.git`` of their own.
-    """
+    """A tree as an agent has it: the files, and ``git_files`` of them."""
     return {**files, **git_files(files)}
 
 

@@ -85,16 +85,8 @@ def judge_deletion(
     The whole suite is run once, and has the last word on which tests fail. How long the tests that call the code need
     with it is learned in the same sandbox, so that constants can be tried next.
 
-    Args:
-        deletion: the candidate.
-        repository: what its whole suite did.
-        bench: where it is tried.
-        hidden_share: of the failing test functions, in [0, 1).
-        seed: draws the hidden ones.
-        selected: the tests that call the deleted code; None: nobody knows.
-
-    Raises:
-        GateFailed: the first gate that it does not pass.
+    ``hidden_share`` is of the failing test functions, ``selected`` are the tests that call the deleted code (None: nobody
+    knows). The first gate that it does not pass is raised as ``GateFailed``.
     """
     unsplit, original = unsplit_subject(deletion), bench.original
     check_restores(unsplit, original)
@@ -191,9 +183,6 @@ def failing_of(report: TestReport, subject: Subject, repository: RepositoryRecor
 
     A test file that names the deleted code where it is imported belongs to the feature: all
     its tests may be lost. Any other file must be collected as before.
-
-    Raises:
-        GateFailed: breaks-import, broken-run-fails, no-failing-test or breaks-everything.
     """
     if report.error:
         # A conftest.py that cannot be imported ends the run before anything is collected.
@@ -216,12 +205,7 @@ def failing_of(report: TestReport, subject: Subject, repository: RepositoryRecor
 
 
 def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
-    """The golden patch, applied by git to the broken tree, gives the original files, to the byte.
-
-    Raises:
-        GateFailed: not-restored.
-        MissingError: git is not installed (CR0440).
-    """
+    """The golden patch, applied by git to the broken tree, gives the original files, to the byte."""
     touched = subject.changes.source_files
     try:
         broken = subject.broken(original, "rollout")
@@ -236,11 +220,7 @@ def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
 
 
 def check_no_copy(subject: Subject, original: Mapping[str, bytes]) -> None:
-    """Half of the code or less stands a second time, line for line, in what a rollout sees.
-
-    Raises:
-        GateFailed: golden-copy.
-    """
+    """Half of the code or less stands a second time, line for line, in what a rollout sees."""
     share, path = copied_share(subject.golden_bodies(original), subject.broken(original, "rollout"))
     if share > 0.5:
         raise GateFailed("golden-copy", f"{path} holds the same lines")
@@ -278,15 +258,12 @@ def judge_split(
 
     Returns:
         The processor time after which these tests can be said to have noticed a fault.
-
-    Raises:
-        GateFailed: golden-fails, broken-passes, not-restored or leans-on-hidden.
     """
     sides = _sides_with_code(subject)
     broken, *others = reports
     golden, repeats = others[: len(sides)], others[len(sides) : len(sides) + num_golden - 1]
     for (view, tests), report in zip(sides, golden, strict=True):
-        if _all_passed(report, tests):
+        if report.all_passed(tests):
             continue
         if view == "rollout":
             detail = report.error or f"{min(set(report.outcomes) - report.passed)} does not pass"
@@ -295,14 +272,13 @@ def judge_split(
         kind = "paid" if view == "visible" else view
         raise GateFailed("golden-fails", f"a {kind} test does not pass with the golden code")
     _check_time(golden, bench)
-    if _all_passed(broken, subject.shown):
+    if broken.all_passed(subject.shown):
         raise GateFailed("broken-passes", "the visible tests pass without the code")
     own = (*subject.visible, *subject.hidden)
-    num_passed = 1 + sum(_all_passed(report, own) for report in repeats)
+    num_passed = 1 + sum(report.all_passed(own) for report in repeats)
     if num_passed < num_golden:
         raise GateFailed(
-            "not-restored",
-            f"flaky: with the code back the tests pass in {num_passed} of {num_golden} runs",
+            "not-restored", f"flaky: with the code back the tests pass in {num_passed} of {num_golden} runs"
         )
     _check_time(repeats, bench)
     for report in others[len(sides) + num_golden - 1 :]:  # of the neighbours
@@ -340,10 +316,6 @@ def _check_time(reports: Sequence[TestReport], bench: Bench) -> None:
         )
 
 
-def _all_passed(report: TestReport, tests: Iterable[str]) -> bool:
-    return not report.error and report.passed.issuperset(tests)
-
-
 def some_of(tests: Sequence[str]) -> list[str]:
     """Of very many tests a part: to fail one is enough."""
     return sorted(sorted(tests, key=lambda test: sha256_of(test.encode()))[:MAX_STUB_TESTS])
@@ -379,11 +351,7 @@ def passed_by_stubs(
 
 
 def refuse_stubs(subject: Subject, passed: Passed) -> None:
-    """Refuse a deletion of which a side's tests all pass with one constant; ``passed`` is of ``passed_by_stubs``.
-
-    Raises:
-        GateFailed: broken-passes or stub-passes.
-    """
+    """Refuse a deletion of which a side's tests all pass with one constant; ``passed`` is of ``passed_by_stubs``."""
     for text, tests_passed in passed.items():
         for kind, tests in subject.sides.items():
             if tests_passed is not None and tests_passed.issuperset(tests):
@@ -395,9 +363,6 @@ def refuse_apart(subject: Subject, passed: Passed, bench: Bench, seconds: float)
 
     One test that never ends, or one file that is not collected, is no reason for the others to fail. ``seconds`` is
     the processor time of a run.
-
-    Raises:
-        GateFailed: stub-passes.
     """
     # Without the code ("") each of them was seen to fail.
     unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
@@ -414,16 +379,12 @@ def refuse_apart(subject: Subject, passed: Passed, bench: Bench, seconds: float)
         for text, _, tests in apart
     ]
     for (text, kind, tests), report in zip(apart, bench.run_all(trials), strict=True):
-        if _all_passed(report, tests):
+        if report.all_passed(tests):
             raise _stub_passes(text, kind)
 
 
 def check_stubs(subject: Subject, bench: Bench, seconds: float) -> None:
-    """With every constant in the place of the code some test of each side fails; ``seconds`` as in ``refuse_apart``.
-
-    Raises:
-        GateFailed: broken-passes or stub-passes.
-    """
+    """With every constant in the place of the code some test of each side fails; ``seconds`` as in ``refuse_apart``."""
     passed = passed_by_stubs(subject, sorted({*subject.visible, *subject.hidden}), bench)
     refuse_stubs(subject, passed)
     refuse_apart(subject, passed, bench, seconds)
@@ -442,11 +403,7 @@ def _unseen_places(subject: Subject, repository: RepositoryRecord) -> set[Place]
 
 
 def check_hidden_out(subject: Subject, repository: RepositoryRecord, original: Mapping[str, bytes]) -> None:
-    """Each hidden or paid test function is gone from its file in the tree that a rollout sees.
-
-    Raises:
-        GateFailed: hidden-shown; which one stays unsaid.
-    """
+    """Each hidden or paid test function is gone from its file in the tree that a rollout sees."""
     shown = subject.broken(original, "rollout")
     hidden = Counter((path, name) for path, _, name in _unseen_places(subject, repository))
     for path in sorted({path for path, _ in hidden}):
@@ -469,9 +426,6 @@ def check_fair(
 
     ``twins`` are path and symbol of each function with recorded behaviour, ``given`` names that a rollout is told
     besides its tree.
-
-    Raises:
-        GateFailed: hidden-shown or unfair-hidden; which test it is stays unsaid.
     """
     shown = subject.broken(original, "rollout")
     places = _unseen_places(subject, repository)
@@ -489,11 +443,7 @@ def check_fair(
 
 
 def check_secrecy(store: TaskStore, task: Task) -> None:
-    """Search the tree of a task, installed sources, its instruction and what a model wrote of it for its golden code.
-
-    Raises:
-        GateFailed: leak, or instruction-leaks.
-    """
+    """Search the tree of a task, installed sources, its instruction and what a model wrote of it for its golden code."""
     leaks = leaks_in_tree(store, task) or installed_copies(store, task)
     if leaks:
         raise GateFailed("leak", f"{_shown(leaks[0].path)} tells the code ({leaks[0].channel})")

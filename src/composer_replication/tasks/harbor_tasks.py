@@ -22,7 +22,7 @@ from composer_replication.tasks.intake.sources import PYTEST_FILES
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
-from composer_replication.tasks.swebench_rows import OWN_COLUMNS, Progress, Row, iter_rows
+from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Progress, Row, iter_rows
 from composer_replication.tasks.test_run import VARIABLES, make_request, runner_program, runner_text
 from composer_replication.tasks.views import Changes, write_files
 
@@ -56,13 +56,7 @@ _WHERE = f"The repository is in `{WORKDIR}`. `python -m pytest` runs its tests."
 
 
 def write_harbor_tasks(store: TaskStore, folder: Path, *, progress: Progress | None = None) -> int:
-    """Write every task of a store as a folder named by its id; how many.
-
-    Args:
-        store: the tasks.
-        folder: absent or empty.
-        progress: told after each task with (done, total, task id).
-    """
+    """Write every task of a store as a folder named by its id; how many."""
     folder.mkdir(parents=True, exist_ok=True)
     for public, _ in iter_rows(store, progress):
         task = store.get(str(public["instance_id"]))

@@ -15,17 +15,17 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.syntax_trees import parsed
+from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import (
     Job,
     RecordedCall,
     RecordedFunction,
-    helper_sources,
+    helper_source,
     play_apart,
     record_calls,
 )
@@ -81,19 +81,12 @@ def answer(values):
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """Pickled arguments of one call, and the pickled answer of the golden code. Secret."""
-
-    blob: bytes
-    answer: bytes
+Table = Sequence[tuple[bytes, bytes]]
+"""Of each call the pickled arguments, and the pickled answer of the golden code. Secret."""
 
 
 def answered_calls(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    functions: Sequence[tuple[BodyCut, Sequence[RecordedCall]]],
-    backend: str | None,
+    bench: Bench, functions: Sequence[tuple[BodyCut, Sequence[RecordedCall]]]
 ) -> tuple[dict[str, list[bytes | None]], dict[str, str]]:
     """The pickled answer of the golden code to each recorded call, by pin; None where there is none.
 
@@ -101,35 +94,26 @@ def answered_calls(
         The answers, and for each function whose replay took its sandbox down what went wrong: of its
         other calls nothing is known. One that cannot be imported alone answers nothing, and is not among these.
     """
-    reports = play_apart(
-        files,
-        environment,
-        [
-            RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls))
-            for cut, calls in functions
-        ],
-        [Job(number, "answers") for number in range(len(functions))],
-        backend=backend,
-    )
+    jobs = [
+        Job(RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls)), "answers")
+        for cut, calls in functions
+    ]
+    reports = play_apart(bench, jobs)
     answers: dict[str, list[bytes | None]] = {}
     problems: dict[str, str] = {}
     for (cut, calls), report in zip(functions, reports, strict=True):
-        answers[cut.pin] = [report.answers.get(index) for index in range(len(calls))]
+        answers[cut.pin] = [*map(report.answers.get, range(len(calls)))]
         if report.is_unknown:
             problems[cut.pin] = report.error
     return answers, problems
 
 
-def helper_file(
-    files: Mapping[str, bytes], path: str, name: str, calls: Sequence[AnsweredCall]
-) -> tuple[str, bytes]:
+def helper_file(files: Mapping[str, bytes], path: str, name: str, calls: Table) -> tuple[str, bytes]:
     """The module that answers for one function: where the file at ``path`` can import it, and its text."""
     data = {
-        "sources": helper_sources(("canonical_encoding", "call_pickle")),
-        "cloudpickle": dict(helper_sources(("cloudpickle",)))["cloudpickle"],
-        "calls": [
-            [base64.b64encode(call.blob).decode(), base64.b64encode(call.answer).decode()] for call in calls
-        ],
+        "sources": [(module, helper_source(module)) for module in ("canonical_encoding", "call_pickle")],
+        "cloudpickle": helper_source("cloudpickle"),
+        "calls": [[base64.b64encode(part).decode() for part in call] for call in calls],
     }
     packed = base64.b64encode(zlib.compress(json.dumps(data).encode(), 6)).decode()
     root = path.removesuffix(below_root(path, recorded_folders(files)))
@@ -143,12 +127,16 @@ MIN_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class LookupTrial:
-    """A task whose hidden tests are to be tried: what it is, and the functions that are gone in it."""
+class TrueTask:
+    """A task of which it is measured what its tests and twins notice: the functions that are gone in it, their twins by pin."""
 
     task_id: str
     subject: Subject
     cuts: tuple[BodyCut, ...]
+    twins: Mapping[str, Twin]
+
+    def tests(self, view: str) -> tuple[str, ...]:
+        return self.subject.hidden if view == "hidden" else self.subject.visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +149,7 @@ class LookupFindings:
     untried: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def passed_by_lookup(bench: Bench, trials: Sequence[LookupTrial]) -> LookupFindings:
+def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> LookupFindings:
     """Tasks whose visible and hidden tests all pass with tables in the place of functions.
 
     A table knows the calls that visible tests make of a function, and what the golden code answered; for
@@ -172,21 +160,10 @@ def passed_by_lookup(bench: Bench, trials: Sequence[LookupTrial]) -> LookupFindi
     cuts = {cut.pin: cut for trial in trials for cut in _replaceable(trial.cuts)}
     if not cuts:
         return LookupFindings()
-    calls, problem = record_calls(
-        bench.original,
-        bench.environment,
-        list(cuts.values()),
-        backend=bench.backend,
-        left_out=bench.left_out,
-    )
+    calls, problem = record_calls(bench, list(cuts.values()))
     if problem:
         return LookupFindings(untried=_untried(trials, None, dict.fromkeys(cuts, problem)))
-    answers, unanswered = answered_calls(
-        bench.original,
-        bench.environment,
-        [(cut, calls.get(cut.pin, ())) for cut in cuts.values()],
-        bench.backend,
-    )
+    answers, unanswered = answered_calls(bench, [(cut, calls.get(cut.pin, ())) for cut in cuts.values()])
     known = {pin: list(zip(calls.get(pin, ()), answers[pin], strict=True)) for pin in cuts}
     passed = _passed(bench, [(trial, _tables(trial, known)) for trial in trials])
     untried = _untried([trial for trial in trials if trial.task_id not in passed], calls, unanswered)
@@ -194,7 +171,7 @@ def passed_by_lookup(bench: Bench, trials: Sequence[LookupTrial]) -> LookupFindi
 
 
 def _untried(
-    trials: Sequence[LookupTrial],
+    trials: Sequence[TrueTask],
     calls: Mapping[str, Sequence[RecordedCall]] | None,
     problems: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
@@ -216,35 +193,28 @@ def _untried(
     return found
 
 
-def _is_large(trial: LookupTrial, pins: Collection[str]) -> bool:
+def _is_large(trial: TrueTask, pins: Collection[str]) -> bool:
     """Whether tables of these functions would stand for enough of what was deleted."""
     lines = sum(cut.num_body_lines for cut in trial.cuts if cut.pin in pins)
     return lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
 
 
-def _passed(
-    bench: Bench, trials: Sequence[tuple[LookupTrial, Mapping[str, Sequence[AnsweredCall]]]]
-) -> dict[str, str]:
+def _passed(bench: Bench, trials: Sequence[tuple[TrueTask, Mapping[str, Table]]]) -> dict[str, str]:
     """The reason, by task id, where all tests pass with the tables; a small one is not tried."""
     runs: list[Trial] = []
-    tried: list[str] = []
+    tried: list[TrueTask] = []
     for trial, tables in trials:
         if tables and _is_large(trial, tables):
-            tried.append(trial.task_id)
-            for view, tests in (("visible", trial.subject.visible), ("hidden", trial.subject.hidden)):
-                golden = trial.subject.golden(bench.original, view)
-                tree = with_tables(golden, trial.cuts, tables)
-                runs.append(Trial(tree, tests, stop_at_first_failure=True))
+            tried.append(trial)
+            for view in ("visible", "hidden"):
+                tree = with_tables(trial.subject.golden(bench.original, view), trial.cuts, tables)
+                runs.append(Trial(tree, trial.tests(view), stop_at_first_failure=True))
     reports = iter(bench.run_all(runs))
     found = {}
-    for task_id, visible, hidden in zip(tried, reports, reports, strict=False):
-        if not (visible.error or hidden.error) and _all(visible.outcomes) and _all(hidden.outcomes):
-            found[task_id] = "a table of what the visible tests ask passes the hidden ones too"
+    for trial, visible, hidden in zip(tried, reports, reports, strict=False):
+        if visible.all_passed(trial.tests("visible")) and hidden.all_passed(trial.tests("hidden")):
+            found[trial.task_id] = "a table of what the visible tests ask passes the hidden ones too"
     return found
-
-
-def _all(outcomes: Mapping[str, str]) -> bool:
-    return bool(outcomes) and all(outcome == "passed" for outcome in outcomes.values())
 
 
 def _replaceable(cuts: Sequence[BodyCut]) -> list[BodyCut]:
@@ -264,14 +234,14 @@ def _gives_a_value(body: str) -> bool:
 
 
 def _tables(
-    trial: LookupTrial, known: Mapping[str, Sequence[tuple[RecordedCall, bytes | None]]]
-) -> dict[str, list[AnsweredCall]]:
+    trial: TrueTask, known: Mapping[str, Sequence[tuple[RecordedCall, bytes | None]]]
+) -> dict[str, Table]:
     """What the visible tests of a task tell of each function, by pin; one that they never call has no table."""
     visible = set(trial.subject.visible)
-    tables = {}
+    tables: dict[str, Table] = {}
     for cut in _replaceable(trial.cuts):
         own = [
-            AnsweredCall(call.blob, answer)
+            (call.blob, answer)
             for call, answer in known.get(cut.pin, ())
             if answer is not None and not visible.isdisjoint(call.tests)
         ]
@@ -281,7 +251,7 @@ def _tables(
 
 
 def with_tables(
-    files: Mapping[str, bytes], cuts: Sequence[BodyCut], tables: Mapping[str, Sequence[AnsweredCall]]
+    files: Mapping[str, bytes], cuts: Sequence[BodyCut], tables: Mapping[str, Table]
 ) -> dict[str, bytes]:
     """The original tree with a table in the place of some functions."""
     changed = dict(files)

@@ -43,10 +43,6 @@ def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     Paths in order; three lines of context; git's headers, so that new, deleted and empty
     files and a missing newline at the end survive. Carriage returns stay in their lines.
 
-    Args:
-        old: files by POSIX path.
-        new: the same, afterwards.
-
     Returns:
         The patch; empty when the trees are equal.
 

@@ -29,11 +29,7 @@ class ProvingSandbox:
 
 @cache
 def sandbox_in_force(backend: str | None) -> ProvingSandbox:
-    """The sandbox that a backend gives here; None for the best of this machine.
-
-    Raises:
-        UsageError, MissingError: as ``choose_backend``.
-    """
+    """The sandbox that a backend gives here; None for the best of this machine."""
     name = name_of(choose_backend(backend))
     system = f"{platform.system()} {platform.machine()}"
     return ProvingSandbox(name, _version(name), platform.python_version(), system)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.call_contexts import EVERY_TEST
@@ -23,7 +22,7 @@ from composer_replication.tasks.intake.requirements import (
 )
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.planning.candidates import find_deletions
-from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
+from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.store import TaskStore
@@ -87,10 +86,6 @@ def prepare(
     each test calls, so that only tests which can tell are run first. ``jobs`` is how many sandboxes may run
     at a time, ``sizes`` are the (granularity, removal) pairs to plan, ``suite_seconds`` are how long by the
     clock a whole suite may run.
-
-    Raises:
-        UnusableRepository: as ``lock_repository``, ``red-baseline``, ``too-slow``, ``too-large``, or
-            ``needs-compiling``.
     """
     slug = slug_of(source.repository)
     kept = store.repository(slug) if store.has_record(f"repositories/{slug}.json") else None
@@ -136,7 +131,7 @@ def prepare(
         store.put_repository(slug, record)
         note_unused(store.root, slug, record, runs, source.left_out)
     bench = replace(bench, left_out=record.left_out)
-    return PreparedRepository(slug, record, bench, _deletions(source, sizes))
+    return PreparedRepository(slug, record, bench, find_deletions(source.files, sizes))
 
 
 def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -153,13 +148,6 @@ def make_bench(
     return Bench(
         files, environment, backend, suite_seconds=RUN_FACTOR * suite_seconds, test_seconds=TEST_SECONDS
     )
-
-
-def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> tuple[Deletion, ...]:
-    granularities = tuple(size for size in get_args(Granularity) if any(size == pair[0] for pair in sizes))
-    removals = tuple(way for way in get_args(Removal) if any(way == pair[1] for pair in sizes))
-    found = find_deletions(source.files, granularities, removals)
-    return tuple(one for one in found if (one.granularity, one.removal) in sizes)
 
 
 def _with_what_is_missing(
@@ -265,11 +253,7 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
         if not num_run:
             num_skipped = len(first.outcomes)
             count = f"all {num_skipped} tests are skipped" if num_skipped else "no test is collected"
-        detail = f"{count}{_first_reasons(first)}"
-        raise UnusableRepository("red-baseline", detail)
-
-
-def _first_reasons(report: TestReport) -> str:
-    said = {**report.collect_errors, **report.why} or report.skips
-    texts = [f"{place}: {text}" for place, text in said.items()]
-    return f"; the first says: {texts[0][:300]}" if texts else ""
+        said = {**first.collect_errors, **first.why} or first.skips
+        texts = [f"{place}: {text}" for place, text in said.items()]
+        reason = f"; the first says: {texts[0][:300]}" if texts else ""
+        raise UnusableRepository("red-baseline", f"{count}{reason}")

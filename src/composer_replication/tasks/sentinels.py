@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,19 +65,12 @@ class SourceOfTests:
         node = found[0]
         first = first_line(node)
         start, end = self.lines.starts[first - 1], self.lines.end_of_line(last)
-        after = self.text[self.lines.offset(last, node.end_col_offset or 0) : end].strip()
+        after = self.text[self.lines.span(node)[1] : end].strip()
         shares = any(other is not node and other.lineno <= last and (other.end_lineno or 0) >= first
                      for other in block.body)  # fmt: skip
         if shares or (after and not after.startswith("#")):
             return None
         return Place(node, start, end)
-
-    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Where a piece of the text begins and ends."""
-        return (
-            self.lines.offset(node.lineno, node.col_offset),
-            self.lines.offset(node.end_lineno or node.lineno, node.end_col_offset or 0),
-        )
 
     def name_span(self, node: _Function) -> tuple[int, int]:
         """Where the name of a function stands."""
@@ -98,7 +91,7 @@ class SourceOfTests:
             edits.append(self._contradict(place.node, sites_of(place.node)[site], draw))
         elif kind == "contrary":
             first = place.node.body[0]
-            margin = self.text[self.lines.starts[first.lineno - 1] : self.span(first)[0]]
+            margin = self.text[self.lines.starts[first.lineno - 1] : self.lines.span(first)[0]]
             if margin.strip() or first.lineno == place.node.lineno:
                 return None
             tail = f"\n{margin}assert {draw.randrange(10**6)} == {draw.randrange(10**6, 10**7)}"
@@ -111,18 +104,18 @@ class SourceOfTests:
         """An edit after which an assertion that holds cannot hold."""
         test, pair = _judged(site)
         if pair is None:
-            start, end = self.span(test)
+            start, end = self.lines.span(test)
             return start, end, f"(not ({self.text[start:end]}))"
         chosen = _value_of(function, pair)
         if chosen is None:
-            start, end = self.span(pair[1])
+            start, end = self.lines.span(pair[1])
             return start, end, f"(({self.text[start:end]}), {draw.randrange(10**6, 10**9)})"
         if isinstance(chosen, ast.Name):
-            start, _ = self.span(site)
+            start, _ = self.lines.span(site)
             return start, start, f"{chosen.id} = {_other('', draw)}; "
         leaves = [node for node in ast.walk(chosen) if isinstance(node, ast.Constant)]
         leaf = draw.choice(leaves) if leaves else None
-        start, end = self.span(leaf or chosen)
+        start, end = self.lines.span(leaf or chosen)
         return start, end, _other(leaf and leaf.value, draw)
 
 
@@ -154,17 +147,18 @@ def sites_of(function: _Function) -> list[ast.stmt]:
 def _judges(node: ast.stmt) -> bool:
     if isinstance(node, ast.Assert):
         return True
-    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
-        return False
-    call = node.value
     wanted = {"assertEqual": 2, "assertTrue": 1, "assertFalse": 1}
-    return (
-        isinstance(call.func, ast.Attribute)
-        and isinstance(call.func.value, ast.Name)
-        and call.func.value.id == "self"
-        and len(call.args) == wanted.get(call.func.attr, -1)  # any other method is no assertion of ours
-        and not any(isinstance(argument, ast.Starred) for argument in call.args)
-    )
+    call = _call_of_self(node)
+    # Any other method is no assertion of ours.
+    return call is not None and len(call.args) == wanted.get(getattr(call.func, "attr", ""), -1)
+
+
+def _call_of_self(node: ast.AST) -> ast.Call | None:
+    """The call in ``self.method(...)`` that is a statement, without stars."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="self")), args=arguments) as call):
+            return None if any(isinstance(argument, ast.Starred) for argument in arguments) else call
+    return None
 
 
 def _judged(site: ast.stmt) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None]:
@@ -304,14 +298,10 @@ def make_plan(
     *,
     num_plain_files: int = NUM_PLAIN_FILES,
 ) -> Plan:
-    """Put sentinels into the test files.
+    """Put sentinels into the test files of the tree in which an answer is judged.
 
-    Args:
-        files: the tree in which an answer is judged.
-        node_ids: the real tests.
-        copies: those to make, out of ``possible_copies``; one that cannot be made is left out.
-        draw: for names, values and places; a fresh ``random.SystemRandom`` for each grading.
-        num_plain_files: so many of the test files get plain sentinels.
+    ``copies`` are those to make, out of ``possible_copies``; one that cannot be made is left out. ``draw`` is for names,
+    values and places: a fresh ``random.SystemRandom`` for each grading.
     """
     wanted: dict[str, list[Copy]] = {}
     for copy in copies:
@@ -382,3 +372,50 @@ class _Made:
             pieces.append(f"\n\ndef {name}():\n    {body}\n")
             wanted.add(f"{path}::{name}")
         return "".join(pieces)
+
+
+# --- Tests that call and no longer judge: the defect of a real suite, planted on purpose to see the guard at work.
+
+_TARGET = "_ ="
+
+
+def without_assertions(text: str) -> str:
+    """The file with every assertion evaluated and its result thrown away.
+
+    ``assert x == y, why`` becomes ``_ =    x == y, why`` and ``self.assertEqual(x, y)`` becomes
+    ``_ =             (x, y)``: same lines, same columns, still an error where evaluating raises.
+    Left as they are: ``pytest.raises`` and other blocks, calls with keywords or stars, and
+    files that Python cannot read.
+    """
+    try:
+        module = parse_syntax(text)
+    except (SyntaxError, ValueError):
+        return text
+    lines = Lines(text)
+    pieces = list(text)
+    for node, length in _assertions(module):
+        start = lines.offset(node.lineno, node.col_offset)
+        pieces[start : start + length] = _TARGET.ljust(length)
+    weaker = "".join(pieces)
+    try:
+        parse_syntax(weaker)
+    except SyntaxError:  # an assertion written over a line break in the middle of its name, say
+        return text
+    return weaker
+
+
+def _assertions(module: ast.Module) -> Iterable[tuple[ast.stmt | ast.expr, int]]:
+    """Each statement to weaken and how many characters of it to write over."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assert):
+            yield node, len("assert")
+        elif (call := _call_of_self(node)) is not None and _is_assertion(call):
+            function = call.func
+            if function.end_lineno == call.lineno and function.end_col_offset is not None:
+                yield call, function.end_col_offset - function.col_offset
+
+
+def _is_assertion(call: ast.Call) -> bool:
+    name = getattr(call.func, "attr", "")
+    is_block = name.startswith(("assertRaises", "assertWarns", "assertLogs", "assertNoLogs"))
+    return name.startswith("assert") and not is_block and bool(call.args) and not call.keywords

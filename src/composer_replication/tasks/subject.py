@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from composer_replication.records import Edit, Task
@@ -72,12 +72,7 @@ class Subject:
         return {**self.broken(original, view), **restored}
 
     def golden_patch(self, original: Mapping[str, bytes]) -> str:
-        """The unified diff that puts the code back; the files that lost code are enough of ``original``.
-
-        Raises:
-            KeyError, ValueError: the edits do not fit the files.
-            InputError: no patch can be made of it (CR0446).
-        """
+        """The unified diff that puts the code back; the files that lost code are enough of ``original``."""
         restored = {path: original[path] for path in self.changes.source_files}
         edits = tuple(edit for edit in self.changes.edits_of_tests("rollout") if edit.path in restored)
         broken = view_files(restored, replace(self.changes, shown_edits=edits), "rollout")
@@ -124,11 +119,7 @@ def golden_patch(store: TaskStore, task: Task) -> str:
 
 
 def bench_of(store: TaskStore, task: Task) -> Bench:
-    """Where a stored task is tried out, with the time that its build gave to a whole suite.
-
-    Raises:
-        InputError: the repository or its environment is damaged, or does not fit this machine.
-    """
+    """Where a stored task is tried out, with the time that its build gave to a whole suite."""
     slug = store.record(task.task_id).repository_record
     record = store.repository(slug)
     bench = make_bench(
@@ -162,7 +153,7 @@ def part_subject(
     Another ``salt`` gives another draw; ``given`` are names that a rollout is told besides its tree.
     """
     places = frozenset(repository.places[test] for test in failing)
-    to_show = _ToShow(unsplit, original, given)
+    to_show = _showing_rule(unsplit, original, given)
     shown: frozenset[Place] = frozenset()
     while True:
         hidden, edits = _drawn(
@@ -202,7 +193,7 @@ def with_paid(
     hidden = frozenset(repository.places[test] for test in subject.hidden)
     if len(visible) < MIN_VISIBLE_FUNCTIONS:
         return subject
-    to_show = _ToShow(subject, original, given)
+    to_show = _showing_rule(subject, original, given)
     shown: frozenset[Place] = frozenset()
     while True:
         paid, edits = _drawn(
@@ -220,17 +211,14 @@ def with_paid(
         shown |= more
 
 
-class _ToShow:
+def _showing_rule(
+    subject: Subject, original: Mapping[str, bytes], given: Collection[str]
+) -> Callable[[Collection[Place], Subject], frozenset[Place]]:
     """Which of some functions that a subject's rollouts do not see must be shown, by ``places_to_show``."""
-
-    def __init__(self, subject: Subject, original: Mapping[str, bytes], given: Collection[str]) -> None:
-        self._original, self._given = original, given
-        self._words = deleted_words(subject.changes, original)
-        self._texts = deleted_texts(subject.changes, original)
-
-    def __call__(self, places: Collection[Place], subject: Subject) -> frozenset[Place]:
-        shown = subject.broken(self._original, "rollout")
-        return places_to_show(places, self._original, shown, self._words, self._given, texts=self._texts)
+    words, texts = deleted_words(subject.changes, original), deleted_texts(subject.changes, original)
+    return lambda places, drawn: places_to_show(
+        places, original, drawn.broken(original, "rollout"), words, given, texts=texts
+    )
 
 
 def _drawn(

@@ -5,18 +5,13 @@ from __future__ import annotations
 import ast
 import warnings
 from threading import RLock
-from typing import Literal, overload
 
 _ONE_AT_A_TIME = RLock()  # a finalizer may parse, too
 # What Python 3.12 thinks of an escape in somebody's code is no news to whoever builds tasks of it.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module="<unknown>")
 
 
-@overload
-def parse_syntax(text: str | bytes) -> ast.Module: ...
-@overload
-def parse_syntax(text: str | bytes, mode: Literal["eval"]) -> ast.Expression: ...
-def parse_syntax(text: str | bytes, mode: str = "exec") -> ast.AST:
+def parse_syntax(text: str | bytes) -> ast.Module:
     """The syntax tree of a text, as ``ast.parse`` gives it.
 
     Up to Python 3.11.7 and 3.12.1 all threads share one counter of depth: where two parse at the same time and
@@ -26,7 +21,7 @@ def parse_syntax(text: str | bytes, mode: str = "exec") -> ast.AST:
         SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
     """
     with _ONE_AT_A_TIME:
-        return ast.parse(text, mode=mode)  # noqa: TID251  the one place
+        return ast.parse(text)  # noqa: TID251  the one place
 
 
 def parsed_part(text: str) -> ast.Module | None:

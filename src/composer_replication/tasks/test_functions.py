@@ -34,14 +34,9 @@ def remove_functions(
 
     Tables at the top of the file that nothing else uses go too: they are the cases of these functions.
 
-    Args:
-        text: a Python file.
-        targets: first line and name of each function.
-        needed: names in it that other files use.
-
-    Returns:
-        The shorter file, or None when one of them cannot be taken out cleanly: not found
-        at the level of a module or class, named elsewhere in the file, or on a shared line.
+    ``targets`` are first line and name of each function, ``needed`` names in the file that other files use. None when
+    one of them cannot be taken out cleanly: not found at the level of a module or class, named elsewhere in the
+    file, or on a shared line.
     """
     file = _test_file(text)
     return None if file is None else file.without(set(targets), needed)
@@ -276,15 +271,10 @@ def part_tests(
     ``hidden_share`` of them are hidden, at least one and never all, if they can be taken
     out of their file cleanly; a single function stays visible.
 
-    Args:
-        groups: the functions that fail without the deleted body.
-        texts: the repository's files by path.
-        hidden_share: in [0, 1).
-        seed: another seed chooses other functions.
-        salt: what makes the choice differ between tasks.
-        shown: functions that stay visible.
-        gone: functions that are held back already, and are none of ``groups``; the files are without them, too.
-        needed: by path, names that other files use: such functions and tables stay.
+    ``groups`` are the functions that fail without the deleted body, ``texts`` the repository's files. Another ``seed``
+    chooses other functions, ``salt`` makes the choice differ between tasks. ``shown`` stay visible; ``gone`` are held back
+    already, are none of ``groups``, and the files are without them, too. ``needed`` has, by path, names that other
+    files use: such functions and tables stay.
     """
     if len(groups) < 2 or hidden_share <= 0:
         return HiddenSplit((), {})

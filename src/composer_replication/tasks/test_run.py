@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
@@ -32,6 +32,8 @@ from composer_replication.tasks.test_functions import Place
 _TOO_LONG = "the tests ran longer than"
 _TOO_MUCH_MEMORY = "the tests used more memory than allowed"
 _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
+import_roots = folders_of_tree
+"""Where the package under test is imported from, relative to the tree."""
 NOTHING_COLLECTED = "nothing was collected"
 _NAME = 400
 _RECORD_BYTES = 64 * 1024**2
@@ -111,6 +113,10 @@ class TestReport:
     @property
     def passed(self) -> frozenset[str]:
         return frozenset(test for test, outcome in self.outcomes.items() if outcome is Outcome.PASSED)
+
+    def all_passed(self, tests: Iterable[str]) -> bool:
+        """Whether the run came to its end and these tests passed in it."""
+        return not self.error and self.passed.issuperset(tests)
 
 
 def run_tests(
@@ -195,12 +201,7 @@ def run_inside(
     more_variables: Mapping[str, str] = MappingProxyType({}),
     is_ours: bool = True,
 ) -> ExecResult:
-    """Start a program (its text, then its arguments) over a tree in a fresh sandbox.
-
-    Raises:
-        SandboxFailure: the sandbox itself broke.
-        OSError: the disk of this machine is full; not looked at for code that is not ours.
-    """
+    """Start a program (its text, then its arguments) over a tree in a fresh sandbox."""
     spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=limits)
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
@@ -260,11 +261,6 @@ def runner_text(name: str) -> str:
     return files("composer_replication.tasks.running").joinpath(name).read_text()
 
 
-def import_roots(tree: Path) -> list[str]:
-    """Where the package under test is imported from, relative to the tree."""
-    return folders_of_tree(tree)
-
-
 def judge(
     result: ExecResult,
     nonce: str,
@@ -274,10 +270,14 @@ def judge(
     is_partial: bool = False,
 ) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
-    records, problem = _records(result.stdout, nonce)
+    records = read_records(result.stdout, nonce)
     ended = _ended(result, records)
-    problem = broken_off(result, timeout_seconds) or problem
-    if result.truncated and not problem:
+    problem = broken_off(result, timeout_seconds)
+    if not problem and (not records or records[-1]["event"] != "end"):
+        problem = "the run ended without its closing record"
+    if not problem and sum(record["event"] == "end" for record in records) != 1:
+        problem = "the run has more than one closing record"
+    if not problem and result.truncated:
         problem = "the records are cut off"
     tally = _Tally()
     disorder = tally.read_all(records)
@@ -352,16 +352,6 @@ def read_records(stdout: str, nonce: str) -> list[dict[str, Any]]:
     return records
 
 
-def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
-    """The records of this run in order; the text is empty, or what is wrong with them."""
-    records = read_records(stdout, nonce)
-    if not records or records[-1].get("event") != "end":
-        return records, "the run ended without its closing record"
-    if sum(record.get("event") == "end" for record in records) != 1:
-        return records, "the run has more than one closing record"
-    return records, ""
-
-
 def _where_it_broke(records: Sequence[dict[str, Any]], result: ExecResult) -> tuple[str, str]:
     """The test or file in which a run broke off, and how; empty where the records do not tell."""
     try:
@@ -376,9 +366,8 @@ def _where_it_broke(records: Sequence[dict[str, Any]], result: ExecResult) -> tu
         says = f" (exit code {result.exit_code})"
         for record in tests:
             if record["outcome"] == Outcome.MISSING:
-                return str(record["id"])[
-                    :_NAME
-                ], f"it ends the whole run: {record.get('why', 'no reason is given')}"
+                why = record.get("why", "no reason is given")
+                return str(record["id"])[:_NAME], f"it ends the whole run: {why}"
         if "collected" not in by_event:
             file = str(by_event["file"][-1]["id"]) if "file" in by_event else ""
             return file[:_NAME], f"importing it ends the run{says}" if file else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from composer_replication.tasks.fair_split import is_named, words_of
-from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
+from composer_replication.tasks.lookup_gate import LookupFindings, TrueTask, passed_by_lookup
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
@@ -17,8 +17,8 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.mutants import mutants_of
-from composer_replication.tasks.twin.twin_judge import function_of, judge_twin
-from composer_replication.tasks.twin.twin_records import Twin, score_digests, twin_bytes
+from composer_replication.tasks.twin.twin_judge import function_of, judge_twins
+from composer_replication.tasks.twin.twin_records import score_digests, twin_bytes
 from composer_replication.tasks.twin.twin_run import Job, play_apart
 from composer_replication.tasks.workers.workers import Workers
 
@@ -65,7 +65,7 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
     blind = [task.task_id for task in tasks if not store.secret(task.task_id).hidden]
     eager = frozenset(cut.pin for task_id in blind for cut in fair[task_id])
     bench = repository.bench_for(task.deletion for task in tasks)
-    found = workers.call(_twins_on, bench, [cuts[pin] for pin in sorted(cuts)], seed, eager)
+    found = workers.call(build_twins, bench, [cuts[pin] for pin in sorted(cuts)], seed=seed, eager=eager)
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
     for task in waiting:
         pins = [cut.pin for cut in fair[task.task_id]]
@@ -77,9 +77,11 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
         if own and record.instance_id:
             broken = _subject(store, task).broken(repository.bench.original, "hidden")
             twins = [found.twins[pin] for pin in own]
-            for pin in workers.call(_passed_by, broken, twins, repository.bench):
-                del own[pin]
-                found.without.setdefault(pin, SAME_BEFORE)
+            scores = workers.call(judge_twins, replace(repository.bench, original=broken), twins)
+            for twin, score in zip(twins, scores, strict=True):
+                if score.passed:
+                    del own[twin.pin]
+                    found.without.setdefault(twin.pin, SAME_BEFORE)
         if found.unknown.keys().isdisjoint(pins) and (own or secret.hidden):
             # Figures that were measured without the twins are measured again.
             store.put_task(replace(record, strength=None), replace(secret, twins=own))
@@ -88,25 +90,6 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
 
 def _subject(store: TaskStore, task: ValidTask) -> Subject:
     return subject_of(store, store.get(task.task_id))
-
-
-def _twins_on(bench: Bench, cuts: Sequence[BodyCut], seed: int, eager: frozenset[str]) -> TwinSearch:
-    """As ``build_twins``; workers that are elsewhere get a bench once."""
-    return build_twins(
-        bench.original,
-        bench.environment,
-        cuts,
-        backend=bench.backend,
-        left_out=bench.left_out,
-        seed=seed,
-        eager=eager,
-    )
-
-
-def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
-    """The pins of those twins that a tree of a foreign set passes: each in a sandbox of its own."""
-    options: Any = {"backend": bench.backend, "timeout_seconds": bench.suite_seconds}
-    return [twin.pin for twin in twins if judge_twin(files, bench.environment, twin, **options).passed]
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:
@@ -138,24 +121,11 @@ MAX_LOOKED_AT = 6 * MAX_MUTANTS
 """Among so many faults they are drawn; a module has thousands."""
 
 
-@dataclass(frozen=True, slots=True)
-class StrengthTrial:
-    """A task to be measured: its trees and tests, its functions, their recorded behaviour; ``salt`` draws the faults."""
-
-    subject: Subject
-    cuts: Sequence[BodyCut]
-    twins: Mapping[str, Twin]
-    salt: str
-
-    def tests(self, view: str) -> tuple[str, ...]:
-        return self.subject.hidden if view == "hidden" else self.subject.visible
-
-
 @dataclass(slots=True)
 class _Fault:
     """One mutant of one function, and which tests noticed it."""
 
-    trial: StrengthTrial
+    trial: TrueTask
     cut: BodyCut
     body: str
     seen: bool = False
@@ -183,27 +153,24 @@ def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, wo
     ``mutants`` faults were tried; the visible tests alone notice ``killed_visible`` of them,
     the visible and hidden tests with the recorded behaviour ``killed_all``.
     """
-    trials = [
-        StrengthTrial(
-            _subject(store, task),
-            task.deletion.bodies,
-            store.twins(store.get(task.task_id)),
-            f"{seed}/{task.task_id}",
-        )
-        for task in tasks
-    ]
-    for task, figures in zip(
-        tasks, workers.call(count_noticed, trials, tasks[0].repository.bench), strict=True
-    ):
+    trials = [_trial_of(store, task) for task in tasks]
+    found = workers.call(count_noticed, trials, tasks[0].repository.bench, seed)
+    for task, figures in zip(tasks, found, strict=True):
         record = replace(store.record(task.task_id), strength=figures)
         store.put_task(record, store.secret(task.task_id))
 
 
-def count_noticed(trials: Sequence[StrengthTrial], bench: Bench) -> list[dict[str, int]]:
+def _trial_of(store: TaskStore, task: ValidTask) -> TrueTask:
+    stored = store.get(task.task_id)
+    cuts = tuple(task.deletion.bodies)
+    return TrueTask(task.task_id, subject_of(store, stored), cuts, store.twins(stored))
+
+
+def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[dict[str, int]]:
     """The figures of ``_attach_strength``. Hidden tests are asked only about faults that no visible test notices, and
     recorded behaviour only about those that are left then.
     """
-    faults = [_Fault(trial, cut, body) for trial in trials for cut, body in _draw(trial, bench)]
+    faults = [_Fault(trial, cut, body) for trial in trials for cut, body in _draw(trial, bench, seed)]
     for fault, noticed in _noticed_by_tests(faults, "visible", bench):
         fault.seen = fault.killed = noticed
     for fault, noticed in _noticed_by_tests([one for one in faults if not one.seen], "hidden", bench):
@@ -221,9 +188,9 @@ def _figures(faults: Sequence[_Fault]) -> dict[str, int]:
     }
 
 
-def _draw(trial: StrengthTrial, bench: Bench) -> list[tuple[BodyCut, str]]:
+def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[tuple[BodyCut, str]]:
     """Faulty bodies of a task's functions, as many as are tried; of very many functions some are looked at."""
-    draw = random.Random(trial.salt)  # noqa: S311  a sample, not a secret
+    draw = random.Random(f"{seed}/{trial.task_id}")  # noqa: S311  a sample, not a secret
     found: dict[int, list[tuple[BodyCut, str]]] = {}
     for number in draw.sample(range(len(trial.cuts)), len(trial.cuts)):
         cut = trial.cuts[number]
@@ -243,12 +210,12 @@ def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> list
     seconds = _seconds({id(one.trial): one.trial for one in asked}, view, bench)
     reports = bench.run_all([one.run(view, seconds[id(one.trial)], bench) for one in asked])
     return [
-        (one, bool(report.error) or not report.passed.issuperset(one.trial.tests(view)))
+        (one, not report.all_passed(one.trial.tests(view)))
         for one, report in zip(asked, reports, strict=True)
     ]
 
 
-def _seconds(trials: Mapping[int, StrengthTrial], view: str, bench: Bench) -> dict[int, float]:
+def _seconds(trials: Mapping[int, TrueTask], view: str, bench: Bench) -> dict[int, float]:
     """How long the tests may take with a fault: without one they are run first."""
     golden = [
         Trial(one.subject.golden(bench.original, view), one.tests(view), is_golden=True)
@@ -264,14 +231,13 @@ def _judged_by_twins(faults: Sequence[_Fault], bench: Bench) -> list[tuple[_Faul
     """Whether each fault does what the golden code did, for those of functions whose behaviour is recorded."""
     asked = [one for one in faults if one.cut.pin in one.trial.twins]
     twins = [one.trial.twins[one.cut.pin] for one in asked]
-    subjects = list(dict.fromkeys(map(function_of, twins)))  # several faults share one
     # All jobs work in one tree, so each writes the files anew in which another has its fault.
     whole = {one.cut.path: bench.original[one.cut.path].decode() for one in asked}
     jobs = [
-        Job(subjects.index(function_of(twin)), overlay={**whole, one.cut.path: one.faulty_file(bench)})
+        Job(function_of(twin), overlay={**whole, one.cut.path: one.faulty_file(bench)})
         for one, twin in zip(asked, twins, strict=True)
     ]
-    reports = play_apart(bench.original, bench.environment, subjects, jobs, backend=bench.backend)
+    reports = play_apart(bench, jobs)
     scores = [
         score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
     ]
@@ -279,13 +245,7 @@ def _judged_by_twins(faults: Sequence[_Fault], bench: Bench) -> list[tuple[_Faul
 
 
 def add_truth(
-    store: TaskStore,
-    tasks: Sequence[ValidTask],
-    seed: int,
-    *,
-    each: Each,
-    workers: Workers,
-    refuse: Refuse,
+    store: TaskStore, tasks: Sequence[ValidTask], seed: int, *, each: Each, workers: Workers, refuse: Refuse
 ) -> Mapping[str, Mapping[str, str]]:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
@@ -344,7 +304,7 @@ def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> 
     for task in tasks:
         secret = store.secret(task.task_id)
         if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
-            trials.append(LookupTrial(task.task_id, _subject(store, task), tuple(task.deletion.bodies)))
+            trials.append(_trial_of(store, task))
     if not trials:
         return repository.slug, LookupFindings()
     bench = repository.bench_for(task.deletion for task in tasks)

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,8 +42,9 @@ from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
-from composer_replication.tasks.twin.twin_judge import judge_stubs, judge_twins
+from composer_replication.tasks.twin.twin_judge import judge_twins, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.twin.twin_run import play_apart
 
 Progress = Callable[[int, int, str], None]
 
@@ -104,8 +106,7 @@ def validate_store(
 
     Raises:
         NothingToDoError: the store is empty (CR0604).
-        UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
-        InputError: not a store (CR0411), or its manifest is damaged (CR0411).
+        InputError: not a store, or its manifest is damaged (CR0411).
     """
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
@@ -211,7 +212,7 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
 
 def _check_twin_stubs(twins: Sequence[Twin], bench: Bench) -> None:
     """No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid."""
-    for scores in judge_stubs(bench.original, bench.environment, twins, backend=bench.backend):
+    for scores in play_stubs(twins, partial(play_apart, bench)):
         if scores.report.error:
             raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {scores.report.error}")
         if scores.passed_by:
@@ -228,9 +229,7 @@ def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
     Neither a function nor a call is named: what is printed here must tell nothing of the truth.
     """
     golden, broken = (
-        judge_twins(
-            tree, bench.environment, twins, backend=bench.backend, timeout_seconds=bench.suite_seconds
-        )
+        judge_twins(replace(bench, original=tree), twins)
         for tree in (subject.golden(bench.original, "hidden"), subject.broken(bench.original, "hidden"))
     )
     for score in golden:

@@ -11,6 +11,7 @@ import pytest
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin import twin_player
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin
@@ -99,7 +100,7 @@ CUTS = {cut.symbol: cut for cut in find_body_cuts("fields.py", SOURCE)}
 @pytest.fixture(scope="module")
 def built(environment: Environment) -> tuple[Mapping[str, Twin], dict[str, str]]:
     cuts = list(CUTS.values())
-    found = build_twins(FILES, environment, cuts, eager={cut.pin for cut in cuts})
+    found = build_twins(Bench(FILES, environment, None, 60, 60), cuts, eager={cut.pin for cut in cuts})
     return {twin.symbol: twin for twin in found.twins.values()}, found.without
 
 

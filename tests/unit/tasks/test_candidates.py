@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.candidates import find_deletions, nothing_found
-from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS, Deletion
+from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_files, holes_of
 
 INIT = b'''"""A package."""
@@ -124,7 +124,7 @@ PACKAGE = {
 
 
 def every(files: dict[str, bytes]) -> dict[str, Deletion]:
-    return {deletion.pin: deletion for deletion in find_deletions(files, GRANULARITIES, REMOVALS)}
+    return {deletion.pin: deletion for deletion in find_deletions(files)}
 
 
 def whole(files: dict[str, bytes | str], pin: str) -> dict[str, str]:
@@ -580,7 +580,7 @@ def repositories(draw) -> dict[str, bytes]:
 @settings(max_examples=40, deadline=None)
 @given(repositories())
 def test_every_candidate_applies_parses_and_goes_back(files):
-    found = find_deletions(files, GRANULARITIES, REMOVALS)
+    found = find_deletions(files)
     contents = [(frozenset(deletion.edits), deletion.removed_files) for deletion in found]
     assert len(set(contents)) == len(contents)
     for deletion in found:

@@ -155,12 +155,12 @@ def test_nothing_measured_writes_nothing(tmp_path: Path) -> None:
 
 
 DAMAGES: dict[str, dict[str, Any] | str] = {
-    "more passes than samples": {"evaluations": {"0": {"t": [4, 5, None]}}},
-    "no samples": {"evaluations": {"0": {"t": [0, 0, None]}}},
-    "true is no number": {"evaluations": {"0": {"t": [4, True, None]}}},
-    "two counts": {"evaluations": {"0": {"t": [4, 1]}}},
+    "more passes than samples": {"evaluations": {"0": {"t": [4, 5, None, ""]}}},
+    "no samples": {"evaluations": {"0": {"t": [0, 0, None, ""]}}},
+    "true is no number": {"evaluations": {"0": {"t": [4, True, None, ""]}}},
     "tests that are no hash": {"evaluations": {"0": {"t": [4, 1, None, 3]}}},
-    "a seed that is none": {"evaluations": {"x": {"t": [4, 1, None]}}},
+    "a seed that is none": {"evaluations": {"x": {"t": [4, 1, None, ""]}}},
+    "no tests, as an earlier version wrote it": {"evaluations": {"0": {"t": [4, 1, None]}}},
     "no policy": {"policy": None},
     "another key": {"policy": {**asdict(POLICY), "colour": "red"}},
     "a temperature in words": {"policy": {**asdict(POLICY), "temperature": "hot"}},

@@ -9,7 +9,6 @@ from typing import cast
 from composer_replication.tasks.build_state import drawn
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.planning.candidates import find_deletions
-from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store_records import RepositoryRecord
 
@@ -35,7 +34,7 @@ RECORD = RepositoryRecord.from_json(
 
 
 def prepared(record: RepositoryRecord = RECORD) -> PreparedRepository:
-    deletions = find_deletions(FILES, GRANULARITIES, REMOVALS)
+    deletions = find_deletions(FILES)
     return cast("PreparedRepository", SimpleNamespace(deletions=deletions, slug="pkg-1", record=record))
 
 

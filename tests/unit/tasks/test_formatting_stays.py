@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.candidates import find_deletions
-from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS, Deletion
+from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_text
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
@@ -60,7 +60,7 @@ def names_of(deletion: Deletion, files: dict[str, bytes]) -> set[str]:
 
 
 def assert_rest_stays(files: dict[str, bytes]) -> int:
-    found = find_deletions(files, GRANULARITIES, REMOVALS)
+    found = find_deletions(files)
     for deletion in found:
         for edits, names in ((deletion.edits, names_of(deletion, files)), (deletion.test_edits, ())):
             by_path: dict[str, list[Edit]] = defaultdict(list)

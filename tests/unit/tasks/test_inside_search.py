@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.leak_targets import symbols_between, targets_of
+from composer_replication.tasks.leaks import inside_search, leak_scan
+from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 
 TEXT, NUMBERS = "tinymath/text.py", "tinymath/numbers.py"
@@ -64,18 +65,6 @@ def text_files(make_store: Any, sized_tasks: Any) -> tuple[bytes, bytes]:
     return store.files(task, "golden")[TEXT], store.files(task, "rollout")[TEXT]
 
 
-def test_symbols_of_a_place() -> None:
-    text = (
-        "import a\n\n\ndef f():\n    def inner():\n        pass\n    return inner\n\n\n"
-        "if a:\n    class C:\n        x = 1\n\n        def m(self):\n            return 1\n\n\ndef g(): ...\n"
-    )
-    assert symbols_between(text, 5, 5) == ("f",)
-    assert symbols_between(text, 15, 15) == ("C", "C.m")
-    assert symbols_between(text, 1, 99) == ("f", "C", "C.m", "g")
-    assert symbols_between(text, 1, 2) == ()
-    assert symbols_between("def (:", 1, 1) == ()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "task_id", ["t-module-body", "t-feature-body", "t-class-whole", "t-module-whole", "t-feature-whole"]
@@ -95,67 +84,54 @@ def test_without_namespaces_what_lies_in_the_tree_is_found(search_inside: Inside
     clean = search_inside("t-module-body", backend="sandlock")
     assert (clean.leaks, clean.failed) == (set(), [])
     found = search_inside("t-module-body", golden=(TEXT,), backend="sandlock")
-    assert len({channel for channel, _ in found.leaks}) > 1  # by the walk, too
+    assert found.leaks == {("copy", TEXT)}
 
 
-def test_a_module_task_and_the_second_file_of_a_feature_are_inspected(search_inside: InsideSearch) -> None:
-    assert search_inside("t-module-body", golden=(TEXT,)).of("inspect") == {TEXT}
-    assert search_inside("t-feature-body", golden=(TEXT,)).of("inspect") == {TEXT}
-    assert search_inside("t-feature-body", golden=(NUMBERS,)).of("inspect") == {NUMBERS}
-
-
-def test_a_name_that_leads_to_another_file_is_followed(
-    search_inside: InsideSearch, text_files: tuple[bytes, bytes]
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [
+        ("planted_space.inner.deep", "planted_space/inner/deep.py"),
+        ("planted_package.space.deep", "planted_package/space/deep.py"),
+        ("planted_package", "planted_package/__init__.py"),
+        ("planted_space.inner.deep.planted_package", ""),
+        ("planted_space.other", ""),
+    ],
+)
+def test_a_module_is_found_in_namespaces_and_without_running_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, place: str
 ) -> None:
-    original, broken = text_files
-    planted = {TEXT: broken + b"\n\nfrom tinymath._old import shout\n", "tinymath/_old.py": original}
-    assert search_inside("t-module-body", planted).of("inspect") == {TEXT}
-    unused = {"tinymath/_old.py": original}  # not reached by any name: only the walk finds it
-    assert search_inside("t-module-body", unused).of("inspect") == set()
+    for path in ("planted_space/inner/deep.py", "planted_package/space/deep.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    (tmp_path / "planted_package" / "__init__.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = inside_search.place_of(module)
+    for name in [name for name in sys.modules if name.startswith(("planted_space", "planted_package"))]:
+        del sys.modules[name]
+    assert found == (str(tmp_path / place) if place else "")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("task_id", ["t-module-body", "t-module-whole"])
 @pytest.mark.parametrize("code", [b"", b"\nraise ImportError('needs more')\n"])
+@pytest.mark.parametrize("init", [b"", b"import os\nos._exit(3)\n"])
 def test_an_installed_copy_of_a_module_is_importable(
     search_inside: InsideSearch,
     own_environment: Environment,
     text_files: tuple[bytes, bytes],
     task_id: str,
     code: bytes,
+    init: bytes,
 ) -> None:
-    """Also one that cannot be imported to its end: where it lies is told first."""
+    """Also one that cannot be imported to its end, and one whose package ends the process: nothing of it is run."""
     package = next(own_environment.root.glob("lib/python*/site-packages")) / "tinymath"
     package.mkdir()
-    (package / "__init__.py").touch()
+    (package / "__init__.py").write_bytes(init)
     (package / "text.py").write_bytes(text_files[0] + code)
     answer = search_inside(task_id, where=own_environment)
     lost_code = ("text.py",) if task_id == "t-module-body" else ("text.py", "__init__.py")
     assert answer.of("importable") == {str(package / name) for name in lost_code}
     assert answer.failed == []
-
-
-@pytest.mark.parametrize(
-    ("planted", "problem"),
-    [
-        ({TEXT: b"import os\nos._exit(3)\n"}, "import tinymath.text: no answer (exit code 3)"),
-        (
-            {"tinymath/__init__.py": b"raise ModuleNotFoundError(name='tinymath')\n"},
-            "import tinymath.text: it is in the tree, but not found",
-        ),
-        (
-            {
-                TEXT: b"import inspect, os\ninitials = is_palindrome = repeat = shout = 1\n"
-                b"inspect.getsource = lambda _: os._exit(0)\n"
-            },
-            "import tinymath.text: no answer (exit code 0)",
-        ),
-    ],
-)
-def test_a_question_without_answer_is_said(
-    search_inside: InsideSearch, planted: dict[str, bytes], problem: str
-) -> None:
-    assert search_inside("t-module-body", planted).failed == [f"t-module-body: {problem}"]
 
 
 class TestGit:

@@ -13,6 +13,7 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import read_journal
 from composer_replication.tasks.lookup_gate import _replaceable, answered_calls
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_run import RecordedCall
 
@@ -123,9 +124,8 @@ def twice(number):
 def test_a_replay_that_is_taken_down_costs_its_culprit_and_is_said(environment: Environment) -> None:
     cuts = find_body_cuts("planted.py", REPLAYED)
     call = RecordedCall(pickle.dumps(((4,), {})), ("test_planted.py::test_four",))
-    answers, problems = answered_calls(
-        {"planted.py": REPLAYED.encode()}, environment, [(cut, [call]) for cut in cuts], None
-    )
+    bench = Bench({"planted.py": REPLAYED.encode()}, environment, None, suite_seconds=60, test_seconds=60)
+    answers, problems = answered_calls(bench, [(cut, [call]) for cut in cuts])
     assert pickle.loads(answers["planted.py::twice"][0] or b"") == ("value", 8)
     assert set(problems) == {"planted.py::vandal"}
     assert "the run ended" in problems["planted.py::vandal"]

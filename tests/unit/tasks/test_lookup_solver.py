@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
-from composer_replication.tasks.lookup_gate import AnsweredCall, answered_calls, with_tables
+from composer_replication.tasks.lookup_gate import answered_calls, with_tables
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, find_body_cuts
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin, Vector
-from composer_replication.tasks.twin.twin_run import Job, JobReport, RecordedCall, RecordedFunction
+from composer_replication.tasks.twin.twin_run import Job, JobReport, RecordedCall
 from composer_replication.tasks.views import write_files
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
@@ -82,7 +83,7 @@ def runner() -> Environment:
 
 @pytest.fixture(scope="module")
 def twins(runner: Environment) -> dict[str, Twin]:
-    found = build_twins(FILES, runner, list(CUTS.values()))
+    found = build_twins(Bench(FILES, runner, None, 60, 60), list(CUTS.values()))
     return {twin.symbol: twin for twin in found.twins.values()}
 
 
@@ -103,9 +104,9 @@ def solved(symbol: str, runner: Environment, twin: Twin, visible: list[str]) -> 
         for vector, tests in zip(twin.recorded, twin.tests, strict=True)
         if not set(visible).isdisjoint(tests)
     ]
-    answers, problems = answered_calls(FILES, runner, [(cut, calls)], None)
+    answers, problems = answered_calls(Bench(FILES, runner, None, 60, 60), [(cut, calls)])
     assert problems == {}
-    table = [AnsweredCall(call.blob, answer) for call, answer in zip(calls, answers[cut.pin], strict=True)]
+    table = [(call.blob, answer) for call, answer in zip(calls, answers[cut.pin], strict=True)]
     return with_tables(FILES, [cut], {cut.pin: table})
 
 
@@ -139,11 +140,11 @@ TWINS = st.lists(
 )
 
 
-def answers(subjects: Sequence[RecordedFunction], jobs: Sequence[Job]) -> list[JobReport]:
+def answers(jobs: Sequence[Job]) -> list[JobReport]:
     """A player in whose tree each constant answers with its own text."""
     texts = [" ".join(job.options["constants"]) for job in jobs]
     return [
-        JobReport(dict.fromkeys(range(len(subjects[job.subject].blobs)), ("ret", text)), error="")
+        JobReport(dict.fromkeys(range(len(job.function.blobs)), ("ret", text)), error="")
         for job, text in zip(jobs, texts, strict=True)
     ]
 
@@ -173,7 +174,7 @@ def test_verdicts_of_constants_and_of_the_table(drawn: list[tuple[list[str], lis
 
 def test_a_run_that_broke_leaves_no_verdict() -> None:
     twins = [twin_of(0, ["1"] * 6, ["1"] * 12)]
-    (scores,) = play_stubs(twins, lambda _subjects, _jobs: [JobReport(error="it broke", is_unknown=True)])
+    (scores,) = play_stubs(twins, lambda _jobs: [JobReport(error="it broke", is_unknown=True)])
     assert (scores.report.error, scores.report.is_unknown) == ("it broke", True)
     assert (scores.passed_by, scores.lookup.passed) == ((), False)
     assert play_stubs([], answers) == []

@@ -29,8 +29,9 @@ from composer_replication.tasks import gates
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject, part_subject, with_paid
-from composer_replication.tasks.swebench_rows import rows_of
+from composer_replication.tasks.swebench.swebench_files import rows_of
 from composer_replication.tasks.test_functions import count_functions
+from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.views import Changes
 
 SOURCE = "def area(x):\n    if x < 0:\n        raise ValueError('no area is negative')\n    return x * x\n"
@@ -156,10 +157,9 @@ def test_a_draw_that_a_constant_passes_is_drawn_again_and_at_last_none() -> None
 def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> None:
     subject = drawn(hidden_share=0.0)
 
-    def report(tests: tuple[str, ...], failing: str = "") -> Any:
-        return SimpleNamespace(
-            error="", passed=frozenset(tests) - {failing}, outcomes=dict.fromkeys(tests), cpu_seconds=0.1
-        )
+    def report(tests: tuple[str, ...], failing: str = "") -> TestReport:
+        outcomes = {test: Outcome.FAILED if test == failing else Outcome.PASSED for test in tests}
+        return TestReport(outcomes, tests, "", 0.1, cpu_seconds=0.1)
 
     bench: Any = SimpleNamespace(test_seconds=20.0, noticing_seconds=lambda seconds: seconds)
     broken = [report(subject.shown, subject.shown[0]), report(subject.shown)]

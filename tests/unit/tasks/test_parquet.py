@@ -15,8 +15,14 @@ import pytest
 from composer_replication.errors import MissingError
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench.swebench_files import parquet_bytes, read_parquet, write_instances
-from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, tree_sha256
+from composer_replication.tasks.swebench.swebench_files import (
+    PUBLIC_COLUMNS,
+    SECRET_COLUMNS,
+    parquet_bytes,
+    read_parquet,
+    tree_sha256,
+    write_instances,
+)
 
 ROW: dict[str, str | int | None] = dict.fromkeys(PUBLIC_COLUMNS, "x") | {"num_body_lines": 1}
 

@@ -110,7 +110,7 @@ def test_other_code_is_no_copy(tiny_store: TaskStore, clamp: Task, plant: Plant)
 def test_the_same_lines_in_another_order_are_no_copy(
     tiny_store: TaskStore, clamp: Task, plant: Plant
 ) -> None:
-    """They pass the check sums, which know no order; the search itself decides."""
+    """The quick look for a line knows no order; the search itself decides."""
     lines = golden_file(tiny_store, clamp).splitlines()
     apart = "\n\nunrelated = 'a line between, so that no two neighbours stay together'\n".join(
         reversed(lines)

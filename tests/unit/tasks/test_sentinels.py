@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.tasks.sentinels import Copy, make_plan, possible_copies
-from composer_replication.tasks.weakened_tests import without_assertions
+from composer_replication.tasks.sentinels import Copy, make_plan, possible_copies, without_assertions
 
 TESTS = """\
 # a comment

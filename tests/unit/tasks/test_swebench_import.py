@@ -18,9 +18,12 @@ from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.journal import read_journal
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.swebench import swebench_import
 from composer_replication.tasks.swebench.swebench_files import (
     KEYS,
+    PUBLIC_COLUMNS,
+    SECRET_COLUMNS,
     Instance,
     parquet_bytes,
     read_instances,
@@ -28,13 +31,11 @@ from composer_replication.tasks.swebench.swebench_files import (
     write_instances,
 )
 from composer_replication.tasks.swebench.swebench_import import (
-    Refused,
     base_source,
     import_swebench,
     make_deletion,
     propose,
 )
-from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS
 from composer_replication.tasks.validate import validate_store
 
 Row = dict[str, Any]
@@ -252,9 +253,9 @@ def test_the_broken_tree_is_the_base_with_the_test_patch(base: Path, tmp_path: P
     ],
 )
 def test_what_is_no_deletion(original: dict[str, bytes], broken: dict[str, bytes], reason: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(GateFailed) as caught:
         make_deletion(original, broken)
-    assert caught.value.reason == reason
+    assert caught.value.gate == reason
 
 
 # --- where a base is looked for -------------------------------------------------------------

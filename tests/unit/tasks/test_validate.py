@@ -20,6 +20,7 @@ from composer_replication.tasks.instructions.written_instructions import Written
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import function_of
 from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
@@ -192,7 +193,8 @@ def twinned(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     secret = store.secret(task.task_id)
     files = store.files(task, "golden")
     (cut,) = [cut for cut in find_body_cuts(task.path, files[task.path].decode()) if cut.symbol == "clamp"]
-    twins = build_twins(files, store.environment(task), [cut], eager={cut.pin}).twins
+    bench = replace(bench_of(store, task), original=files)
+    twins = build_twins(bench, [cut], eager={cut.pin}).twins
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
     assert digests
     store.put_task(store.record(task.task_id), replace(secret, twins=digests))
@@ -293,8 +295,7 @@ def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path
     ((report,), _) = play(
         store.files(task, "golden"),
         store.environment(task),
-        [function_of(twin)],
-        [Job(0, "constants", {"constants": ["0"]})],
+        [Job(function_of(twin), "constants", {"constants": ["0"]})],
         timeout_seconds=60,
     )
     zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]

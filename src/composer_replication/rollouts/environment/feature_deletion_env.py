@@ -55,7 +55,7 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.patches import readable_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.swebench_rows import tree_sha256
+from composer_replication.tasks.swebench.swebench_files import tree_sha256
 from composer_replication.tasks.test_run import import_roots, variables
 
 BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."

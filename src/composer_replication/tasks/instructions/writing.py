@@ -59,10 +59,6 @@ def write_instruction(store: TaskStore, task: Task) -> str:
     The source of a visible test, or a docstring, that holds the very lines that were deleted
     is left out. What a foreign task set says in its own words stands in the place of ours.
 
-    Args:
-        store: where the task is.
-        task: the task.
-
     Raises:
         InputError: even the shortest text would show golden code (CR0429); the store is
             damaged (CR0411).
@@ -130,12 +126,7 @@ def _visible_places(store: TaskStore, task: Task) -> Iterator[Place]:
 
 
 def instruction_text(material: Material, statement: str = "") -> str:
-    """Put the instruction together; lists and sources that are too long are clipped and say so.
-
-    Args:
-        material: what may be known.
-        statement: what a task set says in its own words, in the place of ours.
-    """
+    """Put the instruction together; lists and sources that are too long are clipped and say so."""
     task = material.task
     if statement:
         parts = [statement]
@@ -221,12 +212,7 @@ def _other_names(material: Material, taken: set[str]) -> Iterator[str]:
 
 
 def tests_part(tests: Sequence[str], sources: Sequence[tuple[str, str]]) -> list[str]:
-    """The tests that have to pass: their names, and the source of the first ones.
-
-    Args:
-        tests: node ids of visible tests.
-        sources: path and source of visible test functions.
-    """
+    """The tests that have to pass: their names, and the source of the first ones."""
     parts = [
         "This test fails now and has to pass:"
         if len(tests) == 1

@@ -1,50 +1,16 @@
 """Runs inside the sandbox behind ``inside_channel.py``: tries to get golden code whose lines it is told.
 
-Not imported by the package and never placed in a tree. Code of the tree runs in child processes only.
+Not imported by the package and never placed in a tree. It runs no code of the tree.
 """
 
-import json
 import os
 import shutil
 import subprocess
 import sys
+import types
 
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
 
-# Prints where a module comes from, whatever happens afterwards, and then the sources that ``inspect``
-# gives for the module and for names of it. A name that is gone has none, which is an answer.
-INSPECT = """
-import importlib, importlib.util, inspect, json, sys
-roots, name, symbols = json.loads(sys.argv[1])
-sys.path[:0] = roots
-file, raised, module = "", "", None
-try:
-    module = importlib.import_module(name)
-    file = getattr(module, "__file__", "") or ""
-except BaseException as error:
-    is_absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
-    raised = "absent" if is_absent else type(error).__name__
-    try:
-        file = importlib.util.find_spec(name).origin or ""
-    except BaseException:
-        pass
-print("\\n" + json.dumps(["told-file", file, raised]), flush=True)
-sources = []
-for symbol in ["", *symbols] if module else []:
-    value = module
-    try:
-        for part in symbol.split(".") if symbol else ():
-            try:
-                value = inspect.getattr_static(value, part)
-            except AttributeError:
-                value = getattr(value, part)
-        for inner in () if inspect.isclass(value) or inspect.ismodule(value) else ("__func__", "fget", "func"):
-            value = getattr(value, inner, None) or value
-        sources.append(inspect.getsource(value))
-    except Exception:
-        pass
-print("\\n" + json.dumps(["told-sources", "\\n".join(sources)]), flush=True)
-"""
 FETCH = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read(1)"
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()"
 
@@ -58,60 +24,31 @@ def output_of(command):
     return done.stdout if done.returncode == 0 else None
 
 
-def told_by(command):
-    """What ``INSPECT`` printed, by tag, and how the process ended."""
-    try:
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
-        output, ending = done.stdout, f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        output, ending = error.stdout or b"", "it ran too long"
-    except OSError as error:
-        output, ending = b"", type(error).__name__
-    told = {}
-    for line in output.decode("utf-8", "replace").splitlines():
-        try:
-            tag, *values = json.loads(line)
-        except (ValueError, TypeError):
-            continue
-        if tag in ("told-file", "told-sources"):
-            told[tag] = values
-    return told, ending
+def place_of(module):
+    """The file that an import without the tree would find; nothing is executed, so a package that breaks is found, too."""
+    file, path = "", None
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        found = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
+        if found is None:
+            return ""
+        file, path = found.origin or "", found.submodule_search_locations or []
+        if name not in sys.modules:  # a namespace below it asks for the path of what is imported by this name
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = path
+    return file
 
 
-def modules_of(targets):
-    """Every module that lost code, with the names to ask it for, by task and path."""
-    modules: dict[tuple[str, str], dict[str, None]] = {}
-    for target in targets:
-        if target.module.endswith(".py"):
-            names = modules.setdefault((target.task_id, target.module), {})
-            names.update(dict.fromkeys(target.symbols))
-    return modules
-
-
-def ask_importlib(search, question, request, tree):
-    """Import a module from the tree, and without the tree; also what could not be asked."""
-    leaks, failed = set(), set()
-    (task_id, path), symbols = question
-    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    own_roots = [os.path.join(tree, root) for root in request["import_roots"]]
-    is_there = any(os.path.exists(os.path.join(root, path)) for root in own_roots)
-    for roots in (own_roots, []):
-        if not roots and module.partition(".")[0] in sys.stdlib_module_names:
-            continue
-        request_text = json.dumps([roots, module, list(symbols)])
-        told, ending = told_by([sys.executable, "-P", "-B", "-c", INSPECT, request_text])
-        file, raised = told.get("told-file", ("", ""))
-        if file and not file.startswith(tree + "/"):
-            leaks.add(Leak(task_id, "importable", file))
-        for source in told.get("told-sources", ()):
-            shown = search.lines_found(source.encode("utf-8", "surrogatepass"), in_tree=True)
-            if any(found.task_id == task_id for found in shown):
-                leaks.add(Leak(task_id, "inspect", os.path.relpath(file, tree)))
-        if len(told) < 2:
-            failed.add(f"{task_id}: import {module}: no answer ({ending})")
-        elif raised == "absent" and roots and is_there:
-            failed.add(f"{task_id}: import {module}: it is in the tree, but not found")
-    return leaks, failed
+def ask_importlib(targets):
+    """Which modules that lost code can be imported without the tree."""
+    leaks = set()
+    for task_id, path in {(target.task_id, target.module) for target in targets}:
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        is_own = path.endswith(".py") and module.partition(".")[0] not in sys.stdlib_module_names
+        if is_own and (place := place_of(module)):
+            leaks.add(Leak(task_id, "importable", place))
+    return leaks
 
 
 def ask_network(task_id, request):
@@ -165,11 +102,8 @@ def main(request, send):
         leaks |= search.search_folder(root, tree=tree, skip=skip)
     failed: set[str] = set()
     if request["asks"]:
-        questions = modules_of(targets).items()
-        answers = [ask_importlib(search, question, request, tree) for question in questions]
-        for found, problems in (ask_git(search, tree), *answers):
-            leaks |= found
-            failed |= problems
+        found, failed = ask_git(search, tree)
+        leaks |= found | ask_importlib(targets)
         for task_id in sorted({target.task_id for target in targets}):
             leaks |= ask_network(task_id, request)
     send(

@@ -1,7 +1,7 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
 A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file
-system, imports, inspects, asks git and tries the network; it is told the deleted lines, and must find none of them.
+system, looks what can be imported, asks git and tries the network; it is told the deleted lines, and must find none of them.
 ``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of
 each candidate.
 """
@@ -13,41 +13,31 @@ import os
 import secrets
 import socket
 import tempfile
-import zlib
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
-from composer_replication.sandbox import (
-    base_interpreter,
-    choose_backend,
-    open_sandbox,
-    require_selftest,
-    system_folders,
-)
+from composer_replication.records import ExecResult, Limits, Task
+from composer_replication.sandbox import base_interpreter, choose_backend, require_selftest, system_folders
 from composer_replication.sandbox.host_paths import is_below
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings
-from composer_replication.tasks.leaks.leak_search import EDGES, MIN_RUN_CHARACTERS, Leak, Search, Target
+from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_run import import_roots
+from composer_replication.tasks.test_run import last_words, read_records, run_inside
 from composer_replication.tasks.views import write_files
 
 Progress = Callable[[int, int, str], None]
-Walk = Literal["all", "system", "environment"]
+Walk = Literal["tree", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
 _MODULES = ("intake.packed_forms", "leaks.leak_search", "leaks.inside_search")
@@ -92,10 +82,7 @@ def scan_store(
 
     Raises:
         NothingToDoError: the store is empty (CR0604).
-        InputError: not a store (CR0411), damaged (CR0411), or its environment cannot be
-            made here (CR0408, CR0413).
-        SandboxFailure: the sandbox broke (CR03..), or the search inside did not end (CR0302);
-            nothing is said about any task.
+        SandboxFailure: the sandbox broke, or the search inside did not end (CR0302); nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
     store.require_task_ids()
@@ -120,8 +107,8 @@ def scan_store(
                 progress(done, len(tasks), task.task_id)
         answers += [one.result() for one in shared]
 
-    def together(key: str) -> list[Any]:
-        return [one for answer in answers for one in answer[key]]
+    def together(key: str) -> set[str]:
+        return {str(one) for answer in answers for one in answer[key]}
 
     silent = tuple(
         task_id
@@ -130,11 +117,11 @@ def scan_store(
     )
     return ScanSummary(
         len(tasks),
-        tuple(sorted({Leak(*map(str, leak)) for leak in together("leaks")})),
+        tuple(sorted({Leak(*map(str, leak)) for answer in answers for leak in answer["leaks"]})),
         silent,
         sum(int(answer["num_files"]) for answer in answers),
-        tuple(sorted(set(map(str, together("not_searched"))))),
-        tuple(sorted(set(map(str, together("failed_checks"))))),
+        tuple(sorted(together("not_searched"))),
+        tuple(sorted(together("failed_checks"))),
     )
 
 
@@ -171,25 +158,20 @@ def search_inside(
     targets: Sequence[Target],
     environment: Environment,
     *,
-    walk: Walk = "all",
+    walk: Walk = "tree",
     backend: str | None = None,
 ) -> dict[str, Any]:
     """Search from inside a fresh sandbox.
 
-    With ``tasks`` it searches the tree and whatever is not mounted read-only, imports,
-    inspects, and tries git and the network; without, it walks all that is shown, or with
-    ``walk`` all but the environment (``system``), or all but what is shown of the system and
-    the interpreter (``environment``).
-
-    Raises:
-        SandboxFailure: the sandbox broke, or the answer did not come (CR0302).
+    It walks the ``tree`` of the tasks and whatever is not mounted read-only, looks what can be imported without the
+    tree, and tries git and the network; or, for no task, it walks all but the environment (``system``), or all but
+    what is shown of the system and the interpreter (``environment``).
     """
     nonce = secrets.token_hex(16)
     system, own = _system_paths(environment), _with_real([environment.root])
-    left_out = {"all": set[str](), "system": own, "environment": system}[walk]
     # An environment that lies below a folder of the system is walked all the same.
     is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
-    skip = sorted(system | own if tasks else left_out)
+    skip = sorted({"tree": system | own, "system": own, "environment": system}[walk])
     with tempfile.TemporaryDirectory(prefix="leakscan-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
@@ -203,20 +185,21 @@ def search_inside(
             # Where the root is closed: folders that lie in none of the others.
             "shown": _outermost({str(tree), *(system | own) - set(skip)}),
             "skip": skip,
-            "asks": bool(tasks),
-            "import_roots": import_roots(tree),
+            "asks": walk == "tree",
             "packages": {task.task_id: task.repository for task in tasks},
             "urls": _index_urls(),
         }
-        spec = SandboxSpec(tree, environment.read_only, environment.masked, _INSIDE_LIMITS)
         # Where no index can be reached from this machine either, an open network shows at its own port.
-        with socket.create_server(("127.0.0.1", 0)) as server, open_sandbox(spec, backend) as sandbox:
+        with socket.create_server(("127.0.0.1", 0)) as server:
             request["port"] = server.getsockname()[1]
-            done = sandbox.exec(
-                [str(environment.python), "-P", "-B", "-c", _source("twin.inside_channel")],
+            done = run_inside(
+                tree,
+                environment,
+                [_source("twin.inside_channel")],
+                json.dumps(request, default=sorted).encode(),
+                backend=backend,
+                limits=_INSIDE_LIMITS,
                 timeout_seconds=_INSIDE_SECONDS,
-                stdin=json.dumps(request, default=sorted).encode(),
-                env=_variables(environment),
             )
     return _answer(done, nonce, targets)
 
@@ -243,25 +226,14 @@ def _with_real(paths: Iterable[Path]) -> set[str]:
     return {str(one) for path in paths for one in (path, Path(path).resolve())}
 
 
-def _variables(environment: Environment) -> dict[str, str]:
-    return {"PATH": f"{environment.root}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-
-
 def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str, Any]:
-    for line in done.stdout.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and value.get("nonce") == nonce:
-            return value
-    words = done.stderr.strip().splitlines()
-    problem = (
-        "it ran too long" if done.timed_out else words[-1][:200] if words else f"exit code {done.exit_code}"
-    )
+    records = read_records(done.stdout, nonce)
+    if records:
+        return records[0]
+    problem = ": it ran too long" if done.timed_out else last_words(done)
     raise SandboxFailure(
         "CR0302",
-        f"the search inside the sandbox did not end: {problem}.",
+        f"the search inside the sandbox did not end{problem}.",
         where=targets[0].task_id if targets else "",
         fix="composer-rl sandbox selftest, then the same command again",
     )
@@ -273,48 +245,37 @@ def _source(name: str) -> str:
     return files(f"composer_replication.tasks.{folder}").joinpath(f"{module}.py").read_text()
 
 
-_read_lock = Lock()
-
-
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
     """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
 
-    A gate of each candidate, so it looks at Python sources alone, whose lines are read once a process.
-
-    Raises:
-        InputError: the store is damaged (CR0411), or its environment cannot be made here (CR0408,
-            CR0413).
-        SandboxFailure: the sandbox broke while the environment was made.
+    A gate of each candidate, so it looks at Python sources alone, and closely only at those with a distinctive line.
     """
     targets = [target for target in targets_of(store, task) if any(flag for _, flag in target.window)]
+    lines = [{line.encode() for line, flag in target.window if flag} for target in targets]
     leaks: set[Leak] = set()
-    for path, checks in _installed(store.environment(task)) if targets else ():
-        suspects = [target for target in targets if _may_stand_in(target, checks)]
+    for path in _installed(store.environment(task)) if targets else ():
+        data = _read(path)
+        suspects = [one for one, own in zip(targets, lines, strict=True) if any(line in data for line in own)]
         if suspects:
-            leaks |= Search(suspects, unmarshal=False).search_bytes(path, _read(path), in_tree=False)
+            leaks |= Search(suspects, unmarshal=False).search_bytes(path, data, in_tree=False)
     return sorted(leaks)
 
 
-def _installed(environment: Environment) -> Iterator[tuple[str, array[int]]]:
+def _installed(environment: Environment) -> Iterator[str]:
+    """The Python files of an environment and of what a sandbox shows of the interpreter."""
     shown = base_interpreter()
-    with _read_lock:  # threads that want the same folder wait for the one that reads it
-        folders = [_below(str(environment.root), ())]
-        folders += [_below(str(folder), tuple(map(str, shown.masked))) for folder in shown.read_only]
-    for folder in folders:
-        yield from folder
+    yield from _below(str(environment.root), ())
+    for folder in shown.read_only:
+        yield from _below(str(folder), tuple(map(str, shown.masked)))
 
 
 @cache
-def _below(root: str, masked: tuple[str, ...]) -> list[tuple[str, array[int]]]:
-    """The sorted check sums of the lines of each Python file below a folder, which does not change while it is in use."""
+def _below(root: str, masked: tuple[str, ...]) -> list[str]:
+    """The Python files below a folder, which does not change while it is in use."""
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in masked)
-        for name in sorted(names):
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                lines = _read(path).decode("utf-8", "replace").splitlines()
-                found.append((path, array("L", sorted(set(map(_line_check, lines))))))
+        found += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
     return found
 
 
@@ -323,24 +284,3 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:  # what cannot be read cannot leak
         return b""
-
-
-def _line_check(line: str) -> int:
-    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
-    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
-
-
-def _may_stand_in(target: Target, checks: array[int]) -> bool:
-    """Whether enough neighbouring lines, a distinctive one among them, have a line of the same check sum."""
-    characters, has_distinctive = 0, False
-    for line, is_distinctive in target.window:
-        check = _line_check(line)
-        place = bisect_left(checks, check)
-        if place < len(checks) and checks[place] == check:
-            characters += len(line)
-            has_distinctive |= is_distinctive
-            if has_distinctive and characters >= MIN_RUN_CHARACTERS:
-                return True
-        else:
-            characters, has_distinctive = 0, False
-    return False

@@ -40,7 +40,7 @@ class Target:
 
     ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without
     indentation; ``codes`` digests of its code objects; ``tests`` the hidden tests as ``file name::test``;
-    ``module`` the path that it is imported from; ``symbols`` the qualified names to ask this module for.
+    ``module`` the path that it is imported from.
     """
 
     task_id: str
@@ -48,7 +48,6 @@ class Target:
     codes: frozenset[str]
     tests: frozenset[str]
     module: str
-    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, order=True)
@@ -162,13 +161,7 @@ class Search:
         return found
 
     def search_folder(self, root: str, *, tree: str, skip: Iterable[str] = ()) -> set[Leak]:
-        """Walk a folder; what cannot be read cannot leak, what is too large is noted.
-
-        Args:
-            root: where to begin; links are not followed.
-            tree: folder inside which one line is enough.
-            skip: folders left out.
-        """
+        """Walk a folder, no links; what cannot be read cannot leak, what is too large is noted. ``tree`` is where one line is enough."""
         found: set[Leak] = set()
         left_out = set(skip)
         for folder, subfolders, names in os.walk(root):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import keyword
 import posixpath
 import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from composer_replication.records import Edit, Task
@@ -16,7 +15,6 @@ from composer_replication.tasks.intake.source_folders import below_root, recorde
 from composer_replication.tasks.leaks.leak_search import Target, all_codes, code_digest
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import parsed
 
 NUM_LINES_AROUND = 6
 
@@ -53,44 +51,15 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
             for part in (text[: edit.start], golden, text[edit.end :])
         )
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
-        first = text.count("\n", 0, edit.start) + 1
         target = Target(
             task_id=task.task_id,
             window=tuple((line, line in distinctive) for line in window),
             codes=_codes_of(original[path], files.get(path, b""), path, task),
             tests=tests,
-            module=_module_path(path, {**files, path: b""}),
-            symbols=symbols_between(text, first, first + golden.rstrip().count("\n")),
+            module=posixpath.normpath(below_root(path, recorded_folders({**files, path: b""}))),
         )
         found.append(target)
     return found
-
-
-def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
-    """Qualified names of the functions and classes that have a line in ``first`` to ``last`` (from 1).
-
-    Functions inside functions cannot be asked for by name and are left out; so is everything
-    of a file that does not parse.
-    """
-    found = (name for name, begin, end in _defined(text) if begin <= last and end >= first)
-    return tuple(dict.fromkeys(found))
-
-
-@lru_cache(maxsize=64)
-def _defined(text: str) -> tuple[tuple[str, int, int], ...]:
-    """Qualified name, first and last line of what a file defines; nothing where it does not parse."""
-    module = parsed(text)
-    return () if module is None else tuple(_definitions(module, ""))
-
-
-def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[str, int, int]]:
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield from _definitions(child, owner)
-        else:
-            yield owner + child.name, child.lineno, child.end_lineno or child.lineno
-            if isinstance(child, ast.ClassDef):
-                yield from _definitions(child, f"{owner}{child.name}.")
 
 
 def _unseen_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
@@ -142,8 +111,3 @@ def _codes_in(data: bytes, path: str) -> tuple[dict[str, str], ...]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     return tuple({code_digest(code): code.co_qualname for code in all_codes(module)} for module in modules)
-
-
-def _module_path(path: str, files: Mapping[str, bytes]) -> str:
-    """The path below the folder that it is imported from: without ``src/`` or ``lib/``."""
-    return posixpath.normpath(below_root(path, recorded_folders(files)))

@@ -82,14 +82,7 @@ def spans_of(
     stub_edits: Sequence[Edit],
     removed_files: Sequence[str],
 ) -> tuple[str, ...]:
-    """The spans of ``golden_spans``, each once.
-
-    Args:
-        original: text of each file that is named by the others, by path.
-        edits: what takes the code out.
-        stub_edits: the cuts of every function inside; their spans are bodies.
-        removed_files: paths of files that are gone.
-    """
+    """The spans of ``golden_spans``, each once; those of ``stub_edits``, the cuts of every function inside, are bodies."""
     bodies = [original[edit.path][edit.start : edit.end] for edit in stub_edits or edits]
     others = [
         *(original[edit.path][edit.start : edit.end] for edit in edits if stub_edits),

@@ -163,8 +163,7 @@ def _is_rest(text: str) -> bool:
 def _docstring_end(docstring: ast.Expr, lines: Lines) -> int | None:
     """The offset after the closing quotes; None when something else than a comment follows."""
     number = docstring.end_lineno or docstring.lineno
-    end = lines.offset(number, docstring.end_col_offset or 0)
-    begin = lines.offset(docstring.lineno, docstring.col_offset)
+    begin, end = lines.span(docstring)
     in_brackets = lines.text[begin:end].lstrip("rRuUbB")[:1] not in ("'", '"')
     return None if in_brackets or not _is_rest(lines.text[end : lines.end_of_line(number)]) else end
 

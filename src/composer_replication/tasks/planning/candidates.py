@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.planning.deletion import (
-    GRANULARITIES,
-    REMOVALS,
-    Deletion,
-    Granularity,
-    Removal,
-    body_deletion,
-)
+from composer_replication.tasks.planning.deletion import SIZES, Deletion, body_deletion
 from composer_replication.tasks.planning.source_file import SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import parses_after
@@ -23,14 +17,9 @@ from composer_replication.tasks.syntax_trees import parse_syntax
 
 
 def find_deletions(
-    files: Mapping[str, bytes], granularities: Collection[Granularity], removals: Collection[Removal]
+    files: Mapping[str, bytes], sizes: Collection[tuple[str, str]] = SIZES
 ) -> tuple[Deletion, ...]:
-    """All candidate deletions of a repository.
-
-    Args:
-        files: the files of the task tree by path.
-        granularities: any of ``GRANULARITIES``.
-        removals: any of ``REMOVALS``.
+    """All candidate deletions of a repository, of some (granularity, removal) pairs.
 
     Returns:
         The candidates by size, way, path and place, the same for the same files. Each applies
@@ -38,18 +27,11 @@ def find_deletions(
         read (another encoding, a byte order mark, a syntax of another version) give none.
     """
     plan = _Plan(files)
-    found: list[Deletion] = []
-    seen: set[tuple[object, ...]] = set()
-    for granularity in GRANULARITIES:
-        for removal in REMOVALS:
-            if granularity not in granularities or removal not in removals:
-                continue
-            for deletion in plan.find(granularity, removal):
-                content = (frozenset(deletion.edits), deletion.removed_files)
-                if content not in seen:
-                    seen.add(content)
-                    found.append(deletion)
-    return tuple(found)
+    found: dict[tuple[object, ...], Deletion] = {}
+    for granularity, removal in SIZES:
+        for deletion in plan.find(granularity, removal) if (granularity, removal) in sizes else ():
+            found.setdefault((frozenset(deletion.edits), deletion.removed_files), deletion)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +47,21 @@ class _Part:
 class _Plan:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._graph = SymbolGraph(files)
-        self._cuts: dict[str, list[BodyCut]] = {}
-        for path in sorted(files):
-            if is_subject_path(path):
-                text = _text(files[path])
-                self._cuts[path] = find_body_cuts(path, text) if text is not None else []
-        self._features: list[_Part] | None = None
+        self._cuts = {file.path: find_body_cuts(file.path, file.text) for file in self._graph.subjects}
+
+    @cached_property
+    def _features(self) -> list[_Part]:
+        return list(self._all_features())
 
     def find(self, granularity: str, removal: str) -> Iterator[Deletion]:
         if removal == "body" and granularity == "function":
             yield from (body_deletion(cut) for cuts in self._cuts.values() for cut in cuts)
             return
-        parts = {
-            "function": self._functions,
-            "class": self._classes,
-            "module": self._modules,
-            "feature": self._find_features,
-        }[granularity]()
+        parts: Iterable[_Part] = self._features if granularity == "feature" else ()
+        if granularity != "feature":
+            parts = {"function": self._functions, "class": self._classes, "module": self._modules}[
+                granularity
+            ]()
         for part in parts:
             deletion = self._body(part, granularity) if removal == "body" else self._whole(part, granularity)
             if deletion is not None:
@@ -92,17 +72,13 @@ class _Plan:
             places: list[tuple[int, _Part]] = []
             for name, nodes in file.definitions.items():
                 if all(hasattr(node, "args") for node in nodes):
-                    cuts = self._inside(file, nodes)
-                    part = _Part(file.path, name, cuts, Selection(names=frozenset({(file.module, name)})))
+                    chosen = Selection(names=frozenset({(file.module, name)}))
+                    part = _Part(file.path, name, self._inside(file, nodes), chosen)
                     places.append((nodes[0].lineno, part))
-            for (owner, name), methods in file.methods.items():
-                cuts = self._inside(file, methods)
-                part = _Part(
-                    file.path,
-                    f"{owner}.{name}",
-                    cuts,
-                    Selection(methods=frozenset({(file.module, f"{owner}.{name}")})),
-                )
+            for (owner, method), methods in file.methods.items():
+                name = f"{owner}.{method}"
+                chosen = Selection(methods=frozenset({(file.module, name)}))
+                part = _Part(file.path, name, self._inside(file, methods), chosen)
                 places.append((methods[0].lineno, part))
             yield from (part for _, part in sorted(places, key=lambda place: place[0]) if part.cuts)
 
@@ -118,11 +94,6 @@ class _Plan:
             cuts = tuple(self._cuts[file.path])
             if len(cuts) >= 2:
                 yield _Part(file.path, file.module, cuts, Selection(modules=frozenset({file.module})))
-
-    def _find_features(self) -> Iterable[_Part]:
-        if self._features is None:
-            self._features = list(self._all_features())
-        return self._features
 
     def _all_features(self) -> Iterator[_Part]:
         needs = Needs(self._graph)
@@ -206,20 +177,8 @@ def is_public(name: str) -> bool:
     return not any(part.startswith("_") for part in name.split("."))
 
 
-def _text(content: bytes) -> str | None:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def nothing_found(files: Mapping[str, bytes], sizes: Iterable[tuple[str, str]]) -> str:
-    """A sentence's part: what was looked for, in how many files, and which of them could not be cut.
-
-    Args:
-        files: the files of the task tree by path.
-        sizes: the (granularity, removal) pairs that were planned.
-    """
+    """A sentence's part: what was looked for, in how many files, and which of them could not be cut."""
     subjects = [path for path in sorted(files) if is_subject_path(path)]
     unread = {path: why for path in subjects if (why := _why_unread(files[path]))}
     asked = ", ".join(f"{size}/{way}" for size, way in sizes)

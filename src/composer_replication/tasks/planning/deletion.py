@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, get_args
 
 from composer_replication.records import Edit
@@ -20,8 +21,7 @@ from composer_replication.tasks.planning.body_cuts import BodyCut
 
 Granularity = Literal["function", "class", "module", "feature"]
 Removal = Literal["body", "whole"]
-GRANULARITIES: tuple[str, ...] = get_args(Granularity)
-REMOVALS: tuple[str, ...] = get_args(Removal)
+SIZES: tuple[tuple[str, str], ...] = tuple(product(get_args(Granularity), get_args(Removal)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,11 @@ class Lines:
         line = self.line(number)
         return self.starts[number - 1] + len(line.encode()[:column_bytes].decode())
 
+    def span(self, node: ast.stmt | ast.expr | ast.alias) -> tuple[int, int]:
+        """Where the text of a piece of syntax begins and ends."""
+        end = self.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
+        return self.offset(node.lineno, node.col_offset), end
+
     def end_of_line(self, number: int) -> int:
         return self.starts[number - 1] + len(self.line(number).rstrip("\r\n"))
 
@@ -47,11 +53,7 @@ def edited_text(text: str, edits: Iterable[Edit]) -> str:
 
 
 def edited_files(original: Mapping[str, bytes], edits: Iterable[Edit]) -> dict[str, bytes]:
-    """The edited files alone, by path.
-
-    Raises:
-        ValueError: as ``edited_text``, or a file is not there or not UTF-8.
-    """
+    """The edited files alone, by path."""
     by_path: dict[str, list[Edit]] = {}
     for edit in edits:
         by_path.setdefault(edit.path, []).append(edit)

@@ -41,6 +41,12 @@ class ImportedName:
     index: int
     is_module_level: bool
 
+    @property
+    def package(self) -> str | None:
+        """Of ``import a.b``, which binds ``a``: the package that stays bound without it; None for any other import."""
+        is_plain = self.name is None and self.statement.names[self.index].asname is None
+        return self.target.rpartition(".")[0] or None if is_plain else None
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -276,11 +282,7 @@ class _Reader(ast.NodeVisitor):
         self._depth -= 1
         self._unit = before
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._visit_function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._visit_function(node)
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         is_top = self._at_module_level

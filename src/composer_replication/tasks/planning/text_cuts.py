@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import LINE_END, Lines, edited_text
-from composer_replication.tasks.planning.source_file import (
-    Definition,
-    Items,
-    SourceFile,
-    statement_blocks,
-)
+from composer_replication.tasks.planning.source_file import Definition, Items, SourceFile, statement_blocks
 from composer_replication.tasks.syntax_trees import first_line, parsed
 
 _CODING = re.compile(r"#!|#.*coding[:=]")
@@ -109,7 +104,7 @@ class _Rows:
         if any(number in self._gone for number in range(first, last + 1)):
             return
         lines = self._lines
-        start, end = lines.offset(node.lineno, node.col_offset), lines.offset(last, node.end_col_offset or 0)
+        start, end = lines.span(node)
         margin = lines.text[lines.starts[node.lineno - 1] : start]
         after = lines.text[end : lines.end_of_line(last)].strip()
         if margin.strip() or (after and not after.startswith("#")):
@@ -180,7 +175,7 @@ class _Rows:
 def _alias_spans(
     lines: Lines, node: ast.Import | ast.ImportFrom, doomed: Mapping[int, str | None]
 ) -> list[tuple[int, int, str]]:
-    spans = [_place(lines, alias) for alias in node.names]
+    spans = [lines.span(alias) for alias in node.names]
     begin = lines.offset(node.lineno, node.col_offset)
     replaced = [(*spans[index], text) for index, text in doomed.items() if text]
     going = {index for index, text in doomed.items() if not text}
@@ -189,8 +184,8 @@ def _alias_spans(
 
 
 def _entry_spans(lines: Lines, items: Items, doomed: set[int]) -> list[tuple[int, int, str]]:
-    spans = [_place(lines, element) for element in items.elts]
-    start, end = _place(lines, items)
+    spans = [lines.span(element) for element in items.elts]
+    start, end = lines.span(items)
     if isinstance(items, ast.Tuple) and lines.text[start] != "(" and len(doomed) == len(spans):
         return [(start, end, "()")]
     found = _item_spans(lines.text, spans, doomed, has_brackets=lines.text[start] in "([{")
@@ -207,13 +202,6 @@ def _with_comma(text: str, spans: list[tuple[int, int, str]], end: int) -> list[
     if any(first == end for first, _, _ in spans):
         return [(first, last, "," if first == end else said) for first, last, said in spans]
     return [*spans, (end, end, ",")]
-
-
-def _place(lines: Lines, node: ast.alias | ast.expr) -> tuple[int, int]:
-    return (
-        lines.offset(node.lineno, node.col_offset),
-        lines.offset(node.end_lineno or node.lineno, node.end_col_offset or 0),
-    )
 
 
 def _item_spans(
@@ -235,12 +223,7 @@ def _item_spans(
 
 
 def _run_spans(
-    text: str,
-    places: Sequence[tuple[int, int]],
-    index: int,
-    stop: int,
-    *,
-    has_brackets: bool,
+    text: str, places: Sequence[tuple[int, int]], index: int, stop: int, *, has_brackets: bool
 ) -> list[tuple[int, int, str]]:
     start, end = places[index][0], places[stop - 1][1]
     comma = _COMMA.match(text, end)

@@ -49,11 +49,7 @@ def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName])
             return []
         if not _can_move(graph, file, imported):
             return []
-        alias = imported.statement.names[imported.index]
-        parent = None
-        if imported.name is None and alias.asname is None and "." in imported.target:
-            parent = imported.target.rpartition(".")[0]
-        cut.take_alias(imported.statement, imported.index, parent)
+        cut.take_alias(imported.statement, imported.index, imported.package)
         moved.append(imported)
     inserted = _insertions(file, moved)
     removed = cut.edits()
@@ -86,7 +82,11 @@ def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | Non
         for imported in moved:
             if imported.bound in _parameters(function) or not any(_is_use(node, imported) for node in nodes):
                 continue
-            if any(_stores(node, imported.bound) for node in nodes):
+            bound = imported.bound
+            if any(
+                isinstance(one, ast.Name) and one.id == bound and isinstance(one.ctx, ast.Store)
+                for one in nodes
+            ):
                 return None  # which of its uses are the module's name is not plain to see
             wanted.append(imported)
         if wanted:
@@ -115,13 +115,8 @@ def _parameters(function: Function) -> set[str]:
     return {argument.arg for argument in every if argument is not None}
 
 
-def _stores(node: ast.AST, bound: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == bound and isinstance(node.ctx, ast.Store)
-
-
 def _is_use(node: ast.AST, imported: ImportedName) -> bool:
-    alias = imported.statement.names[imported.index]
-    if imported.name is None and alias.asname is None and "." in imported.target:
+    if imported.package is not None:
         return isinstance(node, ast.Attribute) and dotted_text(node) == imported.target
     return isinstance(node, ast.Name) and node.id == imported.bound and not isinstance(node.ctx, ast.Store)
 
@@ -236,11 +231,7 @@ class _Removal:
     def _cut_aliases(self) -> None:
         for file, imported in self._reach.aliases:
             if not file.is_test and file.path not in self._removed:
-                replacement = None
-                alias = imported.statement.names[imported.index]
-                if imported.name is None and alias.asname is None and "." in imported.target:
-                    replacement = imported.target.rpartition(".")[0]  # the packages around it stay bound
-                self._cut(file).take_alias(imported.statement, imported.index, replacement)
+                self._cut(file).take_alias(imported.statement, imported.index, imported.package)
 
     def _cut_exports(self) -> None:
         for file in self._graph.files.values():
@@ -280,12 +271,11 @@ class _Removal:
                     continue
                 if use.kind == "name" and (file.module, identifier) in self._reach.names:
                     return True
-                if use.kind == "attribute" and use.chain and self._is_reached(file, use.chain, identifier):
-                    return True
+                if use.kind == "attribute" and use.chain:
+                    home = self._graph.resolve(file, use.chain)
+                    if (home, identifier) in self._reach.names:
+                        return True
         return any(self._is_method_needed(method, gone) for method in self._selection.methods)
-
-    def _is_reached(self, file: SourceFile, chain: str, name: str) -> bool:
-        return (self._graph.resolve(file, chain), name) in self._reach.names
 
     def _is_method_needed(self, method: Name, gone: dict[str, set[int]]) -> bool:
         """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""

@@ -37,8 +37,13 @@ from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.store_records import SUITE_SECONDS
-from composer_replication.tasks.swebench.swebench_files import Instance, UnreadableRow, read_instances
-from composer_replication.tasks.swebench_rows import tree_sha256
+from composer_replication.tasks.subject import GateFailed
+from composer_replication.tasks.swebench.swebench_files import (
+    Instance,
+    UnreadableRow,
+    read_instances,
+    tree_sha256,
+)
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
 """Where the published sets come from; a row names its repository as OWNER/NAME there."""
@@ -46,15 +51,6 @@ _SHORT_IDS = (12, 10, 8, 7)
 _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _HEADER = re.compile(r'diff --git "?[a-z]/(.*?)"? "?[a-z]/(.*?)"?\r?$', re.MULTILINE)
-
-
-class Refused(Exception):
-    """A row that cannot become a candidate; ``reason`` is the short name that is counted."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
 
 
 def import_swebench(
@@ -78,18 +74,9 @@ def import_swebench(
     then the gates, where ``other-tests-fail`` says that the stated tests are not what was found, and the
     search for a truth beyond the reward (``no-truth``, ``lookup-passes``, ``truth-unknown``; see ``truth``).
 
-    Args:
-        path: the set; see ``read_instances``.
-        out: folder of the store.
-        repositories: folder with the repositories; see ``base_source``.
-        seed: draws hidden tests.
-        jobs: candidates tried at the same time.
-        hidden_share: share of a task's test functions that are held back, in [0, 1).
-        with_truth: record what the functions do, refuse rows whose tests cannot be parted and whose
-            functions cannot be recorded, and measure how strong all of it is; False keeps such rows.
-        suite_seconds: how long by the clock one run of a repository's whole suite may take; above 0, at most a day.
-        backend: sandbox backend; None for the best of this machine.
-        progress: told after every step.
+    ``path`` is the set (``read_instances``), ``out`` the folder of the store, ``repositories`` one with the repositories
+    (``base_source``). The other arguments are those of ``build_tasks``; without ``with_truth`` rows are kept whose
+    tests cannot be parted and whose functions cannot be recorded.
 
     Raises:
         UsageError: the folder of repositories does not exist (CR0460), and as ``build_tasks``.
@@ -148,10 +135,8 @@ def _propose_all(
             progress(done, len(instances), "rows")  # each may be fetched
         try:
             source, proposal = propose(instance, _open_base(instance, repositories, bases))
-        except Refused as error:
-            refused.append(
-                _refusal(instance, instance.repo, instance.instance_id, error.reason, error.detail)
-            )
+        except GateFailed as error:
+            refused.append(_refusal(instance, instance.repo, instance.instance_id, error.gate, error.detail))
         else:
             if source.source not in opened:
                 opened[source.source] = _sharing(source, pool)
@@ -191,7 +176,7 @@ def _open_base(
             bases.clear()  # rows of one commit stand together; a thousand trees need not stay in memory
             bases[source] = open_source(source)
     except InputError as error:
-        raise Refused("no-repository", f"{error.message} ({error.where})") from error
+        raise GateFailed("no-repository", f"{error.message} ({error.where})") from error
     return bases[source]
 
 
@@ -202,13 +187,6 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     ``NAME``, with or without ``-COMMIT`` (short ids too): a folder, an archive, or a clone with
     that commit in it. A name with the commit wins. A plain folder is taken at its word: what
     shows that it is the base is that the patches apply and the tests behave as stated.
-
-    Args:
-        instance: the row.
-        folder: where repositories lie; None for none.
-
-    Raises:
-        InputError: it is not there, and the row names no repository and commit for git (CR0460).
     """
     for path in _candidates(instance, folder) if folder is not None else ():
         if _is_clone(path):
@@ -246,19 +224,14 @@ def _is_clone(path: Path) -> bool:
 
 
 def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySource, Proposal]:
-    """The original repository of a row, and its candidate.
-
-    Args:
-        instance: the row.
-        base: its repository at the base commit.
-    """
+    """The original repository of a row, and its candidate."""
     broken = _patched(instance, "test_patch", {**base.metadata, **base.files})
     source = _golden_source(base, _patched(instance, "patch", broken))
     deletion = make_deletion(source.files, broken)
     texts = {name: source.files[name].decode() for name in deletion.source_files}
     spans = spans_of(texts, deletion.edits, [cut.edit for cut in deletion.bodies], deletion.removed_files)
     if shows_any(instance.problem_statement, spans):
-        raise Refused("statement-shows-code", "the problem statement holds the code that is asked for")
+        raise GateFailed("statement-shows-code", "the problem statement holds the code that is asked for")
     return source, Proposal(
         instance.instance_id,
         source.source,
@@ -277,7 +250,7 @@ def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str
             files, _inside(patch if not patch or patch.endswith("\n") else f"{patch}\n", files)
         )
     except InputError as error:
-        raise Refused("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
+        raise GateFailed("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
 
 
 def _inside(patch: str, files: Mapping[str, bytes]) -> str:
@@ -321,13 +294,6 @@ def make_deletion(original: Mapping[str, bytes], broken: Mapping[str, bytes]) ->
     """The deletion that leads from an original tree back to a broken one, tests left as they are.
 
     It is called after the first function that it touches.
-
-    Args:
-        original: the tree with everything in it.
-        broken: the tree before the patch.
-
-    Raises:
-        Refused: nothing-to-undo, not-text or no-function.
     """
     changed = [name for name, data in sorted(original.items()) if data != broken.get(name)]
     sources = [name for name in changed if not is_test_path(name)]
@@ -339,21 +305,20 @@ def make_deletion(original: Mapping[str, bytes], broken: Mapping[str, bytes]) ->
             text = original[name].decode()
             own = () if name in removed else line_edits(name, text, broken[name].decode())
         except UnicodeDecodeError as error:
-            raise Refused("not-text", f"{name} is not UTF-8") from error
+            raise GateFailed("not-text", f"{name} is not UTF-8") from error
         edits += own
         if is_subject_path(name):
             spans = [(0, len(text))] if name in removed else [(edit.start, edit.end) for edit in own]
-            bodies += _touched(find_body_cuts(name, text), spans)
+            bodies += [  # a line that the broken tree adds counts too
+                cut
+                for cut in find_body_cuts(name, text)
+                if any(start <= cut.end and end >= cut.start for start, end in spans)
+            ]
     if not sources:
-        raise Refused("nothing-to-undo", "the patch changes no source file of the tree")
+        raise GateFailed("nothing-to-undo", "the patch changes no source file of the tree")
     if not bodies:
-        raise Refused("no-function", "the patch changes no function, so no stub can be told from it")
+        raise GateFailed("no-function", "the patch changes no function, so no stub can be told from it")
     undone = edited_files(original, edits)
     assert all(undone[name] == broken[name] for name in undone), "edits that do not lead back"
     first = bodies[0]
     return Deletion(first.path, first.symbol, "feature", "whole", tuple(edits), tuple(bodies), removed)
-
-
-def _touched(cuts: Sequence[BodyCut], spans: Sequence[tuple[int, int]]) -> list[BodyCut]:
-    """The functions with a changed line in their body; a line that the broken tree adds counts too."""
-    return [cut for cut in cuts if any(start <= cut.end and end >= cut.start for start, end in spans)]

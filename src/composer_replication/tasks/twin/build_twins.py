@@ -1,6 +1,6 @@
 """Truth beyond the repository's own tests: what the deleted function did, call by call.
 
-    found = build_twins(files, environment, cuts)          # where the golden code is known
+    found = build_twins(bench, cuts)          # where the golden code is known
     score = judge_twin(candidate_files, environment, found.twins[pin], timeout_seconds=60)
 
 Record real calls in one run of the suite, replay them through the golden code, change them a
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import PurePosixPath
 
-from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.twin_judge import function_of, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin, Vector, score_digests
 from composer_replication.tasks.twin.twin_run import (
@@ -75,26 +75,16 @@ def is_candidate(cut: BodyCut, *, is_eager: bool = False) -> bool:
 
 
 def build_twins(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    cuts: Sequence[BodyCut],
-    *,
-    backend: str | None = None,
-    left_out: Sequence[str] = (),
-    seed: int = 0,
-    eager: Collection[str] = (),
+    bench: Bench, cuts: Sequence[BodyCut], *, seed: int = 0, eager: Collection[str] = ()
 ) -> TwinSearch:
     """Record and check the twins of functions of one repository.
 
-    The same files, environment, cuts and seed give the same bytes (``twin_bytes``), unless a
+    The same bench, cuts and seed give the same bytes (``twin_bytes``), unless a
     function itself depends on time or place.
 
     Args:
-        files: the original tree with all its tests.
-        environment: in which its tests run.
+        bench: the original tree with all its tests, and what a run of the whole suite does without.
         cuts: the functions; those that are no candidates are passed over.
-        backend: sandbox backend; None for the best of this machine.
-        left_out: tests and files that a run of the whole suite does without.
         seed: draws the mutations.
         eager: pins of functions that get a twin however short they are, and with one recorded call:
             nothing else is hidden from whoever writes them. Every other gate holds for them too.
@@ -102,14 +92,14 @@ def build_twins(
     Returns:
         Twins in the order of ``cuts``, only those that passed every gate, and the reason for every other function.
     """
-    build = _Build(files, environment, backend, seed, frozenset(eager))
+    build = _Build(bench, seed, frozenset(eager))
     chosen = []
     for cut in cuts:
         if is_candidate(cut, is_eager=cut.pin in build.eager):
             chosen.append(cut)
         else:
             build.without[cut.pin] = "not public, too short, or defined twice"
-    calls = build.record(chosen, left_out)
+    calls = build.record(chosen)
     twins = build.draft([cut for cut in chosen if cut.pin in calls], calls)
     twins = build.with_green_golden(build.without_weak(build.filtered(twins)))
     return TwinSearch({twin.pin: twin for twin in twins}, build.without, build.unknown)
@@ -118,16 +108,9 @@ def build_twins(
 class _Build:
     """The steps between recording and a proven twin; each is one sandbox for all functions."""
 
-    def __init__(
-        self,
-        files: Mapping[str, bytes],
-        environment: Environment,
-        backend: str | None,
-        seed: int,
-        eager: frozenset[str],
-    ) -> None:
-        self.record_calls = partial(record_calls, files, environment, backend=backend)
-        self.play = partial(play_apart, files, environment, backend=backend, call_seconds=GOLDEN_CALL_SECONDS)
+    def __init__(self, bench: Bench, seed: int, eager: frozenset[str]) -> None:
+        self.bench = bench
+        self.play = partial(play_apart, bench, call_seconds=GOLDEN_CALL_SECONDS)
         self.seed = seed
         self.eager = eager
         self.without: dict[str, str] = {}
@@ -137,19 +120,16 @@ class _Build:
         """How many recorded calls a function must have."""
         return 1 if pin in self.eager else MIN_RECORDED
 
-    def record(self, cuts: Sequence[BodyCut], left_out: Sequence[str]) -> dict[str, tuple[RecordedCall, ...]]:
+    def record(self, cuts: Sequence[BodyCut]) -> dict[str, tuple[RecordedCall, ...]]:
         """The calls of functions that have enough of them."""
-        calls, problem = self.record_calls(cuts, left_out=left_out) if cuts else ({}, "")
-        enough = {}
+        calls, problem = record_calls(self.bench, cuts) if cuts else ({}, "")
+        if problem:
+            self.unknown |= dict.fromkeys((cut.pin for cut in cuts), problem)
+            return {}
         for cut in cuts:
-            wanted, own = self.min_recorded(cut.pin), calls.get(cut.pin, ())
-            if problem:
-                self.unknown[cut.pin] = problem
-            elif len(own) < wanted:
+            if len(calls.get(cut.pin, ())) < (wanted := self.min_recorded(cut.pin)):
                 self.without[cut.pin] = f"fewer than {wanted} recorded calls"
-            else:
-                enough[cut.pin] = own
-        return enough
+        return {cut.pin: calls[cut.pin] for cut in cuts if cut.pin not in self.without}
 
     def is_whole(self, pin: str, report: JobReport) -> bool:
         """Whether a job came to its end; where not, it is noted."""
@@ -159,13 +139,13 @@ class _Build:
 
     def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
         """Replay the recorded calls and mutate them."""
-        subjects = [
+        functions = [
             RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin]))
             for cut in cuts
         ]
-        jobs = [Job(number, "mutate", self._mutation(cut)) for number, cut in enumerate(cuts)]
+        jobs = [Job(one, "mutate", self._mutation(cut)) for one, cut in zip(functions, cuts, strict=True)]
         twins = []
-        for cut, report in zip(cuts, self.play(subjects, jobs), strict=True):
+        for cut, report in zip(cuts, self.play(jobs), strict=True):
             if not self.is_whole(cut.pin, report):
                 continue
             if report.line != cut.first_line:
@@ -194,8 +174,8 @@ class _Build:
         """Keep the calls with the same outcome under two other hash seeds, once in reverse order."""
         kept = list(twins)
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
-            jobs = [Job(number, options={"backwards": backwards}) for number in range(len(kept))]
-            reports = self.play([function_of(twin) for twin in kept], jobs, hash_seed=hash_seed)
+            jobs = [Job(function_of(twin), options={"backwards": backwards}) for twin in kept]
+            reports = self.play(jobs, hash_seed=hash_seed)
             kept = [
                 _with_stable(_within_time(twin, report.seconds), report.digests)
                 for twin, report in zip(kept, reports, strict=True)
@@ -223,9 +203,8 @@ class _Build:
         """Keep twins with which the golden code agrees in every call, three times."""
         kept = list(twins)
         for hash_seed in _GATE_SEEDS:
-            jobs = [Job(number) for number in range(len(kept))]
-            subjects = [function_of(twin) for twin in kept]
-            reports = self.play(subjects, jobs, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
+            jobs = [Job(function_of(twin)) for twin in kept]
+            reports = self.play(jobs, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
             green = []
             for twin, report in zip(kept, reports, strict=True):
                 if not self.is_whole(twin.pin, report):

@@ -29,11 +29,7 @@ class CallPool:
         return args[place] if isinstance(place, int) else kwargs[place]
 
     def mutated(self, draw):
-        """A recorded call with one or two arguments changed; None when nothing can be changed.
-
-        Raises:
-            Exception: what the values themselves raise while they are handled.
-        """
+        """A recorded call with one or two arguments changed; None when nothing can be changed."""
         args, kwargs = self.loads(self.blobs[draw.randrange(len(self.blobs))])
         args, kwargs = list(args), dict(kwargs)
         places = [*range(len(args)), *kwargs]

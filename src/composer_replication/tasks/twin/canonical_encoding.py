@@ -79,10 +79,8 @@ def encode(value, *, is_result=True, with_code=False):
 
     Args:
         value: anything; iterators are used up to ``MAX_ITERATED`` items.
-        is_result: a function anywhere inside makes the whole value opaque; otherwise it is
-            encoded by its name.
-        with_code: functions are also told apart by their code, closure and defaults, which
-            tells two lambdas apart; for inputs.
+        is_result: a function anywhere inside makes the whole value opaque; otherwise it is encoded by its name.
+        with_code: functions are also told apart by code, closure and defaults, as two lambdas are; for inputs.
 
     Raises:
         OpaqueValue: there is no canonical form.

@@ -21,7 +21,7 @@ from operator import itemgetter
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.edits import Lines
-from composer_replication.tasks.syntax_trees import first_line, parse_syntax
+from composer_replication.tasks.syntax_trees import docstring_of, first_line, parse_syntax
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -33,7 +33,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
 _DELETABLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Raise, ast.Delete, ast.Assert)
-_Change = tuple[str, ast.AST, str]
+_Change = tuple[str, ast.stmt | ast.expr, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,16 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20, seed: int = 0)
 
     Of more than ``max_mutants`` so many are drawn by the ``seed``.
     """
-    node = _function_at(text, cut)
+    own = _function_at(text, cut).body
     lines = Lines(text)
     found: dict[str, Mutant] = {}
-    for operator, place, new in _changes(_body_without_docstring(node)):
-        start = lines.offset(place.lineno, place.col_offset)  # type: ignore[attr-defined]
-        end = lines.offset(place.end_lineno, place.end_col_offset)  # type: ignore[attr-defined]
+    for operator, place, new in _changes(own[1:] if docstring_of(own) else own):
+        start, end = lines.span(place)
         if not cut.start <= start <= end <= cut.end:
             continue
         body = text[cut.start : start] + new + text[end : cut.end]
         if body != cut.golden_body:
-            found.setdefault(body, Mutant(operator, place.lineno, body))  # type: ignore[attr-defined]
+            found.setdefault(body, Mutant(operator, place.lineno, body))
     order = list(enumerate(found.values()))
     random.Random(f"{seed}/{cut.pin}").shuffle(order)  # noqa: S311  a sample, not a secret
     # Compiling is what takes the time: of hundreds only as many are compiled as are wanted.
@@ -81,10 +80,6 @@ def _functions(text: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
     """All functions of a file; nobody changes the nodes."""
     nodes = ast.walk(parse_syntax(text))
     return tuple(node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
-def _body_without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
-    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
 
 
 def _compiles(text: str, cut: BodyCut, body: str) -> bool:
@@ -112,8 +107,8 @@ def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
             continue  # up to Python 3.11 the parts of an f-string have no place of their own
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            docstring = ast.get_docstring(node, clean=False)
-            children = [c for c in children if docstring is None or c is not node.body[0]]
+            docstring = docstring_of(node.body)
+            children = [child for child in children if child is not docstring]
         todo += reversed(children)
 
 

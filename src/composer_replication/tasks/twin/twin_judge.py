@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
 from composer_replication.tasks.twin.twin_run import (
     WALL_FACTOR,
@@ -52,9 +52,8 @@ def judge_twin(
         twin: of the deleted function.
         backend: sandbox backend; None for the best of this machine.
         limits: of the sandbox.
-        timeout_seconds: of processor time, above 0; past it the whole run is a failure of the
-            candidate. By the clock it may take ``WALL_FACTOR`` times as long, so that a busy
-            machine fails nobody.
+        timeout_seconds: of processor time; past it the whole run is a failure of the candidate. By the clock it may
+            take ``WALL_FACTOR`` times as long, so that a busy machine fails nobody.
 
     Raises:
         InputError: the twin needs another cloudpickle than this installation has (CR0411).
@@ -63,8 +62,7 @@ def judge_twin(
     reports, problem = play(
         tree_files,
         environment,
-        [function_of(twin)],
-        [Job(0)],
+        [Job(function_of(twin))],
         backend=backend,
         limits=limits,
         timeout_seconds=WALL_FACTOR * timeout_seconds,
@@ -74,33 +72,15 @@ def judge_twin(
     return score_digests(twin, report.digests, problem or report.error)
 
 
-def judge_twins(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    twins: Sequence[Twin],
-    *,
-    backend: str | None = None,
-    timeout_seconds: float,
-) -> list[TwinScore]:
-    """Judge a tree of our own making by several twins: one sandbox, a process for each.
+def judge_twins(bench: Bench, twins: Sequence[Twin]) -> list[TwinScore]:
+    """Judge the tree of a bench, which is of our own making, by several twins: one sandbox, a process for each.
 
     A policy's code gets ``judge_twin``, for it could harm its neighbours here.
-
-    ``timeout_seconds`` are of processor time, for each twin; the other arguments are those of ``judge_twin``.
-
-    Raises:
-        InputError: a twin needs another cloudpickle than this installation has (CR0411).
     """
     for twin in twins:
         _check_pickler(twin)
-    reports = play_apart(
-        files,
-        environment,
-        [function_of(twin) for twin in twins],
-        [Job(number) for number in range(len(twins))],
-        backend=backend,
-        job_seconds=timeout_seconds,
-    )
+    jobs = [Job(function_of(twin)) for twin in twins]
+    reports = play_apart(bench, jobs, job_seconds=bench.suite_seconds)
     return [
         score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
     ]
@@ -108,8 +88,8 @@ def judge_twins(
 
 # --- What solvers that understand nothing make of recorded behaviour: a constant, and a table of the recorded calls.
 
-Player = Callable[[Sequence[RecordedFunction], Sequence[Job]], list[JobReport]]
-"""Runs jobs over subjects; a report for each job."""
+Player = Callable[[Sequence[Job]], list[JobReport]]
+"""Runs jobs; a report for each."""
 
 _LOOKUP = "None"
 """What a table of recorded calls answers to a call that it does not know."""
@@ -132,8 +112,8 @@ def play_stubs(twins: Sequence[Twin], play_jobs: Player) -> list[StubScores]:
     A constant passes when it agrees in all recorded calls and 95% of the mutated ones. All constants are digested
     in one pass over the calls, because without the function a call costs what its arguments cost.
     """
-    jobs = [Job(number, "constants", {"constants": STUB_EXPRESSIONS}) for number in range(len(twins))]
-    reports = play_jobs([function_of(twin) for twin in twins], jobs) if jobs else []
+    jobs = [Job(function_of(twin), "constants", {"constants": STUB_EXPRESSIONS}) for twin in twins]
+    reports = play_jobs(jobs) if jobs else []
     return [_scores(twin, report) for twin, report in zip(twins, reports, strict=True)]
 
 
@@ -147,14 +127,3 @@ def _scores(twin: Twin, report: JobReport) -> StubScores:
     none = scores[_LOOKUP]
     passed_by = tuple(constant for constant, score in scores.items() if score.passed)
     return StubScores(passed_by, replace(none, recorded_agree=none.num_recorded), report)
-
-
-def judge_stubs(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    twins: Sequence[Twin],
-    *,
-    backend: str | None = None,
-) -> list[StubScores]:
-    """The scores of stored twins, over the original tree; raises SandboxFailure when the sandbox broke."""
-    return play_stubs(twins, partial(play_apart, files, environment, backend=backend))

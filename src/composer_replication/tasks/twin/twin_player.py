@@ -46,12 +46,7 @@ def module_name(path, roots):
 
 
 def find_function(path, symbol, module_name):
-    """The innermost function behind a qualified name: decorators and descriptors are taken off.
-
-    Raises:
-        Exception: what importing the module raises.
-        LookupError: there is no such name, or nothing there that can be called.
-    """
+    """The innermost function behind a qualified name: decorators and descriptors are taken off."""
     value = importlib.import_module(module_name)
     for part in symbol.split("."):
         value = vars(value)[part]
@@ -103,13 +98,14 @@ def stop_clocks():
 class Replay:
     """Calls one function and encodes what comes of it."""
 
-    def __init__(self, request, function, encoding, loads, steps):
+    def __init__(self, request, function, encoding, pickling, steps):
         self.steps = steps
         self.function = function
         self.encode, self.digest = encoding.encode, encoding.digest
         self.opaque = encoding.OpaqueValue
-        self.loads = loads
+        self.dumps, self.loads = pickling
         self.constants = []
+        self.pickles_answers = False
         self.seconds = request["call_seconds"]
         self.is_late = False
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -120,7 +116,7 @@ class Replay:
         raise Late
 
     def outcome(self, blob):
-        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable, unloadable or lost."""
+        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable, unloadable or lost. Answers are in its place."""
         if not self.steps.begin(self.seconds):
             return LOST
         self.is_late = False
@@ -152,6 +148,8 @@ class Replay:
                     "ret",
                     " ".join(self.digest(("ret", self.encode(one), given)) for one in self.constants),
                 )
+            if self.pickles_answers:
+                return ("ret", base64.b64encode(self.dumps(self._answer(args, kwargs))).decode())
             result = self.function(*args, **kwargs)
             encoded: tuple[Any, ...] = (
                 "ret",
@@ -168,6 +166,15 @@ class Replay:
             encoded = ("exc", type(error).__name__)
         return (encoded[0], self.digest(encoded))
 
+    def _answer(self, args, kwargs):
+        try:
+            result = self.function(*args, **kwargs)
+            if hasattr(type(result), "__next__"):
+                return ("iterator", [item for item, _ in zip(result, range(300), strict=False)])
+        except Exception as error:
+            return ("raise", error)
+        return ("value", result)
+
     def bound(self, args, kwargs):
         """Arguments by parameter, defaults filled in: one call written in two ways is one input."""
         try:
@@ -177,19 +184,27 @@ class Replay:
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def input_digest(self, blob):
-        """What tells this input from others; None for one that cannot be told."""
+    def in_time(self, work):
+        """What some work gives; None where it is left out, raises or takes too long."""
         if not self.steps.begin(self.seconds):
             return None
         try:
             start_clocks(self.seconds)
             try:
-                values = self.bound(*self.loads(blob))
-                return self.digest(self.encode(values, is_result=False, with_code=True))
+                return work()
             finally:
                 stop_clocks()
         except (Exception, Late):
             return None
+
+    def input_digest(self, blob):
+        """What tells this input from others; None for one that cannot be told."""
+
+        def digest():
+            values = self.bound(*self.loads(blob))
+            return self.digest(self.encode(values, is_result=False, with_code=True))
+
+        return self.in_time(digest)
 
 
 class Job:
@@ -225,14 +240,13 @@ class Job:
             )
             return
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-        self.replay = Replay(self.request, function, encoding, loads, self.steps)
+        self.replay = Replay(self.request, function, encoding, (self.dumps, loads), self.steps)
         started = time.process_time()
         if self.job["mode"] == "mutate":
             self._mutate(sources)
-        elif self.job["mode"] == "answers":
-            self._answer()
         else:
             self.replay.constants = [ast.literal_eval(text) for text in self.job.get("constants", ())]
+            self.replay.pickles_answers = self.job["mode"] == "answers"
             self._replay_all()
         seconds = time.process_time() - started
         self.send("done", job=self.number, line=line, error="", seconds=seconds)
@@ -282,11 +296,16 @@ class Job:
 
     def _add_mutated(self, pool, draw, outcome, found, wanted):
         seen, groups, kept = found
+
+        def change():
+            call = pool.mutated(draw)
+            return None if call is None else self.dumps(call)
+
         for _ in range(self.job["tries"]):
             is_spent = self.work.num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
             if self.steps.is_enough or is_spent or len(kept) >= wanted:
                 return
-            blob = self._mutated_blob(pool, draw)
+            blob = self.replay.in_time(change)
             known = None if blob is None else self.replay.input_digest(blob)
             if known is None or known in seen:
                 continue
@@ -295,40 +314,6 @@ class Job:
             if kind == "ret":
                 kept.append(blob)
                 groups.setdefault(digest, []).append(blob)
-
-    def _mutated_blob(self, pool, draw):
-        if not self.steps.begin(self.request["call_seconds"]):
-            return None
-        try:
-            start_clocks(self.request["call_seconds"])
-            try:
-                call = pool.mutated(draw)
-                return None if call is None else self.dumps(call)
-            finally:
-                stop_clocks()
-        except (Exception, Late):
-            return None
-
-    def _answer(self):
-        for index in self._left(range(len(self.blobs))):
-            blob = self.blobs[index]
-            self.steps.num_told = index
-            if not self.steps.begin(self.request["call_seconds"]):
-                continue
-            try:
-                args, kwargs = self.replay.loads(blob)
-                try:
-                    result = self.replay.function(*args, **kwargs)
-                    if hasattr(type(result), "__next__"):
-                        result = ("iterator", [item for item, _ in zip(result, range(300), strict=False)])
-                    else:
-                        result = ("value", result)
-                except Exception as error:
-                    result = ("raise", error)
-                data = base64.b64encode(self.dumps(result)).decode()
-            except Exception:
-                data = ""
-            self.send("answer", job=self.number, index=index, data=data)
 
 
 def round_robin(groups, wanted):
@@ -420,13 +405,9 @@ def limit_processor_time(seconds):
 def run_to_the_end(work, cpu_seconds, wall_seconds, stuck_seconds, *, is_retold):
     """Do ``work(steps)`` in children, one after the other until one comes to the end.
 
-    Args:
-        work: what a child does.
-        cpu_seconds: of all children together.
-        wall_seconds: the same by the clock.
-        stuck_seconds: of one step by the clock.
-        is_retold: each child begins at the beginning, so that after the last death one more can
-            tell of what there was until then.
+    The limits are processor time and time by the clock of all children together, and by the clock of one step.
+    With ``is_retold`` each child begins at the beginning, so that after the last death one more can tell of what
+    there was until then.
 
     Returns:
         Empty, or why it ended before its end: ``late`` or ``lost``.

@@ -6,13 +6,11 @@ in a sandbox that holds a policy's tools; a judging sandbox gets its inputs alon
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import zstandard
 
@@ -21,7 +19,7 @@ from composer_replication.tasks.blobs import decompress
 from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
 
 FORMAT_VERSION = 2
-"""A line of JSON, then all pickles one after the other. Version 1, with each of them in base64 and longer digests, is read too."""
+"""A line of JSON, then all pickles one after the other."""
 MUTATED_SHARE = 0.95
 """Share of the mutated calls that must agree. Lookup solvers miss a median of all of them, so this
 is as strict against them as 1 would be, and forgives an honest candidate an unfair call."""
@@ -124,14 +122,21 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
         plain = decompress(data, max_bytes=_MAX_BYTES)
         line, _, blobs = plain.partition(b"\n")
         value = json.loads(line)
-        recorded, mutated = _calls(value, blobs)
-        ids = value["tests"]
+        if value["version"] != FORMAT_VERSION:
+            raise ValueError(f"version {value['version']}")
+        sizes, digests, ids = value["sizes"], str(value["digests"]), value["tests"]
+        if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
+            raise ValueError("the calls do not fill it")
+        vectors = tuple(
+            Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
+            for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
+        )
         twin = Twin(
             pin=str(value["pin"]),
             path=str(value["path"]),
             symbol=str(value["symbol"]),
-            recorded=recorded,
-            mutated=mutated,
+            recorded=vectors[: value["num_recorded"]],
+            mutated=vectors[value["num_recorded"] :],
             tests=tuple(tuple(str(ids[number]) for number in numbers) for numbers in value["recorded_in"]),
             num_lookup_misses=int(value["num_lookup_misses"]),
             pickler=str(value["pickler"]),
@@ -143,31 +148,8 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
     return twin
 
 
-def _calls(value: Mapping[str, Any], blobs: bytes) -> tuple[tuple[Vector, ...], tuple[Vector, ...]]:
-    """The recorded and the mutated calls."""
-    if value["version"] == 1:
-        return _vectors_from_json(value["recorded"]), _vectors_from_json(value["mutated"])
-    if value["version"] != FORMAT_VERSION:
-        raise ValueError(f"version {value['version']}")
-    sizes, num_recorded = value["sizes"], value["num_recorded"]
-    digests = str(value["digests"])
-    if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
-        raise ValueError("the calls do not fill it")
-    vectors = tuple(
-        Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
-        for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
-    )
-    return vectors[:num_recorded], vectors[num_recorded:]
-
-
 def damaged(problem: str, where: str) -> InputError:
     """The error for a twin that cannot be used."""
     return InputError(
         "CR0411", f"{problem}.", where=where, fix="build the tasks again with composer-rl tasks build."
-    )
-
-
-def _vectors_from_json(values: Any) -> tuple[Vector, ...]:
-    return tuple(
-        Vector(base64.b64decode(blob, validate=True), str(digest)[:NUM_DIGITS]) for blob, digest in values
     )

@@ -26,15 +26,9 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import (
-    ARGUMENTS,
-    import_roots,
-    last_words,
-    read_records,
-    run_inside,
-    runner_text,
-)
+from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, read_records, run_inside
 from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
@@ -87,13 +81,13 @@ class RecordedFunction:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One child process of the player.
+    """One child process of the player, and the function that it calls.
 
     ``mode`` is replay, mutate, constants or answers; ``options`` are the player's own words for
     the rest. ``overlay`` are files to write over the tree before it is imported.
     """
 
-    subject: int
+    function: RecordedFunction
     mode: str = "replay"
     options: Mapping[str, Any] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +98,7 @@ class JobReport:
     """What one job said.
 
     ``outcomes`` are kind and digest by index; ``error`` is empty, or why the job as a whole failed.
-    ``inputs`` and ``mutated`` come from a job of the mode mutate, ``answers`` from answers.
+    ``inputs`` and ``mutated`` come from a job of the mode mutate; one of the mode answers has these as digests.
     ``seconds`` is the processor time of its calls. ``is_unknown`` says that the run itself failed,
     and nothing is known of the function.
     """
@@ -114,9 +108,14 @@ class JobReport:
     error: str = "it ended early"
     inputs: list[str | None] = field(default_factory=list)
     mutated: list[tuple[bytes, str]] = field(default_factory=list)
-    answers: dict[int, bytes] = field(default_factory=dict)
     seconds: float = 0.0
     is_unknown: bool = False
+
+    @property
+    def answers(self) -> dict[int, bytes]:
+        """What calls gave or raised, pickled, from a job of the mode answers."""
+        kept = {index: text for index, (kind, text) in self.outcomes.items() if kind == "ret"}
+        return {index: base64.b64decode(text) for index, text in kept.items()}
 
     @property
     def digests(self) -> dict[int, str]:
@@ -124,34 +123,29 @@ class JobReport:
         return {index: digest for index, (kind, digest) in self.outcomes.items() if kind in ("ret", "exc")}
 
 
-def record_calls(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    cuts: Sequence[BodyCut],
-    *,
-    backend: str | None = None,
-    left_out: Sequence[str] = (),
-) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
-    """Run the whole suite once, but for tests and files that are ``left_out``, and keep the calls of all functions.
+def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
+    """Run the whole suite once, but for tests and files that are left out, and keep the calls of all functions.
 
     A run that fails is made once more.
 
     Returns:
         The calls by pin, and an empty text or what went wrong with the run.
     """
+    files = bench.original
     options = {
         "targets": [[cut.path, cut.first_line] for cut in cuts],
         "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
         "arguments": ARGUMENTS,
-        "left_out": list(left_out),
+        "left_out": list(bench.left_out),
         "max_calls": MAX_CALLS,
         "max_bytes": MAX_CALL_BYTES,
         "ours": str(process_folder()),
     }
     for _ in range(_NUM_RECORDINGS):
         done, records = _run(
-            "twin_recorder", files, environment, options, backend=backend, timeout_seconds=_RECORD_SECONDS
-        )
+            "twin_recorder", files, bench.environment, options,
+            backend=bench.backend, timeout_seconds=_RECORD_SECONDS,
+        )  # fmt: skip
         if records and records[-1]["event"] == "end":
             return _recorded(records, cuts), ""
     return {}, f"the recording did not end{last_words(done)}"
@@ -176,7 +170,6 @@ def _recorded(
 def play(
     files: Mapping[str, bytes],
     environment: Environment,
-    subjects: Sequence[RecordedFunction],
     jobs: Sequence[Job],
     *,
     backend: str | None = None,
@@ -193,17 +186,20 @@ def play(
     Returns:
         A report for each job, and an empty text or why the run as a whole failed.
     """
+    numbers = {
+        function: number for number, function in enumerate(dict.fromkeys(job.function for job in jobs))
+    }
     options = {
         "twins": [
             {
-                "path": subject.path,
-                "symbol": subject.symbol,
-                "blobs": [base64.b64encode(blob).decode() for blob in subject.blobs],
+                "path": function.path,
+                "symbol": function.symbol,
+                "blobs": [base64.b64encode(blob).decode() for blob in function.blobs],
             }
-            for subject in subjects
+            for function in numbers
         ],
         "jobs": [
-            {"twin": job.subject, "mode": job.mode, "overlay": dict(job.overlay), **job.options}
+            {"twin": numbers[job.function], "mode": job.mode, "overlay": dict(job.overlay), **job.options}
             for job in jobs
         ],
         "call_seconds": call_seconds,
@@ -216,39 +212,51 @@ def play(
         "twin_player", files, environment, options,
         backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
     )  # fmt: skip
-    return _read_player(done, records, len(jobs), timeout_seconds, job_seconds)
+    if not records or records[0]["event"] != "ready":
+        raise SandboxFailure(
+            "CR0302",
+            f"the program that replays calls did not start{last_words(done)}.",
+            fix="composer-rl sandbox selftest, then the same command again",
+        )
+    reports = [JobReport() for _ in jobs]
+    problem = ""
+    try:
+        for record in records[1:]:
+            problem = problem or _take(record, reports, job_seconds)
+    except (KeyError, TypeError, ValueError, IndexError):
+        problem = "a record is malformed"
+    if done.timed_out:
+        problem = f"the calls ran longer than {timeout_seconds:g} s"
+    elif done.out_of_memory:
+        problem = "the calls used more memory than allowed"
+    elif done.truncated:
+        problem = "the records are cut off"
+    elif not problem and [record["event"] for record in records].count("end") != 1:
+        problem = f"the run ended without its one closing record{last_words(done)}"
+    return reports, problem
 
 
-def play_apart(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    subjects: Sequence[RecordedFunction],
-    jobs: Sequence[Job],
-    **options: Any,
-) -> list[JobReport]:
+def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobReport]:
     """As ``play``, for code of our own making. Where one job takes the sandbox down, all are parted until it stands alone.
 
-    ``options`` are ``backend``, ``hash_seed``, ``call_seconds`` and ``job_seconds`` of ``play``.
+    ``options`` are ``hash_seed``, ``call_seconds`` and ``job_seconds`` of ``play``.
 
     Returns:
         A report for each job; of one that took down its own sandbox nothing is known.
     """
     if not jobs:
         return []
-    seconds = max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs))
     reports, problem = play(
-        files, environment, subjects, jobs, limits=_OWN_LIMITS, timeout_seconds=seconds, **options
-    )
+        bench.original, bench.environment, jobs,
+        backend=bench.backend, limits=_OWN_LIMITS,
+        timeout_seconds=max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)), **options,
+    )  # fmt: skip
     if not problem:
         return reports
     if len(jobs) == 1:
         return [JobReport(error=problem, is_unknown=True)]
     half = len(jobs) // 2
-    return [
-        report
-        for part in (jobs[:half], jobs[half:])
-        for report in play_apart(files, environment, subjects, part, **options)
-    ]
+    return [report for part in (jobs[:half], jobs[half:]) for report in play_apart(bench, part, **options)]
 
 
 def _run(
@@ -276,8 +284,8 @@ def _run(
             **options,
             "nonce": nonce,
             "program": program,
-            "sources": helper_sources((*_MODULES[program], program)),
-            "cloudpickle": _cloudpickle(),
+            "sources": [(name, helper_source(name)) for name in (*_MODULES[program], program)],
+            "cloudpickle": helper_source("cloudpickle"),
             "import_roots": import_roots(tree),
         }
         if program == "twin_recorder":
@@ -285,7 +293,7 @@ def _run(
         done = run_inside(
             tree,
             environment,
-            [_source("inside_channel")],
+            [helper_source("inside_channel")],
             json.dumps(request).encode(),
             backend=backend,
             limits=chosen,
@@ -294,37 +302,6 @@ def _run(
             is_ours=False,
         )
     return done, read_records(done.stdout, nonce)
-
-
-def _read_player(
-    done: ExecResult,
-    records: Sequence[dict[str, Any]],
-    num_jobs: int,
-    timeout_seconds: float,
-    job_seconds: float,
-) -> tuple[list[JobReport], str]:
-    reports = [JobReport() for _ in range(num_jobs)]
-    if not records or records[0]["event"] != "ready":
-        raise SandboxFailure(
-            "CR0302",
-            f"the program that replays calls did not start{last_words(done)}.",
-            fix="composer-rl sandbox selftest, then the same command again",
-        )
-    problem = ""
-    try:
-        for record in records[1:]:
-            problem = problem or _take(record, reports, job_seconds)
-    except (KeyError, TypeError, ValueError, IndexError):
-        problem = "a record is malformed"
-    if done.timed_out:
-        problem = f"the calls ran longer than {timeout_seconds:g} s"
-    elif done.out_of_memory:
-        problem = "the calls used more memory than allowed"
-    elif done.truncated:
-        problem = "the records are cut off"
-    elif not problem and [record["event"] for record in records].count("end") != 1:
-        problem = f"the run ended without its one closing record{last_words(done)}"
-    return reports, problem
 
 
 def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: float) -> str:
@@ -345,8 +322,6 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
             report.inputs.append(None if known is None else str(known))
     elif event == "mutated":
         report.mutated = [(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
-    elif event == "answer":
-        report.answers[int(record["index"])] = base64.b64decode(record["data"])
     elif event == "done":
         report.line, report.error = int(record["line"]), str(record["error"])
         report.seconds = float(record.get("seconds", 0.0))
@@ -358,23 +333,13 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
 
 
 @cache
-def _source(name: str) -> str:
-    if name == "suite_plugin":
-        return runner_text("suite_plugin.py")
-    return resources("composer_replication.tasks.twin").joinpath(f"{name}.py").read_text(encoding="utf-8")
-
-
-def helper_sources(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and text of modules that run inside a sandbox; ``cloudpickle`` is our own one's."""
-    return [(name, _cloudpickle() if name == "cloudpickle" else _source(name)) for name in names]
-
-
-@cache
-def _cloudpickle() -> str:
-    """The text of our own cloudpickle, which is one module that imports the standard library alone."""
-    return resources("cloudpickle").joinpath("cloudpickle.py").read_text(encoding="utf-8")
+def helper_source(name: str) -> str:
+    """The text of a module that runs inside a sandbox; ``cloudpickle`` is our own one's, which needs the standard library alone."""
+    homes = {"cloudpickle": "cloudpickle", "suite_plugin": "composer_replication.tasks.running"}
+    folder = resources(homes.get(name, "composer_replication.tasks.twin"))
+    return folder.joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 def pickler_fingerprint() -> str:
     """Which cloudpickle this is: blobs name its private functions, so another one may not read them."""
-    return hashlib.sha256(_cloudpickle().encode()).hexdigest()[:16]
+    return hashlib.sha256(helper_source("cloudpickle").encode()).hexdigest()[:16]

@@ -35,12 +35,6 @@ class Head:
     """The machine that leads a cluster: does it still answer?
 
     Without its head a cluster does nothing and says nothing, and Ray ends this process.
-
-    Args:
-        host: where it is.
-        port: where it listens.
-        look_seconds: how often it is looked for, at most.
-        lost_seconds: how long it may be away.
     """
 
     def __init__(
@@ -116,10 +110,6 @@ def check_address(address: str) -> re.Match[str] | None:
     """Refuse what cannot be an address, and where nothing listens: Ray itself would wait for minutes.
 
     Its parts; None for ``auto``, of which only Ray knows where it is.
-
-    Raises:
-        UsageError: no such form of address, or this program has joined a cluster already (CR0490).
-        MissingError: nothing answers there (CR0490).
     """
     if ray.is_initialized():
         raise UsageError(
@@ -225,11 +215,7 @@ def needs_of(backend: str | None) -> NodeNeeds:
 
 @cache
 def check_node(backend: str | None, version: str, pickler: str) -> None:
-    """Refuse a node that would give other bytes, or whose sandbox does not hold; tried once a worker.
-
-    Raises:
-        MissingError: it names the node (CR0491); a ``SandboxFailure`` if the self-test failed.
-    """
+    """Refuse a node that would give other bytes, or whose sandbox does not hold; tried once a worker."""
     if version != __version__:
         raise unfit_node(f"has composer-replication {__version__} and not {version}")
     if pickler != pickler_fingerprint():

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import ray
@@ -48,21 +48,15 @@ Params = ParamSpec("Params")
 
 @dataclass(frozen=True, slots=True)
 class _BenchParts:
-    """What a bench is made of again on another machine: ``fields`` but for its environment; wheels are references."""
+    """What a bench is made of again on another machine: all but its environment; wheels are references."""
 
-    fields: dict[str, Any]
+    bench: Bench
     lock: EnvironmentLock
     wheels: dict[str, Any]
 
 
 class RayPool:
-    """Work on a Ray cluster for the time of one build; safe to use from several threads.
-
-    Args:
-        address: as ``RayConnection``.
-        backend: sandbox backend on every node, by name or dotted path; None for the best of each.
-        read_wheel: gives the bytes of a wheel of a lock.
-    """
+    """Work on a Ray cluster for the time of one build; safe to use from several threads."""
 
     def __init__(
         self, address: str, *, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
@@ -87,15 +81,9 @@ class RayPool:
         self._connection.close()
 
     def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
-        """Have work done by the cluster, and wait for it.
+        """Have work done by the cluster, and wait for it; a ``Bench`` or a ``RepositoryRecord`` is sent once.
 
-        Args:
-            work: a function of a module that every node has; it depends on its arguments alone.
-            args: can be pickled. A ``Bench`` or a ``RepositoryRecord`` is sent once, however often it is given.
-            options: can be pickled.
-
-        Returns:
-            What ``work`` gave.
+        ``work`` is a function of a module that every node has, and depends on its arguments alone.
 
         Raises:
             Exception: what ``work`` raised, after one try.
@@ -141,9 +129,7 @@ class RayPool:
             if wheel.sha256 not in self._wheels:
                 self._wheels[wheel.sha256] = ray.put(self._read_wheel(wheel))
             wheels[wheel.sha256] = self._wheels[wheel.sha256]
-        names = ("suite_seconds", "test_seconds", "left_out")
-        fields = {name: getattr(bench, name) for name in names}
-        return _BenchParts({"original": dict(bench.original), **fields}, lock, wheels)
+        return _BenchParts(replace(bench, original=dict(bench.original), environment=None), lock, wheels)  # type: ignore[arg-type]
 
     def interrupt(self) -> None:
         """Kill the workers that are at work for us; their sandboxes die with them."""
@@ -156,13 +142,7 @@ class RayPool:
 
 
 def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
-    """Do one piece of work; runs in a worker.
-
-    Raises:
-        Exception: as ``work``.
-        SandboxFailure: nothing is known of the work; Ray tries it again.
-        MissingError: this node cannot do it (CR0491).
-    """
+    """Do one piece of work; runs in a worker."""
     sweep_after_this_process()
     check_node(*node_needs)
     backend = node_needs[0]
@@ -179,7 +159,7 @@ def _bench(parts: _BenchParts, backend: str | None) -> Bench:
         environment = open_environment(parts.lock, backend=backend, read_wheel=read_wheel)
     except InputError as error:
         raise unfit_node("cannot be used", error) from error
-    return Bench(environment=environment, backend=backend, **parts.fields)
+    return replace(parts.bench, environment=environment, backend=backend)
 
 
 def _told(error: Exception) -> Exception:

@@ -82,7 +82,13 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
 
 def _type_of(kind: str) -> Callable[[str], Any]:
     """The function that reads a type of the file, as its first lines have them."""
-    simple = {"path": Path, "int": int, "float": float, "named": _named, "price": _price}
+    simple: dict[str, Callable[[str], Any]] = {
+        "path": Path,
+        "int": int,
+        "float": float,
+        "named": _named,
+        "price": _price,
+    }
     if kind in simple:
         return simple[kind]
     if bounds := re.fullmatch(r"(\d+)\.\.(\d*)", kind):

@@ -61,7 +61,7 @@ class _Session:
             is_inner = record.get("isSidechain") is True
             self._message(record, (text_at(record, "agentId") or "sidechain") if is_inner else "")
             return None
-        data = record.get("data")
+        data: Any = record.get("data")
         if at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             self._call_of_agent.setdefault(data["agentId"], text_at(record, "parentToolUseID"))
             self._message({**record, **data["message"], "parentUuid": None}, data["agentId"])

@@ -87,7 +87,7 @@ def _type_of(kind: str) -> Callable[[str], Any]:
         "int": int,
         "float": float,
         "named": _named,
-        "price": _price,
+        "price": price,
     }
     if kind in simple:
         return simple[kind]
@@ -103,7 +103,8 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _price(text: str) -> tuple[str, tuple[float, float]]:
+def price(text: str) -> tuple[str, tuple[float, float]]:
+    """Of ``NAME=IN/OUT``."""
     name, value = _named(text)
     dollars_in, dollars_out = map(number(), value.split("/"))
     return name, (dollars_in, dollars_out)

@@ -158,7 +158,9 @@ def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known:
         if (report.outcomes[sentinel] is Outcome.PASSED) != (report.outcomes[copy.node_id] is Outcome.PASSED):
             found.append(f"{copy.node_id} and a copy of it under another name do not agree")
     for sentinel, copy in plan.contraries.items():
-        if report.outcomes[sentinel] is Outcome.PASSED:
+        # a wrong answer may pass the opposite of a test, though never beside the test itself
+        could_pass = not copy.has_value and report.outcomes[copy.node_id] is not Outcome.PASSED
+        if report.outcomes[sentinel] is Outcome.PASSED and not could_pass:
             found.append(f"{copy.node_id} passes with an assertion that cannot hold")
     for test in node_ids:
         if report.outcomes[test] is Outcome.PASSED and test in known.stored - report.stored:

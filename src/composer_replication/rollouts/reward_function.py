@@ -98,10 +98,8 @@ class FeatureDeletionReward:
         rewards = [self._paid(*row) for row in zip(requests, texts, scores, strict=True)]
         step = 1 + int(getattr(trainer_state, "global_step", 0))
         if self.folder is not None:
-            seconds, graded = (
-                time.monotonic() - started,
-                zip(requests, texts, ids, scores, rewards, strict=True),
-            )
+            seconds = time.monotonic() - started
+            graded = zip(requests, texts, ids, scores, rewards, strict=True)
             self._keep(self.folder, step, [self._row(row, step=step, seconds=seconds) for row in graded])
         if self.on_outcomes is not None:
             self.on_outcomes([outcome_of(*row) for row in zip(task_id, scores, strict=True)])

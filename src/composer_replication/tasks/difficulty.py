@@ -3,7 +3,8 @@
     difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes, tests
 
 ``tests`` is a hash of the tests that counted. A rebuilt store may part a task's tests otherwise under the
-same id: such counts say nothing of the task of today, and are not used.
+same id: such counts say nothing of the task of today, and are not used. Those of a version before this have
+no hash and are not used either.
 
 A measurement is no part of a task: the store's manifest and fingerprint do not know of it, and
 a file may be deleted or measured anew at any time. The same policy asked with the same seed
@@ -128,12 +129,12 @@ class MeasuredTasks:
 
 
 class _Row(NamedTuple):
-    """What one evaluation counted on a task, and the hash of the tests that it used."""
+    """What one evaluation counted on a task, and the hash of the tests that it used, which old files lack."""
 
     num_samples: Annotated[int, Field(strict=True, gt=0)]
     num_passed: Annotated[int, Field(strict=True, ge=0)]
     num_hidden_passed: Annotated[int, Field(strict=True, ge=0)] | None
-    tests: StrictStr
+    tests: StrictStr | None = None
 
 
 def tests_sha256(store: TaskStore, task_id: str) -> str:

@@ -351,7 +351,9 @@ class LossChannels(TrainerCallback):
         for name, channel in {"hints": self.hints, "replay": self.replay}.items():
             if channel is not None:
                 records = [asdict(record) for record in channel.records]
-                kept = [name, channel.settings.model_dump(), records]
+                # keys that have left too, as the checkpoints of an older run had them
+                settings = {**channel.settings.departed, **channel.settings.model_dump()}
+                kept = [name, settings, records]
                 digest.update(json.dumps(kept, sort_keys=True).encode())
         return digest.hexdigest()
 

@@ -63,6 +63,26 @@ def test_a_wrong_answer_is_not_accused(plan: Plan) -> None:
     assert forgery(plan, IDS, with_outcomes(honest(plan), {IDS[0]: FAILED, **wrong}), KNOWN) == ""
 
 
+def test_the_opposite_of_a_test_may_pass_where_the_test_fails() -> None:
+    """``assert not f(2)`` passes with an empty body: wrong, but honest; beside its test it cannot, nor another value ever."""
+    files = {"t.py": TEXT.replace("f(2) == 2", "f(2)").encode()}
+    known = replace(KNOWN, copies=tuple(possible_copies(files, IDS)))
+    plan = plan_of(files, IDS, known, random.Random(4))
+    (value,), (opposite,) = (
+        [name for name, copy in plan.contraries.items() if copy.has_value is has] for has in (True, False)
+    )
+    wrong = dict.fromkeys(
+        (IDS[1], *(name for name, copy in plan.doubles.items() if copy.node_id == IDS[1])), FAILED
+    )
+    assert forgery(plan, IDS, with_outcomes(honest(plan), {**wrong, opposite: PASSED}), KNOWN) == ""
+    words = " passes with an assertion that cannot hold"
+    assert forgery(plan, IDS, with_outcomes(honest(plan), {opposite: PASSED}), KNOWN) == IDS[1] + words
+    wrong = dict.fromkeys(
+        (IDS[0], *(name for name, copy in plan.doubles.items() if copy.node_id == IDS[0])), FAILED
+    )
+    assert forgery(plan, IDS, with_outcomes(honest(plan), {**wrong, value: PASSED}), KNOWN) == IDS[0] + words
+
+
 Change = Callable[[Plan, WatchedReport], WatchedReport]
 
 

@@ -487,6 +487,19 @@ def test_a_template_that_moves_what_stands_already() -> None:
         ledger.add_message("Go on.")
 
 
+def test_a_template_that_shortens_the_round_before_is_refused_at_the_second_round() -> None:
+    tokenizer = Written(
+        "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.role == 'tool' and not loop.last %}(old)"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}<|im_start|>"
+    )
+    ledger = TokenLedger(tokenizer, Chat(BEGIN))
+    ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
+    ledger.add_messages([{"role": "tool", "content": "x = 1"}])
+    ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
+    with pytest.raises(InputError, match="CR0812"):
+        ledger.add_messages([{"role": "tool", "content": "x = 2"}])
+
+
 def test_a_seam_that_the_tokenizer_closes() -> None:
     tokenizer = Written("")
     word = next(w for w in sorted(tokenizer.raw.get_vocab()) if w[0] == "x" and w[1:].isalpha())

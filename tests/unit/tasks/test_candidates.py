@@ -601,6 +601,11 @@ def test_every_candidate_applies_parses_and_goes_back(files):
 # --- a repository without candidates is told why ---
 
 
+def test_a_file_too_deep_to_be_related_to_others_still_gives_bodies() -> None:
+    table = "TABLE = (\n" + " +\n".join(f"    '{number}'" for number in range(900)) + "\n)\n\n\n"
+    assert list(every({"pkg/a.py": (table + FUNCTION).encode()})) == ["pkg/a.py::gone"]
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -137,6 +137,21 @@ def test_counts_of_other_tests_are_not_used_and_are_replaced(sized_store: TaskSt
     ]
 
 
+def test_counts_without_a_hash_of_their_tests_are_not_used_and_stay(sized_store: TaskStore) -> None:
+    """As an earlier version wrote them."""
+    root = sized_store.root
+    path = record_difficulty(root, 0, [row(TASK, 4, 1, 0), row("t-module-body", 4, 2, None)])
+    assert path is not None
+    value = json.loads(path.read_text())
+    value["evaluations"]["0"] = {name: counts[:3] for name, counts in value["evaluations"]["0"].items()}
+    path.write_text(json.dumps(value))
+    found = compare_difficulty(root)
+    assert (found.fitting, found.num_outdated) == ({}, {TASK: 1, "t-module-body": 1})
+    assert record_difficulty(root, 1, [row(TASK, 4, 3, 3)]) == path
+    found = compare_difficulty(root)
+    assert (found.fitting, found.num_outdated) == ({TASK: (row(TASK, 4, 3, 3),)}, {"t-module-body": 1})
+
+
 def test_a_figure_about_the_tests_does_not_part_them_otherwise(sized_store: TaskStore) -> None:
     record_difficulty(sized_store.root, 0, [row(TASK, 4, 1, 0)])
     part_otherwise(sized_store, "a strength")
@@ -160,7 +175,7 @@ DAMAGES: dict[str, dict[str, Any] | str] = {
     "true is no number": {"evaluations": {"0": {"t": [4, True, None, ""]}}},
     "tests that are no hash": {"evaluations": {"0": {"t": [4, 1, None, 3]}}},
     "a seed that is none": {"evaluations": {"x": {"t": [4, 1, None, ""]}}},
-    "no tests, as an earlier version wrote it": {"evaluations": {"0": {"t": [4, 1, None]}}},
+    "two counts": {"evaluations": {"0": {"t": [4, 1]}}},
     "no policy": {"policy": None},
     "another key": {"policy": {**asdict(POLICY), "colour": "red"}},
     "a temperature in words": {"policy": {**asdict(POLICY), "temperature": "hot"}},

@@ -111,6 +111,13 @@ def test_only_functions_that_give_a_value_back_have_a_table(body: str, gives: bo
 REPLAYED = """
 import os
 import signal
+import time
+
+def slow(number):
+    end = time.process_time() + 1.3
+    while time.process_time() < end:
+        pass
+    return number
 
 def vandal(number):
     os.kill(os.getppid(), signal.SIGKILL)
@@ -127,5 +134,6 @@ def test_a_replay_that_is_taken_down_costs_its_culprit_and_is_said(environment: 
     bench = Bench({"planted.py": REPLAYED.encode()}, environment, None, suite_seconds=60, test_seconds=60)
     answers, problems = answered_calls(bench, [(cut, [call]) for cut in cuts])
     assert pickle.loads(answers["planted.py::twice"][0] or b"") == ("value", 8)
+    assert pickle.loads(answers["planted.py::slow"][0] or b"") == ("value", 4)  # as slow a call is in a table
     assert set(problems) == {"planted.py::vandal"}
     assert "the run ended" in problems["planted.py::vandal"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import struct
@@ -374,3 +375,14 @@ def test_a_bomb_in_the_headers_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(archives, "MAX_MEMBERS", 10)
     with pytest.raises(InputError, match="CR0402"):
         open_source(str(path))
+
+
+def test_a_packed_tar_is_unpacked_no_further_than_it_is_read(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "thing-2.1.tar.gz", GOOD)
+    path.write_bytes(path.read_bytes() + gzip.compress(b"\0" * 2**26, 1) + b"a signature")
+    tracemalloc.start()
+    try:
+        assert read_members(path) == GOOD
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

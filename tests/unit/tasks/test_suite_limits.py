@@ -18,6 +18,7 @@ from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.gates import failing_of, suite_trial
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import decision_key
+from composer_replication.tasks.running import whole_suite
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.running.whole_suite import cut_off, run_suite
 from composer_replication.tasks.store import TaskStore
@@ -55,6 +56,12 @@ def test_a_run_that_was_ended(ended: Ended, reason: str, words: str) -> None:
     in_order = cut_off(report("what it says", ended), 180.0, "in another order, ")
     assert in_order.detail == f"in another order, {refusal.detail}"
     assert ("no flag raises it" in refusal.detail) is (reason == "too-large")
+
+
+def test_what_ended_a_suite_is_said_first() -> None:
+    parts = [report(b="assert 1 == 2"), report(c="assert 3 == 4")]
+    joined = whole_suite._joined(parts, {}, dict.fromkeys("abc"), {"a": "it ends the process"})
+    assert list(joined.why) == ["a", "b", "c"]
 
 
 @pytest.mark.long  # one of them is given up after ten seconds

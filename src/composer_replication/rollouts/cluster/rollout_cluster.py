@@ -200,10 +200,9 @@ class RolloutCluster:
             with suppress(RayError, ConnectionError):
                 ray.kill(lost)
             self._start()
+            # its node may have taken others: those that are free are lent again once they answer
             with suppress(queue.Empty):
-                while (
-                    True
-                ):  # its node may have taken others: those that are free are lent again once they answer
+                while True:
                     other = self._free.get_nowait()
                     del self._places[other]
                     self._prepare(other)

@@ -42,9 +42,7 @@ class Judgement:
     hidden: Score | None = None  # of the hidden tests, where they were asked for: for evaluation only
     tree: Mapping[str, bytes] | None = None  # the files as graded, where they are to be graded again
     patch: str | None = None  # the diff from the broken code to them, for a person
-    tree_sha256: str = (
-        ""  # of them (tasks.swebench.swebench_files); empty where they are too large to be graded
-    )
+    tree_sha256: str = ""  # of them (swebench_files); empty where they are too large to be graded
 
     @property
     def masks_reward(self) -> bool:

@@ -56,9 +56,7 @@ class EpisodeOptions:
     min_new_tokens: int = 16  # with less room than this the episode ends (CONTEXT)
     temperature: float = 1.0
     turn_seconds: float = 600.0  # for an answer and its calls
-    episode_seconds: float = (
-        3600.0  # for one try, grading not counted: each of its test runs has limits of its own
-    )
+    episode_seconds: float = 3600.0  # for one try; gradings are not counted: each has limits of its own
     call_seconds: float = 300.0  # the longest time-out of a call within the environment
     grace_seconds: float = 120.0
     closing_seconds: float = 120.0  # how long the end of the loop waits for environments to close

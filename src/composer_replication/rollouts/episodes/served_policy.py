@@ -132,10 +132,8 @@ def read_answer(answer: Any, prompt_ids: Sequence[int]) -> Completion:
     try:
         choice = answer.choices[0]
         seen, ids = getattr(choice, "prompt_token_ids", None), getattr(choice, "token_ids", None)
-        logp, reason = (
-            getattr(choice.logprobs, "token_logprobs", None),
-            getattr(choice, "finish_reason", None),
-        )
+        logp = getattr(choice.logprobs, "token_logprobs", None)
+        reason = getattr(choice, "finish_reason", None)
         raw = {"token_ids": ids, "token_logprobs": logp, "text": choice.text, "finish_reason": reason}
     except (AttributeError, IndexError, TypeError):
         raise _half_an_answer("it has no choice") from None

@@ -10,8 +10,8 @@ each kind (the roles that answered), marks in the place of their contents, a sta
 answers it. What stands behind the stand-in is the suffix: end of turn, tool block, generation prompt. Only that is
 tokenised, behind the stand-in, so that a turn costs its own text however long the conversation is. Where a template goes on
 otherwise after a second round of a kind (it counts them), the small chat keeps that, too. That it changes nothing which
-stands already is looked at once for each kind. An end of turn that the sampler has emitted is not put again, whichever of the
-model's end tokens it was; one that it has not (a completion cut at its length) is put.
+stands already is looked at once for each kind and length of the small chat. An end of turn that the sampler has emitted is not
+put again, whichever of the model's end tokens it was; one that it has not (a completion cut at its length) is put.
 
 Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
 both renderings go on alike, the plain one is the rule. If they do not (a call has an end of its own, or results
@@ -215,16 +215,20 @@ class TemplateRule:
     def __init__(self, tokenizer: Tokenizer, chat: Chat) -> None:
         self._tokenizer, self._chat = tokenizer, chat
         self._history: list[Message] = []  # the small chat, with marks
-        self._frames: dict[
-            tuple[str, ...], str
-        ] = {}  # by kind of round: how the template wrote the newest one
+        # by kind of round: how the template wrote the newest one, and how long the small chat was when it was looked at
+        self._frames: dict[tuple[str, ...], str] = {}
+        self._looked: dict[tuple[str, ...], int] = {}
         self._are_control: dict[int, bool] = {}
 
     def keep(self, suffix: Suffix, messages: Sequence[Message]) -> None:
         """The policy has answered ``messages``, of which ``suffix`` was made."""
-        if suffix.said and self._frames.get(_kind(messages)) != suffix.frame:
-            self._frames[_kind(messages)] = suffix.frame
-            self._history += [*suffix.said, *_marked(messages, len(self._history) + 1)]
+        kind, num_before = _kind(messages), len(self._history)
+        if not suffix.said:
+            return
+        self._looked[kind] = num_before
+        if self._frames.get(kind) != suffix.frame:
+            self._frames[kind] = suffix.frame
+            self._history += [*suffix.said, *_marked(messages, num_before + 1)]
 
     def suffix(self, messages: Sequence[Message], completion: Completion | None) -> Suffix:
         """What comes after the last completion; without one, the first prompt."""
@@ -265,7 +269,7 @@ class TemplateRule:
             try:
                 tails.append(self._tail_behind(name, said, messages))
             except InputError as error:
-                if error.code == "CR0812":
+                if error.code == "CR0812" and "tool_calls" in said:
                     raise
                 refusals.append(error)
             if tails and "tool_calls" in tails[-1].said:
@@ -280,7 +284,7 @@ class TemplateRule:
         rendering = self._render([*self._history, said, *marked])
         behind = _after(rendering, name)
         _require_shown(behind, marked)
-        if _kind(messages) not in self._frames:
+        if self._looked.get(_kind(messages)) != len(self._history):
             last = self._history[-1]["content"]
             before = _OPENING.sub(r"\1\2", self._render(self._history)).partition(last)[0]
             if not _OPENING.sub(r"\1\2", rendering).startswith(before + last):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any, cast
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.packed_forms import forms_of
@@ -32,6 +32,8 @@ MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
 MAX_MEMBER_BYTES = 64 * 1024**2
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
+_NUM_PASSES = 3
+"""How often a tar is read from its start: to list it, and for what is wanted of it in two turns."""
 _STEP_BYTES = 1024**2
 _MAX_LINK_BYTES = 4096
 _OPENERS: dict[str, Callable[..., Any]] = {
@@ -71,7 +73,9 @@ class Listing:
         Raises:
             InputError: too many, or too large (CR0402); a member of an archive that cannot be read (CR0402).
         """
-        chosen = self.files if names is None else {name: self.files[name] for name in names}
+        wanted = self.files.keys() if names is None else frozenset(names)
+        # In the order of an archive, which is then gone through once.
+        chosen = {name: file for name, file in self.files.items() if name in wanted}
         large = next((name for name, (size, _) in chosen.items() if size > MAX_MEMBER_BYTES), None)
         if large is not None:
             raise self.refused(f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
@@ -187,26 +191,52 @@ def _not_a_file(name: str) -> ValueError:
     return ValueError(f"member {name[:80]!r} is a device or a pipe")
 
 
+class _Unpacked:
+    """What a tar is unpacked from, as it is asked for; ends the reading once that, going back included, is too much."""
+
+    def __init__(self, path: Path) -> None:
+        self._most = MAX_TOTAL_BYTES + MAX_MEMBERS * 1024
+        self._left = _NUM_PASSES * self._most
+        if path.stat().st_size > self._most:
+            raise tarfile.ReadError("it is too large")
+        packed = io.BytesIO(path.read_bytes())
+        opener = _OPENERS.get(path.suffix.lower())
+        self._stream = packed if opener is None else opener(packed)
+        self.tell = self._stream.tell
+
+    def _spend(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if num_bytes < 0 or self._left < 0 or num_bytes > self._most:
+            raise tarfile.ReadError("it unpacks to too much data")
+
+    def seek(self, position: int) -> int:
+        self._spend(position - self.tell() if position >= self.tell() else position)
+        return int(self._stream.seek(position))
+
+    def read(self, size: int = -1) -> bytes:
+        self._spend(size)
+        return bytes(self._stream.read(size))
+
+
 def _tar_members(path: Path) -> Iterator[_Member]:
-    most = MAX_TOTAL_BYTES + MAX_MEMBERS * 1024
-    with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as packed:
-        data = packed.read(most + 1)
-    if len(data) > most:
-        raise ValueError("it unpacks to too much data")
-    archive = tarfile.open(fileobj=io.BytesIO(data), mode="r:")  # noqa: SIM115  open while a listing reads from it
+    stream = cast("IO[bytes]", _Unpacked(path))
+    archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115  open while a listing reads from it
     for member in archive:
         if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
             raise _not_a_file(member.name)
-        content = partial(_tar_content, archive, member) if member.isfile() else None
+        content = partial(_tar_content, path, archive, member) if member.isfile() else None
         link = member.linkname if member.islnk() else None
         if member.issym():
             link = os.path.join(os.path.dirname(member.name), member.linkname)
         yield _Member(member.name, member.size, content, link)
 
 
-def _tar_content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    handle = archive.extractfile(member)
-    return handle.read() if handle is not None else b""
+def _tar_content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    try:
+        handle = archive.extractfile(member)
+        return handle.read() if handle is not None else b""
+    except _BAD_ARCHIVE as error:
+        raise _unreadable(path, error) from error
 
 
 def _zip_members(path: Path) -> Iterator[_Member]:

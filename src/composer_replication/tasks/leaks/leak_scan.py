@@ -13,11 +13,13 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -30,7 +32,7 @@ from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings
-from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
+from composer_replication.tasks.leaks.leak_search import EDGES, Leak, Search, Target
 from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import last_words, read_records, run_inside
@@ -40,6 +42,7 @@ Progress = Callable[[int, int, str], None]
 Walk = Literal["tree", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
+_read_lock = Lock()
 _MODULES = ("intake.packed_forms", "leaks.leak_search", "leaks.inside_search")
 
 
@@ -248,35 +251,47 @@ def _source(name: str) -> str:
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
     """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
 
-    A gate of each candidate, so it looks at Python sources alone, and closely only at those with a distinctive line.
+    A gate of each candidate, so it looks at Python sources alone, whose lines are read once a process, and closely only
+    below a folder with a distinctive line.
     """
     targets = [target for target in targets_of(store, task) if any(flag for _, flag in target.window)]
     lines = [{line.encode() for line, flag in target.window if flag} for target in targets]
+    own = {_line_check(line) for target in targets for line, flag in target.window if flag}
     leaks: set[Leak] = set()
-    for path in _installed(store.environment(task)) if targets else ():
-        data = _read(path)
-        suspects = [one for one, own in zip(targets, lines, strict=True) if any(line in data for line in own)]
-        if suspects:
-            leaks |= Search(suspects, unmarshal=False).search_bytes(path, data, in_tree=False)
+    for paths, checks in _installed(store.environment(task)) if targets else ():
+        for path in () if own.isdisjoint(checks) else paths:
+            data = _read(path)
+            found = [
+                one for one, each in zip(targets, lines, strict=True) if any(line in data for line in each)
+            ]
+            leaks |= (
+                Search(found, unmarshal=False).search_bytes(path, data, in_tree=False) if found else set()
+            )
     return sorted(leaks)
 
 
-def _installed(environment: Environment) -> Iterator[str]:
+def _installed(environment: Environment) -> list[tuple[list[str], frozenset[int]]]:
     """The Python files of an environment and of what a sandbox shows of the interpreter."""
     shown = base_interpreter()
-    yield from _below(str(environment.root), ())
-    for folder in shown.read_only:
-        yield from _below(str(folder), tuple(map(str, shown.masked)))
+    masked = tuple(map(str, shown.masked))
+    with _read_lock:  # threads that want the same folder wait for the one that reads it
+        return [_below(str(environment.root), ()), *(_below(str(each), masked) for each in shown.read_only)]
 
 
 @cache
-def _below(root: str, masked: tuple[str, ...]) -> list[str]:
-    """The Python files below a folder, which does not change while it is in use."""
+def _below(root: str, masked: tuple[str, ...]) -> tuple[list[str], frozenset[int]]:
+    """The Python files below a folder, which does not change while it is in use, and check sums of all their lines."""
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in masked)
         found += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return found
+    lines = (line for path in found for line in _read(path).decode("utf-8", "replace").splitlines())
+    return found, frozenset(map(_line_check, lines))
+
+
+def _line_check(line: str) -> int:
+    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
+    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
 
 
 def _read(path: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,7 +48,10 @@ class _Part:
 class _Plan:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._graph = SymbolGraph(files)
-        self._cuts = {file.path: find_body_cuts(file.path, file.text) for file in self._graph.subjects}
+        self._cuts: dict[str, list[BodyCut]] = {}
+        for path in filter(is_subject_path, sorted(files)):  # also of a file too deep for the graph
+            with suppress(UnicodeDecodeError):
+                self._cuts[path] = find_body_cuts(path, files[path].decode())
 
     @cached_property
     def _features(self) -> list[_Part]:

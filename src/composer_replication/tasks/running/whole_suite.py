@@ -147,7 +147,7 @@ def _joined(
         seconds=sum(report.seconds for report in reports),
         places=joined["places"],
         collect_errors={**files, **joined["collect_errors"]},
-        why={**joined["why"], **tests},
+        why=tests | joined["why"] | tests,  # what ended a run comes first
         cpu_seconds=reports[0].cpu_seconds,
         skips=joined["skips"],
     )

@@ -168,11 +168,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError as error:
             if number == len(lines):
                 break
             raise _unreadable(f"{path}:{number}", "a line is not JSON.") from error
+        if not isinstance(row, dict):
+            raise _unreadable(f"{path}:{number}", "a line is no JSON object.")
+        rows.append(row)
     return rows
 
 

@@ -133,6 +133,7 @@ def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces import teachers
     from composer_replication.traces.pairs import write_rows
 
+    refuse_unwritable(args.out.parent)
     with needs_extra("train", "the student's tokenizer"):
         from composer_replication.trainer.model_loading import load_model
     table = {"model": {"name": args.model}, "tasks": {"store": "."}}
@@ -287,9 +288,15 @@ def _teachers_said(result: Mapping[str, Any]) -> str:
 def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces import pairs
 
-    traces = _all_traces(args.folders)
-    verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
-    found = [*pairs.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
+    refuse_unwritable(args.out.parent)
+    traces, found = _all_traces(args.folders), []
+    own = {trace.trace_id: trace for trace in traces}
+    for path in (folder / VERDICTS_NAME for folder in args.folders):
+        try:
+            found += [*pairs.executed_pairs(own, read_jsonl(path))]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            fix = "composer-rl traces replay DIR --tasks STORE writes them anew."
+            raise InputError("CR0401", "a line is no verdict of ours.", where=str(path), fix=fix) from error
     found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
     return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")
 
@@ -297,6 +304,7 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def run_sft(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces.pairs import sft_rows
 
+    refuse_unwritable(args.out.parent)
     return _written(args, sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
 
 
@@ -382,5 +390,6 @@ def run_show(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.report.trace_page import write_trace_page
     from composer_replication.traces.ingest import read_traces
 
+    refuse_unwritable(args.out.parent)
     num_sessions = write_trace_page(args.folder, read_traces(args.folder), args.out)
     return {"page": str(args.out), "sessions": num_sessions}, 0

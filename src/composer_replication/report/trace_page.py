@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from composer_replication.report.templates import html_page
-from composer_replication.run_folder import read_jsonl, write_atomic
+from composer_replication.run_folder import read_json, read_jsonl, write_atomic
 from composer_replication.traces.prompts import calls_of
 from composer_replication.traces.trace_records import Trace, TraceStep
 
@@ -32,7 +31,7 @@ def write_trace_page(folder: Path, traces: Iterable[Trace], path: Path) -> int:
     page = html_page(
         "traces.html.j2",
         name=folder.resolve().name,
-        sums=json.loads(sums.read_text()) if sums.is_file() else {},
+        sums=read_json(sums) if sums.is_file() else {},
         sessions=sessions,
         num_more=num_more,
         cut=_cut,

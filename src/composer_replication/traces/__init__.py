@@ -1,5 +1,1 @@
-"""What would others have done?
-
-Recorded sessions of other agents are read, each step is answered again by other
-models, and where the answers part, a preference pair is kept.
-"""
+"""What would others have done? Sessions are read, steps answered again by other models, and pairs kept where they part."""

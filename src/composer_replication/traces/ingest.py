@@ -1,8 +1,7 @@
 """Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record.
 
-Sessions that are held twice are left out: the same, the beginning of a longer one, or nearly the same. A program that keeps a copy at
-every checkpoint holds each session many times: almost half of the bytes of a real corpus were beginnings of other sessions. Near
-duplicates are found by MinHash where the extra ``traces`` is installed.
+Sessions that are held twice are left out: the same, the beginning of a longer one (which a program writes that keeps a copy at every
+checkpoint), or nearly the same, found by MinHash where the extra ``traces`` is installed.
 """
 
 from __future__ import annotations
@@ -163,7 +162,8 @@ def ingest(
     """
     units, left_out = find_units(paths, only)
     if not units:
-        problem = f"no file of a known format was found ({left_out.total()} file(s) looked at)."
+        why = ", ".join(f"{number} of {what}" for what, number in left_out.items()) or "no file looked at"
+        problem = f"no file of a known format was found ({why})."
         raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=f"known are {', '.join(FORMATS)}.")
     out.mkdir(parents=True, exist_ok=True)
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]

@@ -98,7 +98,7 @@ class Redactor:
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: self._value(each) for key, each in value.items()}
+            return {self.text(key): self._value(each) for key, each in value.items()}
         if isinstance(value, list):
             return [self._value(each) for each in value]
         return self.text(value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Teachers behind OpenAI-compatible servers: asked patiently, paid from one budget, and left out one by one when they fail.
 
 Answers are kept in SQLite, by the content of the request. What a request may cost at most is set aside before it is sent, by one
-statement with the check against the budget. It counts as spent until it is settled or freed, also when nobody saw its end (a
+statement with the check against the budget, and counts as spent until it is settled or freed, also when nobody saw its end (a
 process that was killed): spending never passes the budget.
 
 About a recorded step they are asked for another answer, or how likely the student's own tokens are there: prompt and action, as the
@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -75,8 +75,14 @@ class AnswerStore:
 
     def __init__(self, path: Path, *, max_dollars: float, max_tokens: int) -> None:
         self._limits = {"max_dollars": max_dollars, "max_tokens": max_tokens}
-        self._database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
-        self._database.executescript(_TABLES)
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
+            self._database.executescript(_TABLES)
+        except sqlite3.Error as error:
+            fix = "move that file away: answers are then asked, and paid, again."
+            raise InputError(
+                "CR0401", f"the answers cannot be read: {error}.", where=str(path), fix=fix
+            ) from error
         self.close = self._database.close
 
     def answer(self, key: str) -> str | None:
@@ -184,6 +190,7 @@ class Classroom:
     is_spent: bool = field(default=False, init=False)
     _num_reserved: int = field(default=0, init=False)
     _limits: dict[str, asyncio.Semaphore] = field(init=False)
+    _asking: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
 
     def __post_init__(self) -> None:
         self._limits = {name: asyncio.Semaphore(self.max_concurrent) for name in self.teachers}
@@ -220,7 +227,7 @@ class Classroom:
         named = [teacher.endpoint.url, teacher.endpoint.model, request]
         whole = json.dumps(named, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
         key = hashlib.sha256(whole).hexdigest()
-        async with self._limits[name]:
+        async with self._asking[key], self._limits[name]:  # attempts at one task begin with the same request
             if (found := self.store.answer(key)) is not None:
                 teacher.counts["cached"] += 1
             elif not teacher.left_out:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.errors import InputError
 from composer_replication.records import ToolCall
 from composer_replication.traces import ingest as ingest_module
 from composer_replication.traces.ingest import duplicates, ingest, minhash, read_traces
@@ -17,6 +18,7 @@ from composer_replication.traces.json_values import json_bytes, json_text
 from composer_replication.traces.prompts import our_call
 from composer_replication.traces.readers.messages import step_chain, trace_row
 from composer_replication.traces.redaction import Redactor
+from composer_replication.traces.teachers import AnswerStore
 from composer_replication.traces.trace_records import StepResult, Thought, Trace, TraceBuilder
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
@@ -42,13 +44,13 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
     text += "\ncat /Users/janedoe42/repo/a.py /home/janedoe42/b 'password': \"hunter2hunter2\" https://bob:pa55word99@host/x"
     redactor = Redactor()
     builder = TraceBuilder(Trace("t", "codex", tools=[{"description": text}]))
-    command = json_text({"command": f"\n{text}"})
+    command = json_text({"command": f"\n{text}", "joe@corp.example.com": "a\tb"})
     parts = [Thought(text), text, ToolCall("bash", command, "c"), StepResult("c", text)]
     builder.add("agent", parts)
     redactor.trace(builder.trace)
     (step,) = builder.trace.steps
     written = json_bytes(trace_row(builder.trace)).decode()
-    for value in (*SECRETS.values(), "hunter2hunter2", "pa55word99"):
+    for value in (*SECRETS.values(), "hunter2hunter2", "pa55word99", "joe@corp"):
         assert value not in written, value
     assert {*SECRETS, "assigned", "url-password"} <= set(redactor.counts)
     assert "/Users/user-1/repo/a.py /home/user-1/b" in step.text == step.results[0].text == step.reasoning
@@ -175,7 +177,28 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "prompt.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "traces.jsonl").write_text("not json\n")
+    (tmp_path / "whole").mkdir()
+    row = trace_row(TraceBuilder(Trace("t", "codex")).trace)
+    (tmp_path / "whole" / "traces.jsonl").write_bytes(json_bytes(row) + b"\n")
+    (tmp_path / "whole" / "verdicts.jsonl").write_text('{"trace_id": "t", "step": 0}\n')
+    (tmp_path / "whole" / "ingest.json").write_text("{")
+    (tmp_path / "whole" / "answers.sqlite").write_text(
+        "no database, though long enough to be looked at as one" * 99
+    )
     no, out = str(tmp_path / "no"), ["--out", str(tmp_path / "out"), "--quiet"]
+    whole, below = str(tmp_path / "whole"), ["--quiet", "--out", str(tmp_path / "a.jsonl" / "below")]
+    asked = ["--quiet", "--every-step", "--teacher", "a=http://127.0.0.1:9/v1#m"]
+    for words, code, sentence in (
+        (["pairs", whole, *out], 4, "CR0401: a line is no verdict of ours."),
+        (["show", whole, *out], 4, "CR0401"),
+        (["replay", whole, *asked], 6, "CR0942: no step is worth asking about"),
+        *((["pairs", whole, *below], 2, "CR0209"), (["sft", whole, *below], 2, "CR0209")),
+        (["show", whole, *below], 2, "CR0209"),
+    ):
+        assert main(["traces", *words]) == code, words
+        assert sentence in capsys.readouterr().err
+    with pytest.raises(InputError, match="the answers cannot be read"):
+        AnswerStore(tmp_path / "whole" / "answers.sqlite", max_dollars=1.0, max_tokens=1)
     for words, code, sentence in (
         (["ingest", no], 4, "CR0942: there is no such file or folder."),
         (["ingest", str(tmp_path / "a.jsonl")], 6, "CR0942: no file of a known format"),

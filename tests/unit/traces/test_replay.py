@@ -86,6 +86,10 @@ def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
 
 def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path) -> None:
     with teacher(WANTED) as server:
+        (twins := tmp_path / "twins").mkdir()
+        replayed(room(twins, server.spec("good")), [session("a"), session("a")])
+        assert max(server.given.values()) == 1  # attempts at one task begin with the same request
+    with teacher(WANTED) as server:
         undisturbed, _ = replayed(room(tmp_path, server.spec("good")), [session("a"), session("b")])
         assert sum(server.given.values()) == 6
     with teacher(WANTED) as server:

@@ -34,7 +34,7 @@ from composer_replication.traces.trace_records import (
 )
 
 ROLES: dict[str, Source] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "agent", "tool": "user",
+    "system": "system", "developer": "system", "user": "user", "assistant": "agent", "tool": "user", "function": "user",
 }  # fmt: skip
 _CALLS = {
     "tool_use", "server_tool_use", "tool_call", "function", "function_call", "custom_tool_call", "local_shell_call",
@@ -83,7 +83,7 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
     role, content = message.get("role"), message.get("content", message.get("parts"))
     if role is None and message.get("type") != "message":
         yield from content_parts([message])
-    elif role == "tool" and "parts" not in message:
+    elif role in ("tool", "function") and "parts" not in message:
         is_error = typed(bool, message.get("is_error"))
         yield StepResult(text_at(message, "tool_call_id"), text_of(content), is_error)
     else:
@@ -91,7 +91,8 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
             yield Thought(thought)
         yield from (Thought("", text_at(each, "signature")) for each in items_at(message, "thinking_blocks"))
         yield from content_parts(content)
-        given = (call for call in items_at(message, "tool_calls") if isinstance(call, dict))
+        said = [*items_at(message, "tool_calls"), message.get("function_call")]  # the second is of 2023
+        given = (call for call in said if isinstance(call, dict))
         calls = [part for call in given for part in _call(call, "")]
         yield from calls
         if role == "assistant" and not calls and _CALL_IN_TEXT in (text := text_of(content)):

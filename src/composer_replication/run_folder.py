@@ -168,14 +168,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            rows.append(json.loads(line))
         except ValueError as error:
             if number == len(lines):
                 break
             raise _unreadable(f"{path}:{number}", "a line is not JSON.") from error
-        if not isinstance(row, dict):
-            raise _unreadable(f"{path}:{number}", "a line is no JSON object.")
-        rows.append(row)
     return rows
 
 

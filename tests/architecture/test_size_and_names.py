@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 63502,
-    "src/composer_replication/cli": 4688,
+    "src": 63514,
+    "src/composer_replication/cli": 4684,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 20494,
-    "src/composer_replication/traces": 2815,
+    "src/composer_replication/traces": 2834,
     "src/composer_replication/trainer": 7762,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
 from composer_replication.cli.terminal import columns, progress_bar
 from composer_replication.errors import InputError, NothingToDoError, UsageError, needs_extra
-from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
+from composer_replication.run_folder import rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
     from composer_replication.traces.teachers import Classroom
     from composer_replication.traces.trace_records import Trace
 
-REPLAY_NAME, VERDICTS_NAME, ANSWERS_NAME = "replay.jsonl", "verdicts.jsonl", "answers.sqlite"
+REPLAY_NAME, ANSWERS_NAME = "replay.jsonl", "answers.sqlite"
 BINDINGS_NAME = "bindings.jsonl"
 _LEAST_GOLDEN_CHARACTERS = 20
 """Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
@@ -235,6 +235,7 @@ async def _execute(
     args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
 ) -> dict[str, object]:
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+    from composer_replication.traces import pairs
     from composer_replication.traces.execution import Execution, execute
     from composer_replication.traces.teachers import BudgetSpent
 
@@ -248,7 +249,7 @@ async def _execute(
             done.append(await execute(step, how))
             if report is not None:
                 report(len(done), len(bound), "executed")
-    rewrite_jsonl(args.folder / VERDICTS_NAME, done)
+    rewrite_jsonl(args.folder / pairs.VERDICTS_NAME, done)
     return {
         "not_bound": len(steps) - len(bound),
         "executed": sum(bool(row["verdicts"]) for row in done),
@@ -289,14 +290,9 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.traces import pairs
 
     refuse_unwritable(args.out.parent)
-    traces, found = _all_traces(args.folders), []
-    own = {trace.trace_id: trace for trace in traces}
-    for path in (folder / VERDICTS_NAME for folder in args.folders):
-        try:
-            found += [*pairs.executed_pairs(own, read_jsonl(path))]
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            fix = "composer-rl traces replay DIR --tasks STORE writes them anew."
-            raise InputError("CR0401", "a line is no verdict of ours.", where=str(path), fix=fix) from error
+    traces = _all_traces(args.folders)
+    verdicts = [row for folder in args.folders for row in pairs.read_verdicts(folder)]
+    found = [*pairs.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
     found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
     return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")
 

@@ -190,7 +190,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     asked = ["--quiet", "--every-step", "--teacher", "a=http://127.0.0.1:9/v1#m"]
     for words, code, sentence in (
         (["pairs", whole, *out], 4, "CR0401: a line is no verdict of ours."),
-        (["show", whole, *out], 4, "CR0401"),
+        (["show", whole, *out], 4, "CR0401: a line is no verdict of ours."),
         (["replay", whole, *asked], 6, "CR0942: no step is worth asking about"),
         *((["pairs", whole, *below], 2, "CR0209"), (["sft", whole, *below], 2, "CR0209")),
         (["show", whole, *below], 2, "CR0209"),
